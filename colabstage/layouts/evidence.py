@@ -41,15 +41,13 @@ from colabstage.layouts.names import (
 from colabstage.layouts.reading import decode_text, read_files, read_head
 from colabstage.layouts.table import BrokenDatasetError, Masks, NearMissError, TreeFiles, Values
 from colabstage.layouts.tfrecord import named_records, read_tfrecord
-from colabstage.trees.entries import FileEntries, files_ending_in
-from colabstage.trees.strings import folders_of
-from colabstage.trees.tree import PartOfTree
+from colabstage.trees.listing import FileEntries, PartOfTree, folders_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from colabstage.layouts.table import SampleTable
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 _TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
 # Enough to recognise a file's content, and little enough for a slow mount.
@@ -132,7 +130,7 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
         if by_folder is not None:
             return by_folder
         # Nothing is gained by the advice where all images are in one folder.
-        if len(files_ending_in(tree.entries, IMAGE_EXTENSIONS).folders[0]) < 2:
+        if len(tree.entries.ending_in(IMAGE_EXTENSIONS).folders[0]) < 2:
             raise
         msg = f'{error} layout="image_folder" takes folders as classes, and leaves tables out.'
         raise BrokenDatasetError(msg) from error
@@ -240,7 +238,7 @@ def guess_detection(tree: Tree, _is_more: bool) -> SampleTable:
     """
     found = read_detection(tree)
     # Pascal VOC also has masks, but people who stage it want the boxes.
-    own = any("SegmentationClass/" in entry.name for entry in files_ending_in(tree.entries, (".png",)))
+    own = any("SegmentationClass/" in entry.name for entry in tree.entries.ending_in((".png",)))
     if not own and _is_claimed(tree, read_pairs):
         msg = (
             f"The images of '{tree.label}' have boxes in files of annotations and masks beside them. Say which are "
@@ -304,7 +302,7 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
         inputs = replace(found.inputs, source=TreeFiles(tree, found.inputs.source.entries))
         note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
         found = replace(found, inputs=inputs, notes=(*found.notes, note))
-    sounds = files_ending_in(tree.entries, SOUND_EXTENSIONS)
+    sounds = tree.entries.ending_in(SOUND_EXTENSIONS)
     if 2 * len(sounds) > len(found):
         msg = (
             f"'{tree.label}' holds {len(found):,} images in folders of classes and {len(sounds):,} clips of sound "
@@ -318,7 +316,7 @@ def _second_copy(tree: Tree) -> frozenset[str]:
     """Return the images in a folder with a second copy of every image of the tree."""
     # Archives on Kaggle have such folders: cell_images/cell_images beside the folders of cell_images. Otherwise the
     # same images would be in two splits. Compared are names, sizes, and the content of a few.
-    files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    files = tree.entries.ending_in(IMAGE_EXTENSIONS)
     if not files:
         return frozenset()
     folders, of_files = files.folders
@@ -329,7 +327,7 @@ def _second_copy(tree: Tree) -> frozenset[str]:
     originals = {f"{top}{'/'.join(deepest[start:])}": start for start in range(1, len(deepest) - 1)}
     if not originals:
         return frozenset()
-    starts = [originals[files.names[number]] for number in files.names.among(originals).tolist()]
+    starts = [originals[name] for name in files.names if name in originals]
     if not starts:
         return frozenset()
     folder = f"{top}{'/'.join(deepest[: min(starts)])}/"
@@ -513,7 +511,7 @@ class _FolderEvidence:
     def _named_elsewhere(self, *, read: frozenset[str]) -> tuple[str, list[str]]:
         """Look for files that say something else of the samples than their folders do, "" where none does; and for
         lists of splits that agree with them. `read`: those that are read."""
-        others = files_ending_in(self.tree.entries, ANNOTATION_EXTENSIONS).where(lambda name: name not in read)
+        others = self.tree.entries.ending_in(ANNOTATION_EXTENSIONS).where(lambda name: name not in read)
         if not others:
             return "", []
         by_stem = {stem_of(name): name for name in others.names}

@@ -11,6 +11,7 @@ it turns out to be unusable, everything written so far is discarded, and the pac
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,8 +36,7 @@ from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import PackPlan, SplitPlan, gains_by_torch, image_options, knows_form, needs_facts, plan_pack
 from colabstage.sources.opening import Opening, open_part
 from colabstage.sources.parse import LocalSource
-from colabstage.trees.ahead import SAMPLES, spread_over_folders, spread_within
-from colabstage.trees.strings import take_strings
+from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,10 +47,13 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import Content, SampleSource, SampleTable, Targets
     from colabstage.machine.mounts import InCaller
     from colabstage.pack.options import PackOptions
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
     PackSource = str | os.PathLike[str] | IndexableDataset
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]
+
+# Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
+SAMPLES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,18 +257,23 @@ def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False)
 
 
 def _spread(source: SampleSource) -> list[int]:
-    """Return a few samples, from as many folders as there are: those that a slow folder reads while it is listed."""
+    """Return a few samples, from as many folders as there are, spread evenly."""
     even: list[int] = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int).tolist()
     if not isinstance(source, TreeFiles):
         return even
     folders, of_files = source.entries.folders
     order = sorted(range(len(folders)), key=folders.__getitem__)
     found: list[int] = []
-    for number, count in spread_over_folders(len(folders)).items():
+    for number, count in Counter(_evenly(len(folders), SAMPLES)).items():
         rows = np.flatnonzero(of_files == order[number])
-        found += rows[spread_within(len(rows), count)].tolist()
+        found += rows[sorted(set(_evenly(len(rows), count)))].tolist()
     # Where some folders hold too few.
     return sorted([*found, *(row for row in even if row not in found)][: len(even)])
+
+
+def _evenly(things: int, count: int) -> list[int]:
+    """Return the numbers of `count` of some things, spread evenly; some more than once where there are fewer."""
+    return [(2 * number + 1) * things // (2 * count) for number in range(count)]
 
 
 def _image_facts(content: Content) -> ImageFacts:

@@ -36,7 +36,7 @@ from colabstage.h5.schema import (
 from colabstage.images.geometry import MaskOptions
 from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
-from colabstage.trees.strings import StringArray, take_strings
+from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -73,8 +73,6 @@ def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.ui
 
 
 def _bytes_of_keys(keys: Sequence[str]) -> Iterable[bytes]:
-    if isinstance(keys, StringArray) and keys.is_utf8():
-        return keys.encoded()
     return (key.encode(errors="surrogateescape") for key in keys)
 
 

@@ -19,7 +19,8 @@ from colabstage.sources.identity import identify_many
 from colabstage.sources.opening import SourcePart, not_one_file, open_part
 from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, local_source, name_in_list, paths_of
 from colabstage.sources.remote_files import RemoteFileTree, list_files
-from colabstage.trees.open import JoinedTree, Joining, distinct_names
+from colabstage.trees.joined import JoinedTree, Joining
+from colabstage.trees.names import distinct_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from colabstage.sources.opening import Opening
     from colabstage.sources.parse import ManySource, SingleSource
     from colabstage.sources.remote import Checksum
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 _TABLES = (".csv", ".tsv")
 # What a list may contain besides folders, instead of single files.
@@ -266,7 +267,7 @@ class OpenList(Closing):
         return next(filter(None, (part.relisted() for part in self.parts)), "")
 
     def start(self) -> None:
-        """Begin to copy remote archives, and drop what was read ahead of folders."""
+        """Begin to copy remote archives."""
         for part in self.parts:
             part.start()
 

@@ -46,13 +46,13 @@ from colabstage.sources.remote_files import open_remote
 from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import SLOW_READERS
-from colabstage.trees.entries import entry_names, total_size
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.listing import total_size
 from colabstage.trees.open import open_archive, recognise, recognise_archive
-from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from colabstage.sources.parse import SingleSource, Source
     from colabstage.sources.remote import Checksum, RemoteFile
     from colabstage.sources.tree import Transport
-    from colabstage.trees.tree import ByteSource, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import Tree
 
 OpenSource: TypeAlias = "SourcePart | OpenList"
 
@@ -102,8 +103,6 @@ class Opening:
     sparing: bool = False
     """Whether all of a source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
     through in place."""
-    ahead: Collection[str] = ()
-    """Extensions of files of which a few are read while a slow folder is listed, for planning a pack."""
 
 
 class ComesWholeError(SourceReadError):
@@ -428,7 +427,7 @@ class SourcePart(Closing):
         again = FolderTree(self.path, workers=SLOW_LISTERS, leave_out=leave_out)
         if identify_by_times(again).times == identify_by_times(self.tree).times:
             return ""
-        names, names_now = set(entry_names(self.tree.entries)), set(entry_names(again.entries))
+        names, names_now = set(self.tree.entries.names), set(again.entries.names)
         came, went = sorted(names_now - names), sorted(names - names_now)
         parts = [f"{format_count(len(came), 'files')} more (first '{came[0]}')"] if came else []
         parts += [f"{len(went):,} fewer (first '{went[0]}')"] if went else []
@@ -436,11 +435,9 @@ class SourcePart(Closing):
         return f"'{self.path}' lists {found} than when it was first listed."
 
     def start(self) -> None:
-        """Begin to copy a remote archive. For a folder, drop what was read ahead, because its pack is planned."""
+        """Begin to copy a remote archive; do nothing for any other source."""
         if self._copy is not None:
             self._copy.start()
-        if isinstance(self.tree, FolderTree):
-            self.tree.drop_ahead()
 
     def read_in_place(self) -> None:
         """Read an archive that `opens_at_once` in place. Call this instead of `start`."""
@@ -560,12 +557,11 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
                 path,
                 workers=SLOW_LISTERS,
                 before_read=questions.ask_before_read,
-                ahead=opening.ahead,
                 leave_out=leave_out,
             )
             return SourcePart(source, transport, slow, opening, tree=tree, path=path, questions=questions)
         workers = SLOW_LISTERS if slow else 1
-        tree = FolderTree(path, workers=workers, ahead=opening.ahead, leave_out=leave_out)
+        tree = FolderTree(path, workers=workers, leave_out=leave_out)
         return SourcePart(source, transport, slow, opening, tree=tree, path=path)
     file = MountedFile(path)
     # Downloads have been compared already.

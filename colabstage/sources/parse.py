@@ -36,14 +36,14 @@ from colabstage.machine.mounts import (
 from colabstage.machine.platforms import detect_platform
 from colabstage.sources.kaggle_datasets import parse_kaggle
 from colabstage.sources.share_pages import parse_share_link
-from colabstage.trees.tree import as_tree
+from colabstage.trees.listing import as_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from colabstage.sources.kaggle_datasets import KaggleDataset
     from colabstage.sources.share_pages import ShareLink
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 _EXPECTED = (
     "a folder, a file or a pattern such as 'part-*.zip' on this machine or on a mounted Drive, a Google Drive share "

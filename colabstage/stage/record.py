@@ -31,7 +31,6 @@ from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation
 from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
-from colabstage.pack.job import examined_extensions
 from colabstage.sources.identity import SourceIdentity, compare_states, file_seal, proof_of
 from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, ComesWholeError, Opening, open_source
@@ -224,10 +223,7 @@ class SourceOnce(Closing):
         sparing = request.disk_limit is not None
         whole = comes_whole(request.source) and not sparing
         # Beside the dataset's own folder, so that the same source with other options finds what was downloaded.
-        ahead = examined_extensions(request.options) if to_pack and request.wants_pack else ()
-        opening = Opening(
-            request.folder.parent, self._call.progress, self._call.cancellation, sparing=sparing, ahead=ahead
-        )
+        opening = Opening(request.folder.parent, self._call.progress, self._call.cancellation, sparing=sparing)
         if whole:
             make_own_folder(request.folder.parent)
         with (report or self._call.report).timed("download" if whole else "open source", unit="B", moves=whole) as step:

@@ -82,8 +82,8 @@ from colabstage.stage.request import (
 )
 from colabstage.stage.shards import pack_into_cache, plan_without_room
 from colabstage.stage.streaming import BackgroundPack
-from colabstage.trees.entries import total_size
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.listing import total_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.request import StageRequest
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from PIL import Image
 from colabstage.layouts.detect import detect_layout
 from colabstage.pack.job import examined_extensions, look_at_images, prepare_pack
 from colabstage.pack.options import PackOptions
-from colabstage.trees.ahead import SAMPLES
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from colabstage.layouts.table import Images, NumberedRows, SampleTable, Values
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack import plan as plan_module
 from colabstage.pack.plan import SplitPlan, StoredField, split_rows
-from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable

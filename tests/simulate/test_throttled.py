@@ -15,7 +15,7 @@ from tests.clocks import ManualClock
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 
 @pytest.fixture

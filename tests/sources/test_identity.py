@@ -24,7 +24,7 @@ from colabstage.sources.identity import (
     identify_tree,
 )
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
     from pathlib import Path

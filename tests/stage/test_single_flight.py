@@ -17,7 +17,6 @@ from colabstage.io.workspace import open_workspace
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.stage.request import lock_path, make_request
 from colabstage.stage.run import stage_dataset
-from colabstage.trees.ahead import SAMPLES
 
 if TYPE_CHECKING:
     from colabstage.simulate.drive import SimulatedDrive

@@ -21,7 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import ColabstageError
-from colabstage.trees.entries import ArchiveLimits, is_junk
+from colabstage.trees.names import ArchiveLimits, is_junk
 from colabstage.trees.open import open_archive
 from tests.trees.conftest import RecordingBytes
 

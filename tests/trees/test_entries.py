@@ -6,8 +6,9 @@ import tracemalloc
 
 import numpy as np
 
-from colabstage.trees.entries import FileEntries, Listing, entry_names, extension_of, files_ending_in
-from colabstage.trees.tree import FileEntry
+from colabstage.trees.listing import FileEntries
+from colabstage.trees.names import extension_of
+from colabstage.trees.listing import FileEntry
 
 FILES = [
     FileEntry("b/2.jpg", 5, 7, 100, executable=True),

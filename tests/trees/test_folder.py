@@ -15,15 +15,15 @@ import pytest
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy
 from colabstage.trees import folder
-from colabstage.trees.entries import JUNK_FILES, is_junk
-from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps
-from colabstage.trees.tree import PIECE_BYTES
+from colabstage.trees.names import JUNK_FILES, is_junk
+from colabstage.trees.folder import FolderTree, GOOGLE_NATIVE, folder_stamps
+from colabstage.trees.bytes import PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
     WriteFiles = Callable[[Path, Mapping[str, bytes]], Path]
     ReadAll = Callable[[Tree], dict[str, bytes]]

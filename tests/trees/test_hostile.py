@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import UnsafeArchiveError
-from colabstage.trees.entries import ArchiveLimits
+from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree
 

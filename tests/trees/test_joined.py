@@ -9,8 +9,9 @@ import pytest
 
 from colabstage.errors import SourceReadError
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.open import JoinedTree, plan_joining
-from colabstage.trees.tree import FileEntry, LocalBytes
+from colabstage.trees.joined import JoinedTree, plan_joining
+from colabstage.trees.bytes import LocalBytes
+from colabstage.trees.listing import FileEntry
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 
 from colabstage.trees import tree as messages
-from colabstage.trees.tree import count_by
+from colabstage.trees.listing import count_by
 
 
 def test_counts_are_written_commonest_first() -> None:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, DriveDisconnectedError, SourceNotFoundError
-from colabstage.trees.entries import ArchiveLimits
+from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import open_archive, open_tree, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
     from tests.trees.conftest import RecordingBytes, TarBytes, ZipBytes
 
     WriteFiles = Callable[[Path, Mapping[str, bytes]], Path]

@@ -32,16 +32,17 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.io.progress import Cancellation
-from colabstage.trees.entries import ArchiveLimits
-from colabstage.trees.open import CompressedFileTree, open_archive
+from colabstage.trees.names import ArchiveLimits
+from colabstage.trees.open import open_archive
 from colabstage.trees.tar import TarTree
-from colabstage.trees.tree import FileEntry, LocalBytes
+from colabstage.trees.bytes import LocalBytes
+from colabstage.trees.listing import FileEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
     from tests.trees.conftest import RecordingBytes, TarBytes
 
     ReadAll = Callable[[Tree], dict[str, bytes]]

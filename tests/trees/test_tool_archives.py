@@ -12,16 +12,16 @@ import pytest
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, MissingDependencyError, UnsafeArchiveError
 from colabstage.trees import tool_archives as foreign_tools
-from colabstage.trees.entries import ArchiveLimits
+from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import open_tree, recognise
-from colabstage.trees.tool_archives import ToolArchiveTree
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.seven_zip import ToolArchiveTree
+from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 FILES = {"train/a.jpg": b"a" * 5000, "train/b.jpg": b"b", "Grüße.txt": "ü".encode(), "empty.txt": b""}
 

@@ -20,15 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
-from colabstage.trees.entries import ArchiveLimits
-from colabstage.trees.tree import FileEntry, LocalBytes
+from colabstage.trees.names import ArchiveLimits
+from colabstage.trees.bytes import LocalBytes
+from colabstage.trees.listing import FileEntry
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
     from tests.trees.conftest import RecordingBytes, ZipBytes
 
     ReadAll = Callable[[Tree], dict[str, bytes]]

@@ -34,16 +34,17 @@ from colabstage.sources.parse import absolute_path, refuse_address
 from colabstage.sources.remote import MountedFile
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.tree import check_names_fit
-from colabstage.trees.entries import DEFAULT_LIMITS, ArchiveLimits, check_lengths
+from colabstage.trees.bytes import LocalBytes, SharedBytes, TemporaryBytes
+from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_lengths
 from colabstage.trees.open import base_name, open_archive
-from colabstage.trees.tree import LocalBytes, SharedBytes, TemporaryBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import FileEntry, Tree
 
 _PATH_BYTES = 4095
 # Space to keep free beyond the plan: for folders, the journal, and other programs.

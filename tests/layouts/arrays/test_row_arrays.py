@@ -24,7 +24,7 @@ from colabstage.layouts.table import Arrays, Images, Masks, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.tar import TarTree
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

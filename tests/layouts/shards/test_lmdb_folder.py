@@ -17,7 +17,7 @@ from colabstage.layouts.lmdb import scan_values
 from colabstage.layouts.table import BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,8 +25,9 @@ from colabstage.layouts.table import Arrays, BrokenDatasetError, Masks, Values
 from colabstage.layouts.webdataset import scan_shard
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.open import JoinedTree, open_tree
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.joined import JoinedTree
+from colabstage.trees.open import open_tree
+from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -24,7 +24,7 @@ import zstandard
 from colabstage.errors import ArchiveError
 from colabstage.sources import tree as files
 from colabstage.sources.extract.archive import extract_archive
-from colabstage.trees.entries import ArchiveLimits
+from colabstage.trees.names import ArchiveLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,7 @@ from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.objects_fsspec import ObjectTree
 from colabstage.sources.remote import TransientError
 from colabstage.sources.tree import fetch_tree
-from colabstage.trees.tree import FileEntry
+from colabstage.trees.listing import FileEntry
 from tests.clocks import ManualClock
 from tests.sources.servers import BucketService, FolderService, ftp_service, use_login
 
