@@ -41,7 +41,7 @@ from colabstage.layouts.names import (
 from colabstage.layouts.reading import decode_text, read_files, read_head
 from colabstage.layouts.table import BrokenDatasetError, Masks, NearMissError, TreeFiles, Values
 from colabstage.layouts.tfrecord import named_records, read_tfrecord
-from colabstage.trees.listing import FileEntries, PartOfTree, folders_of
+from colabstage.trees.listing import FileEntries, PartOfTree, folders_of, only_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -396,8 +396,8 @@ class _FolderEvidence:
             ("" if self.is_more else self._one_class())
             or self._roles()
             or self._parts_below()
-            or _variants(below)
-            or _wrapper(below)
+            or self._variants(below)
+            or self._wrapper(below)
             or _deeper(below)
             or self._strange_split()
         )
@@ -443,6 +443,34 @@ class _FolderEvidence:
                 return {name: {(*rest, "")[0] for rest in inner} for name, inner in rests.items()}
             rests = {name: {rest[1:] for rest in inner} for name, inner in rests.items()}
 
+    def _only(self, name: str) -> str:
+        """Return the argument that stages the folder `name` alone, wherever it is in the source."""
+        paths = (folder.split("/") for folder in self.folders)
+        found = ["/".join(parts[: parts.index(name) + 1]) for parts in paths if name in parts]
+        return only_line(self.tree, min(found, key=len, default=name))
+
+    def _variants(self, below: dict[str, set[str]]) -> str:
+        """Return the folders that each class contains: variants of one dataset, or parts of each sample."""
+        common = set.intersection(*below.values())
+        if len(below) < 2 or len(common) < 2 or "" in common:
+            return ""
+        first, *_ = below
+        return (
+            f"each holds the folders {listed(sorted(common))}, which may be the classes as well. Stage one of the "
+            f"outer folders, such as '{first}': {self._only(first)}; or have the inner ones read as classes: {_INNERMOST}."
+        )
+
+    def _wrapper(self, below: dict[str, set[str]]) -> str:
+        """Return a folder that contains the classes a second time."""
+        for name, inner in below.items():
+            again = (inner & below.keys()) - {name}
+            if len(again) > 1:
+                return (
+                    f"'{name}' holds the folders {listed(sorted(again))}, which are classes beside it as well. Stage "
+                    f"it alone: {self._only(name)}."
+                )
+        return ""
+
     def _parts_below(self) -> str:
         """Find folders of images and of masks below the classes: the masks are not samples."""
         folders = {name for folder in self.folders for name in folder.split("/")}
@@ -454,7 +482,7 @@ class _FolderEvidence:
         return (
             f"{listed(found)} hold parts of each sample. Have the class read from the paths of one of them: "
             f"layout=file_names(r'([^/]+)/{found[0]}/'), from colabstage.options; or stage one of the classes for its "
-            "masks."
+            f"masks: {self._only(self.found.classes[0])}."
         )
 
     def _roles(self) -> str:
@@ -477,10 +505,10 @@ class _FolderEvidence:
         if not odd or (len(odd) == 1 and len(self.found.classes) > 2):
             return ""
         return (
-            f"{listed(sorted(odd))} are names of parts of a dataset, and no layout of colabstage fits "
-            "them. Stage the part that has the classes, give a function as layout= that says what is what (see 'A "
-            "layout of your "
-            "own' in the documentation), or have the class read from the files' names: layout=file_names(PATTERN)."
+            f"{listed(sorted(odd))} are names of parts of a dataset, and no layout of colabstage fits them. Stage the "
+            f"part that has the classes (such as {self._only(min(odd))}), give a function as layout= that says what is "
+            "what (see 'A layout of your own' in the documentation), or have the class read from the files' names: "
+            "layout=file_names(PATTERN)."
         )
 
     def _one_class(self) -> str:
@@ -557,18 +585,6 @@ def _class_of(found: SampleTable) -> Iterable[tuple[str, str]]:
     return ((name, found.classes[label]) for name, label in zip(found.keys, _labels(found), strict=True))
 
 
-def _variants(below: dict[str, set[str]]) -> str:
-    """Return the folders that each class contains: variants of one dataset, or parts of each sample."""
-    common = set.intersection(*below.values())
-    if len(below) < 2 or len(common) < 2 or "" in common:
-        return ""
-    first, *_ = below
-    return (
-        f"each holds the folders {listed(sorted(common))}, which may be the classes as well. Stage one of the outer "
-        f"folders, such as '{first}', or have the inner ones read as classes: {_INNERMOST}."
-    )
-
-
 def _deeper(below: dict[str, set[str]]) -> str:
     """Return folders that each hold images in several subfolders, and none directly."""
     wide = next((name for name, inner in below.items() if len(inner) > 1), None)
@@ -578,18 +594,6 @@ def _deeper(below: dict[str, set[str]]) -> str:
         f"the images are deeper: those of '{wide}' in {listed(sorted(below[wide]))}, which may be the classes. Have "
         f"the inner folders read as classes: {_INNERMOST}."
     )
-
-
-def _wrapper(below: dict[str, set[str]]) -> str:
-    """Return a folder that contains the classes a second time."""
-    for name, inner in below.items():
-        again = (inner & below.keys()) - {name}
-        if len(again) > 1:
-            return (
-                f"'{name}' holds the folders {listed(sorted(again))}, which are classes beside it as well. Move it "
-                f"away, or stage it alone."
-            )
-    return ""
 
 
 def _says_more(name: str, what: str) -> str:

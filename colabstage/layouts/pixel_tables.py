@@ -29,6 +29,7 @@ from colabstage.layouts.table import (
     known_splits,
     stamp_of,
 )
+from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,7 +123,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
     shapes = {one.shape: one.name for one in labelled}
     if len(shapes) > 1:
         told = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
-        msg = f"Tables hold images of different shapes ({told}). Stage one of them."
+        msg = f"Tables hold images of different shapes ({told}). Stage one of them: {only_line(tree, found[0].name)}."
         raise BrokenDatasetError(msg)
     splits = [split for one in labelled for split in one.splits]
     # Rows of a table without a split would belong to none of the files that are made.

@@ -29,11 +29,10 @@ from colabstage.io.units import counted
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.items import read_dataset
-from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
 from colabstage.machine.resources import release_freed_memory
-from colabstage.pack.plan import PackPlan, SplitPlan, gains_by_torch, image_options, knows_form, needs_facts, plan_pack
+from colabstage.pack.plan import PackPlan, SplitPlan, gains_by_torch, image_options, needs_facts, plan_pack
 from colabstage.sources.opening import Opening, open_part
 from colabstage.sources.parse import LocalSource
 from colabstage.trees.listing import take_strings
@@ -110,7 +109,7 @@ def open_samples(
     # The path as it was given and not an absolute one, because the pack records it and must not depend on the current
     # folder. And without a folder for copies, because each of many workers would make its own copy of the archive.
     named = LocalSource(str(place), place.name, str(place), place)
-    opening = Opening(None, NullProgress(), Cancellation())
+    opening = Opening(None, NullProgress(), Cancellation(), only=options.parts, zip_encoding=options.zip_encoding)
     # For the unpacked form of a compressed tar; made only where there is such a tar.
     with open_spool(beside.with_name(f"{beside.name}-spool")) as spool, open_part(named, opening) as part:
 
@@ -233,11 +232,6 @@ def seen_facts(tree: Tree | None, table: SampleTable, options: PackOptions) -> S
         return ()
     # Items of a Python dataset are taken in order, each once, and the first ones are kept for packing.
     return look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
-
-
-def examined_extensions(options: PackOptions) -> tuple[str, ...]:
-    """Return the extensions of files a few of which may be examined before their pack is planned."""
-    return () if options.prepare is not None or knows_form(options.image, options) else IMAGE_EXTENSIONS
 
 
 def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False) -> Sequence[ImageFacts]:

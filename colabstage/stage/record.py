@@ -212,18 +212,22 @@ class SourceOnce(Closing):
         self.opened: OpenSource | None = None
         """The source, once it is open."""
 
-    def open(self, report: StageReport | None = None, *, to_pack: bool = False) -> OpenSource:
-        """Return the source, open, which `report` tells, or else that of the call; raises as `open_source`.
-
-        `to_pack`: whether its pack is planned next, if one is wanted.
-        """
+    def open(self, report: StageReport | None = None) -> OpenSource:
+        """Return the source, open, which `report` tells, or else that of the call; raises as `open_source`."""
         if self.opened is not None:
             return self.opened
         request = self._call.request
         sparing = request.disk_limit is not None
         whole = comes_whole(request.source) and not sparing
         # Beside the dataset's own folder, so that the same source with other options finds what was downloaded.
-        opening = Opening(request.folder.parent, self._call.progress, self._call.cancellation, sparing=sparing)
+        opening = Opening(
+            request.folder.parent,
+            self._call.progress,
+            self._call.cancellation,
+            only=request.options.parts,
+            zip_encoding=request.options.zip_encoding,
+            sparing=sparing,
+        )
         if whole:
             make_own_folder(request.folder.parent)
         with (report or self._call.report).timed("download" if whole else "open source", unit="B", moves=whole) as step:

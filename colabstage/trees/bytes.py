@@ -11,6 +11,7 @@ import zlib
 from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, Protocol
+from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import CorruptArchiveError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import Closing, pread_exactly, punch_hole
@@ -240,6 +241,7 @@ COMPRESSED_SUFFIXES: dict[Compression, tuple[str, ...]] = {
 }
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".7z", ".rar", *(end for ends in COMPRESSED_SUFFIXES.values() for end in ends))
 
+_WEB = re.compile(r"(?i)https?://")
 # As much of a file as `describe_contents` wants to see.
 HEAD_BYTES = 1024
 
@@ -327,6 +329,17 @@ def describe_contents(head: bytes) -> str:
         (not _BINARY.search(head), "a text file"),
     )
     return next((what for fits, what in guesses if fits), "a file of unknown kind")
+
+
+def base_name(label: str) -> str:
+    """Return what a file is called by its address: the last part of a path; of a web address without its query.
+
+    >>> base_name("https://example.org/records/7/data.npy?download=1")
+    'data.npy'
+    """
+    # Only what is a web address: a path may hold a question mark or a percent sign.
+    path = unquote(urlsplit(label).path) if _WEB.match(label) else label
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def truncated(source: ByteSource, reason: str) -> CorruptArchiveError:

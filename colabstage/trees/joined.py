@@ -26,7 +26,8 @@ _FOLDERS_SHOWN = 4
 _DRIVE_ZIP = re.compile(r"(?P<stem>.+-\d{8}T\d{6}Z)(?:-\d+)?-(?P<number>\d{3})\.zip")
 # Pieces of one archive, as `split`, 7-Zip and other archivers number them: joined as they are, they are the archive.
 _PIECE = re.compile(
-    r"(?P<stem>.+\.(?:zip|7z|tar|tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|tzst))\.(?P<number>\d{3}|part-?\d+|part-?[a-z]{2}|[a-z]{2})",
+    r"(?P<stem>.+\.(?:zip|7z|tar|tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|tzst))\."
+    r"(?P<number>\d{3}|part-?(?:\d+|[a-z]{2})|(?!bz$)[a-f][a-z])",
     re.IGNORECASE,
 )
 # Volumes of a rar or zip have headers of their own, so only their own tools join them.
@@ -59,6 +60,11 @@ def parts_of(name: str, siblings: Collection[str]) -> tuple[str, ...]:
         _check_numbers(name, parts)
         return tuple(parts[number] for number in sorted(parts, key=_number))
     return (name,)
+
+
+def may_be_part(name: str) -> bool:
+    """Tell whether a file is by its name one of several, so that its folder is worth a look."""
+    return any(pattern.fullmatch(name) for pattern in (_PIECE, _DRIVE_ZIP, _VOLUME))
 
 
 def is_piece(name: str) -> bool:

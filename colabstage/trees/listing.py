@@ -256,6 +256,8 @@ class Tree(Closing):
     """The folder with all files in it that an archive was unpacked to, to be moved or removed with the tree."""
     empty_folders: tuple[str, ...] = ()
     """The folders in which no file lies, by name; none where that cannot be known, as in a bucket."""
+    prefix: str = ""
+    """What the names lack of those in the source: the folder, with its slash, that `only=` chose."""
     crcs: NDArray[np.uint32] | None = None
     """The CRC-32 of each file, `(N,)`; `None` where the container keeps none."""
 
@@ -357,6 +359,11 @@ class Tree(Closing):
         """Release file handles. Calling it twice is fine."""
         if self.source is not None:
             self.source.close()
+
+
+def only_line(tree: Tree, part: str) -> str:
+    """Return the argument that stages a part of a tree, a folder or file by its name in it, for messages."""
+    return f"only={tree.prefix + part!r}"
 
 
 def unknown_entry(tree: str, name: str) -> SourceReadError:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import codecs
 import difflib
 import re
 import stat
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, NoReturn
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from colabstage.errors import ArchiveError, CorruptArchiveError, OptionError, SourceNotFoundError
+from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
 from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.missing import whereabouts
 from colabstage.trees.bytes import (
@@ -23,6 +20,7 @@ from colabstage.trees.bytes import (
     Compression,
     LocalBytes,
     SharedBytes,
+    base_name,
     compression_of,
     describe_contents,
     is_tar_head,
@@ -35,7 +33,7 @@ from colabstage.trees.listing import FileEntries, FileEntry, Tree, TreeView, sor
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, parent_folders
 from colabstage.trees.seven_zip import ToolArchiveTree
 from colabstage.trees.tar import TarTree
-from colabstage.trees.zip import ZipMember, ZipTree
+from colabstage.trees.zip import ZipMember, ZipTree, refuse_volume
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 
 TreeFormat = Literal["folder"] | ArchiveKind
 
-_WEB = re.compile(r"(?i)https?://")
 # What layouts read of one file. An .npz is a zip, and opened as one; a .csv is nothing without the files it names.
 _SUFFIXES = (
     *(".npy", ".h5", ".hdf5", ".hdf", ".he5", ".mat"),
@@ -62,17 +59,6 @@ _LOOK_BYTES = 64 * 1024
 def may_be_single_file(label: str) -> bool:
     """Tell whether a file at this address may be a dataset by itself."""
     return base_name(label).lower().endswith(_SUFFIXES)
-
-
-def base_name(label: str) -> str:
-    """Return what a file is called by its address: the last part of a path; of a web address without its query.
-
-    >>> base_name("https://example.org/records/7/data.npy?download=1")
-    'data.npy'
-    """
-    # Only what is a web address: a path may hold a question mark or a percent sign.
-    path = unquote(urlsplit(label).path) if _WEB.match(label) else label
-    return path.rstrip("/").rpartition("/")[2]
 
 
 class SingleFileTree(Tree):
@@ -224,6 +210,8 @@ def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
         )
     msg = f"'{source.label}' is {what}, not an archive. {read}"
     name = base_name(source.label)
+    if name.lower().endswith(".zip"):
+        refuse_volume(source)
     if name.lower().endswith(_TABLE_SUFFIXES):
         msg = (
             f"'{source.label}' is {what}. A table is read from the folder that it is in. Give that folder, in a list "
@@ -251,43 +239,6 @@ def _is_folder(path: Path) -> bool:
     return stat.S_ISDIR(mode)
 
 
-def check_zip_encoding(encoding: str | None) -> None:
-    """Refuse the name of an encoding that Python does not know.
-
-    Raises:
-        OptionError: it is none.
-    """
-    try:
-        if encoding is not None:
-            codecs.lookup(encoding)
-    except (LookupError, TypeError) as error:
-        msg = f"zip_encoding={encoding!r} is no encoding that Python knows. Expected one such as gbk, cp932 or cp866."
-        raise OptionError(msg) from error
-
-
-def parse_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the paths and patterns that `only=` names; none for the whole source.
-
-    Raises:
-        OptionError: one is empty, absolute, climbs out with `..`, or is no text.
-    """
-    given: tuple[object, ...] = () if only is None else (only,) if isinstance(only, str) else tuple(only)
-    parts = []
-    for part in given:
-        clean = str(PurePosixPath(part)) if isinstance(part, str) and part.strip() else ""
-        if clean in ("", ".") or clean.startswith("/") or ".." in clean.split("/"):
-            msg = (
-                f"only={only!r} names no part of a source. Give a path below it or a pattern, or a list of these: "
-                "only='train/images', only='*/color', only=['train', 'labels.csv']."
-            )
-            raise OptionError(msg)
-        parts.append(clean)
-    if only is not None and not parts:
-        msg = "only=[] names nothing. Give a path below the source or a pattern, or leave it out."
-        raise OptionError(msg)
-    return tuple(parts)
-
-
 class OnlyTree(TreeView):
     """The part of a tree that `only=` names; closing it closes the tree.
 
@@ -296,7 +247,7 @@ class OnlyTree(TreeView):
 
     Args:
         tree: the whole.
-        only: what `parse_only` gives: paths in the tree, and patterns. In these `*` stands for a part of a name and
+        only: what `read_only` gives: paths in the tree, and patterns. In these `*` stands for a part of a name and
             `**` for any folders; a folder that fits stands for all in it.
 
     Raises:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bz2
 import calendar
+import contextlib
 import functools
 import importlib
 import lzma
@@ -32,6 +33,7 @@ from colabstage.trees.bytes import (
     PIECE_BYTES,
     ByteSource,
     LocalBytes,
+    base_name,
     cut_while_read,
     describe_contents,
     owners_bytes,
@@ -404,6 +406,17 @@ def _read_directory(source: ByteSource) -> _Directory:
     return found
 
 
+def refuse_volume(source: ByteSource) -> None:
+    """Refuse the end of a zip in several parts, which does not begin as a zip.
+
+    Raises:
+        ArchiveError: it is one; the message has the line that joins them.
+    """
+    tail_at = max(0, source.size - _TAIL_BYTES)
+    with contextlib.suppress(CorruptArchiveError):
+        _find_end(source, source.pread(_TAIL_BYTES, tail_at), tail_at)
+
+
 def directory_bytes(source: ByteSource) -> bytes | None:
     """Return the directory of a zip as it is stored, with the checksum of every member; `None` where there is none
     whole. Reads no member, and judges nothing."""
@@ -454,10 +467,11 @@ def _end_at(source: ByteSource, tail: bytes, tail_at: int, at: int) -> _End | No
         msg = f"'{source.label}' is refused: its comment contains the mark of a zip's end. Make it without a comment."
         raise UnsafeArchiveError(msg)
     if is_volume:
-        # Offsets count in volumes, so gluing these does not make one archive: zip itself has to join them.
-        glued = source.pread(4, 0) == b"PK\7\x08"
-        line = f'zip -FF "{source.label}" --out whole.zip' if glued else f'zip -s 0 "{source.label}" --out whole.zip'
-        msg = f"'{source.label}' is the last part of an archive in several files. Join them into one: {line}"
+        # Offsets count in each part, so gluing these does not make one archive: zip itself has to join them.
+        msg = (
+            f"'{source.label}' is the end of a zip in several parts (.z01, .z02, … .zip), or these glued together. Join "
+            f'them beside each other, and stage whole.zip: zip -s 0 "{base_name(source.label)}" --out whole.zip'
+        )
         raise ArchiveError(msg)
     return end
 

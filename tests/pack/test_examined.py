@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from colabstage.layouts.detect import detect_layout
-from colabstage.pack.job import examined_extensions, look_at_images, prepare_pack
+from colabstage.pack.job import SAMPLES, look_at_images, prepare_pack
 from colabstage.pack.options import PackOptions
 from colabstage.trees.folder import FolderTree
 

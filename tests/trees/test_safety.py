@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import UnsafeArchiveError
-from colabstage.trees.names import ArchiveLimits, check_case_collisions, check_collisions, check_limits, clean_member_name, is_junk, parent_folders, resolve_link, resolve_links
+from colabstage.trees.names import (
+    ArchiveLimits,
+    check_case_collisions,
+    check_collisions,
+    check_limits,
+    clean_member_name,
+    is_junk,
+    parent_folders,
+    resolve_link,
+    resolve_links,
+)
 
 _COMPONENTS = st.text(st.sampled_from("ab.-_ é图:~"), min_size=1, max_size=6).filter(
     lambda text: text not in (".", "..")
