@@ -457,7 +457,8 @@ class _FolderEvidence:
         first, *_ = below
         return (
             f"each holds the folders {listed(sorted(common))}, which may be the classes as well. Stage one of the "
-            f"outer folders, such as '{first}': {self._only(first)}; or have the inner ones read as classes: {_INNERMOST}."
+            f"outer folders, such as '{first}': {self._only(first)}; or have the inner ones read as classes: "
+            f"{_INNERMOST}."
         )
 
     def _wrapper(self, below: dict[str, set[str]]) -> str:

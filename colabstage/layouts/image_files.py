@@ -178,9 +178,9 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     are_masks = of_masks[of_files]
     # Few or none of a million names have such an ending, and only those are examined.
     ends = (*_MASK_WORDS, "_L", "_P")
-    marks = tuple(f"{end}.".lower() for end in ends)
+    marked = re.compile("|".join(re.escape(f"{end}.") for end in ends), re.IGNORECASE)
     for number in np.flatnonzero(~of_images[of_files]).tolist():
-        if not any(mark in files.names[number].lower() for mark in marks):
+        if marked.search(files.names[number]) is None:
             continue
         are_masks[number] |= _MASK_SUFFIX.search(stem_of(files.names[number])) is not None
     masks = files.take(np.flatnonzero(are_masks))

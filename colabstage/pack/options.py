@@ -131,7 +131,7 @@ class PackOptions:
             `"skip:1%"` stops once more than that share has been left out. Finished work is kept.
         only: the part of the source that is meant: a path below it, such as `"train/images"`, or a pattern, or a list
             of these. A single folder is read as if it were the source; whatever else is chosen keeps its names. In
-            patterns `*` stands for a part of a name and `**` for any folders.
+            patterns a star stands for a part of a name, and two stars for any folders.
         zip_encoding: the encoding of a zip's file names where it declares none, such as `"gbk"`. `None` takes UTF-8 if
             all of them are in it, otherwise cp437, the format's own.
     """

@@ -23,7 +23,7 @@ from colabstage.io.units import format_bytes
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.bytes import COMPRESSED_SUFFIXES, HEAD_BYTES, SourceFile, TemporaryBytes, compression_of
 from colabstage.trees.names import ArchiveLimits, check_limits, clean_member_name, refuse_member
-from colabstage.trees.zip import zstd
+from colabstage.trees.zip_member import zstd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

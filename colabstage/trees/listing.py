@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.zip import ZipMember
+    from colabstage.trees.zip_member import ZipMember
 
 TreeKind = Literal["folder", "zip", "tar", "7z", "rar", "file"]
 
@@ -150,8 +150,8 @@ class FileEntries(Sequence[FileEntry]):
     def endings(self) -> tuple[list[str], NDArray[np.int64]]:
         """Return what follows the last dots of the bare names (".JPG"; "" where there is none), and the number of each
         file's, `(N,)`."""
-        bases = (name.rpartition("/")[2].rpartition(".") for name in self.names)
-        return _numbered(dot + end if dot else "" for _, dot, end in bases)
+        bases = [name.rpartition("/")[2].rpartition(".") for name in self.names]
+        return _numbered([dot + end if dot else "" for _, dot, end in bases])
 
     def in_folders(self, fits: Callable[[str], bool]) -> FileEntries:
         """Return those in folders whose names fit, in the same order."""
@@ -182,10 +182,10 @@ class FileEntries(Sequence[FileEntry]):
 def folders_of(names: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:
     """Return the folders of some files' names, the first that occurs first, "" for the root; and the number of each
     file's, `(N,)`."""
-    return _numbered(name.rpartition("/")[0] for name in names)
+    return _numbered([name.rpartition("/")[0] for name in names])
 
 
-def _numbered(texts: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:
+def _numbered(texts: list[str]) -> tuple[list[str], NDArray[np.int64]]:
     numbers: dict[str, int] = {}
     of_texts = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
     return list(numbers), of_texts

@@ -33,7 +33,7 @@ from colabstage.trees.listing import FileEntries, FileEntry, Tree, TreeView, sor
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, parent_folders
 from colabstage.trees.seven_zip import ToolArchiveTree
 from colabstage.trees.tar import TarTree
-from colabstage.trees.zip import ZipMember, ZipTree, refuse_volume
+from colabstage.trees.zip import ZipTree, refuse_volume
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation
     from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.zip_member import ZipMember
 
 TreeFormat = Literal["folder"] | ArchiveKind
 

@@ -45,7 +45,7 @@ from colabstage.trees.names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from colabstage.trees.bytes import ByteSource
@@ -203,6 +203,13 @@ def _listed_by_unrar(label: str, fields: Mapping[str, str]) -> Listed:
     )
 
 
+# The exceptions of each package for a password that is missing, and for a tool of its own that is.
+_SPECIAL: dict[ToolKind, Callable[[Any], tuple[Any, Any]]] = {
+    "7z": lambda module: (module.exceptions.PasswordRequired, ()),
+    "rar": lambda module: (module.PasswordRequired, module.RarCannotExec),
+}
+
+
 class _Package:
     """The package that reads the archive where its command is missing."""
 
@@ -221,9 +228,10 @@ class _Package:
             raise
         # On damaged bytes their parsers fail with any exception.
         except Exception as error:
-            if type(error).__name__ == "PasswordRequired":
+            locked, cannot = _SPECIAL[self._kind](self._module)
+            if isinstance(error, locked):
                 raise _locked(self._label) from error
-            if type(error).__name__ == "RarCannotExec":
+            if isinstance(error, cannot):
                 raise _nothing_reads(self._label, self._kind) from error
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _full(self._label) from error

@@ -1,28 +1,22 @@
 """A zip as a tree: members are read by offset, each in one positioned read, from any number of threads.
 
 Written here rather than left to `zipfile`, which needs a seekable file and one lock for all readers, takes the tail of
-a truncated archive that contains another zip for a whole one, and builds a large object for every member. Whatever the
-directory says of a member is held against its own header and content: an archive that was changed in between is
-damage, never other data. Layout: PKWARE's APPNOTE 6.3.10, sections 4.3 to 4.5.
+a truncated archive that contains another zip for a whole one, and builds a large object for every member. Layout:
+PKWARE's APPNOTE 6.3.10, sections 4.3 to 4.5.
 """
 
 from __future__ import annotations
 
-import bz2
 import calendar
 import contextlib
 import functools
-import importlib
-import lzma
 import stat
 import struct
 import zlib
 from array import array
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from isal import igzip_lib, isal_zlib
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.io.files import block_ranges
@@ -30,11 +24,9 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_count
 from colabstage.trees.bytes import (
     HEAD_BYTES,
-    PIECE_BYTES,
     ByteSource,
     LocalBytes,
     base_name,
-    cut_while_read,
     describe_contents,
     owners_bytes,
     truncated,
@@ -54,245 +46,22 @@ from colabstage.trees.names import (
     resolve_links,
     without_files,
 )
+from colabstage.trees.zip_member import (
+    FLAG_ENCRYPTED,
+    FLAG_UTF8,
+    LOCAL,
+    READABLE,
+    ZipMember,
+    member_chunks,
+    read_member,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ = 0, 8, 12, 14, 93, 95
-_READABLE = (STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ)
 _METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 20: "Zstandard", 97: "WavPack", 98: "PPMd", 99: "AES"}
-
-_LOCAL = struct.Struct("<4s5H3L2H")
-_FLAG_ENCRYPTED, _FLAG_LZMA_END, _FLAG_UTF8 = 0x1, 0x2, 0x800
-# The part of a gap behind a member that is read along with it: its data descriptor (24 bytes) and alignment.
-_MAX_GAP_BYTES = 64 * 1024
-# A member longer than this is read after its local header, not with it: that spares copying it once more.
-_SPLIT_BYTES = 1 << 20
-_LZMA_MEMORY_BYTES = 1 << 30
-# Deflate grows data 1,032 times at most, so up to here one unbounded call makes 66 MB of a lie and is found out after.
-_ONE_SHOT_BYTES = 64 * 1024
-_PACKED_PIECE_BYTES = 1 << 20
-_HEAD_PIECE_BYTES = 1 << 17
-
-# isal's type information declares the exception class as an instance.
-_UNPACK_ERRORS = (cast("type[Exception]", isal_zlib.IsalError), lzma.LZMAError, OSError, EOFError, ValueError)
-
-
-@dataclass(slots=True)
-class ZipMember:
-    """One member as the central directory describes it. Not frozen: a frozen one takes three times as long to make."""
-
-    name: str
-    """Its name in the tree."""
-    stored_name: bytes
-    """Its bytes, which the local header repeats."""
-    offset: int
-    """Where its local header begins."""
-    end: int
-    """Where the next header or the directory begins."""
-    packed_size: int
-    """Its length in the archive."""
-    size: int
-    """The length of its content."""
-    crc: int
-    """CRC-32 of its content."""
-    method: int
-    """How it is packed, by APPNOTE's numbers."""
-    flags: int
-    """Its general purpose bits."""
-    mtime_ns: int
-    """In nanoseconds since 1970, taken as UTC; 0 for none."""
-
-
-class _Decompressor(Protocol):
-    """What the decompressors of bz2, lzma, zstd and isal have in common."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
-
-
-def read_member(source: ByteSource, member: ZipMember) -> bytes:
-    """Return the content of one member, unpacked and verified.
-
-    Raises:
-        OSError: as the medium answers.
-        SourceReadError: the archive is shorter than it was when opened.
-        CorruptArchiveError: the member is damaged, or its two headers disagree.
-    """
-    data = _packed_bytes(source, member)
-    if member.method:
-        try:
-            data = _unpack(data, member)
-        except _unpack_errors(member) as error:
-            raise _damaged(source, member, f"it does not unpack ({error})") from error
-    if len(data) != member.size:
-        raise _wrong_size(source, member, len(data))
-    # ISA-L's CRC-32 is four times as fast as zlib's: 8 against 32 µs for 100 kB.
-    if isal_zlib.crc32(data) != member.crc:
-        raise _damaged(source, member, "its checksum is wrong")
-    return data
-
-
-def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
-    """Yield the content of one member in pieces of at most `PIECE_BYTES`; an error after the last if it is not the
-    right one.
-
-    Raises:
-        As `read_member`.
-    """
-    crc = done = 0
-    pieces = _pieces(_packed_pieces(source, member), member)
-    while True:
-        try:
-            piece = next(pieces, None)
-        except _unpack_errors(member) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise _damaged(source, member, f"it does not unpack ({error})") from error
-        if piece is None:
-            break
-        done += len(piece)
-        if done > member.size:
-            raise _wrong_size(source, member, done)
-        crc = isal_zlib.crc32(piece, crc)
-        yield piece
-    if done != member.size:
-        raise _wrong_size(source, member, done)
-    if crc != member.crc:
-        raise _damaged(source, member, "its checksum is wrong")
-
-
-def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
-    """Return the member as it is in the archive. Its place depends on the local header, so both come in one read."""
-    least = _LOCAL.size + len(member.stored_name)
-    wanted = least + member.packed_size
-    gap = member.end - member.offset - wanted
-    # The local header's extra field may be longer than the directory's, so a little more is read.
-    length = wanted + gap if gap <= _MAX_GAP_BYTES else wanted + 64
-    split = member.packed_size > _SPLIT_BYTES
-    block = source.pread(least if split else length, member.offset)
-    start = _content_at(source, member, block)
-    if not split and start + member.packed_size <= len(block):
-        return block[start : start + member.packed_size]
-    data = source.pread(member.packed_size, member.offset + start)
-    if len(data) != member.packed_size:
-        raise cut_while_read(source.label, member.name)
-    return data
-
-
-def _content_at(source: ByteSource, member: ZipMember, block: bytes) -> int:
-    """Return where the content begins, counted from the local header that `block` begins with."""
-    if len(block) < _LOCAL.size + len(member.stored_name):
-        raise cut_while_read(source.label, member.name)
-    mark, _, flags, method, _, _, _, packed, size, name_length, extra_length = _LOCAL.unpack_from(block)
-    if mark != b"PK\3\4" or block[_LOCAL.size : _LOCAL.size + name_length] != member.stored_name:
-        raise _damaged(source, member, "the archive's directory points to something else")
-    if method != member.method or (flags ^ member.flags) & _FLAG_ENCRYPTED:
-        raise _damaged(source, member, "its own header and the archive's directory disagree on how it is packed")
-    # Zeros where a descriptor follows the content, all ones where a zip64 field has the number.
-    if packed not in (0, 0xFFFFFFFF, member.packed_size) or size not in (0, 0xFFFFFFFF, member.size):
-        raise _damaged(source, member, "its own header and the archive's directory disagree on its size")
-    start: int = _LOCAL.size + name_length + extra_length
-    if member.offset + start + member.packed_size > member.end:
-        raise _damaged(source, member, "it reaches into what follows it")
-    return start
-
-
-def _packed_pieces(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
-    head = source.pread(_LOCAL.size + len(member.stored_name), member.offset)
-    at = member.offset + _content_at(source, member, head)
-    end = at + member.packed_size
-    most = PIECE_BYTES if member.method == STORED else _PACKED_PIECE_BYTES
-    # Whoever wants only the head of a large member, as of an array, does not wait for more.
-    wanted = _HEAD_PIECE_BYTES if member.packed_size > _PACKED_PIECE_BYTES else most
-    while at < end:
-        length = min(wanted, end - at)
-        data = source.pread(length, at)
-        if len(data) != length:
-            raise cut_while_read(source.label, member.name)
-        yield data
-        at += length
-        wanted = most
-
-
-def _pieces(packed: Iterable[bytes], member: ZipMember) -> Iterator[bytes]:
-    if member.method == STORED:
-        yield from packed
-        return
-    parts = iter(packed)
-    if member.method == LZMA:
-        parts = _with_alone_header(parts, member)
-    make: dict[int, Callable[[], Any]] = {
-        DEFLATED: lambda: igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE),
-        BZIP2: bz2.BZ2Decompressor,
-        LZMA: lambda: lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_LZMA_MEMORY_BYTES),
-        XZ: lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY_BYTES),
-        ZSTANDARD: lambda: zstd().ZstdDecompressor(),
-    }
-    decompressor = cast("_Decompressor", make[member.method]())
-    while not decompressor.eof:
-        data = next(parts, b"") if decompressor.needs_input else b""
-        if not data and decompressor.needs_input:
-            raise EOFError("its data end early")  # noqa: EM101
-        if piece := decompressor.decompress(data, PIECE_BYTES):
-            yield piece
-
-
-def _with_alone_header(parts: Iterator[bytes], member: ZipMember) -> Iterator[bytes]:
-    # APPNOTE 5.8.8: version (2), length of properties (2), properties (5), stream. The stand-alone format that
-    # liblzma reads has the properties, the size (8; all ones when an end mark follows), the stream.
-    head = next(parts, b"")
-    if len(head) < 9 or head[2:4] != b"\5\0":
-        raise lzma.LZMAError("its LZMA header is not readable")  # noqa: EM101
-    ends_marked = member.flags & _FLAG_LZMA_END
-    size = b"\xff" * 8 if ends_marked else member.size.to_bytes(8, "little")
-    yield b"".join((head[4:9], size, head[9:]))
-    yield from parts
-
-
-def _unpack(data: bytes, member: ZipMember) -> bytes:
-    if member.method == DEFLATED and len(data) <= _ONE_SHOT_BYTES:
-        content: bytes = igzip_lib.decompress(data, igzip_lib.DECOMP_DEFLATE, 15, member.size + 1)
-        return content
-    parts: list[bytes] = []
-    done = 0
-    for piece in _pieces((data,), member):
-        parts.append(piece)
-        done += len(piece)
-        # A member that says 100 bytes and unpacks to a terabyte ends after one piece.
-        if done > member.size:
-            break
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def zstd() -> Any:
-    """Return the module that reads Zstandard. Imported when needed: few archives are packed with it."""
-    try:
-        return importlib.import_module("compression.zstd")
-    except ImportError:
-        return importlib.import_module("backports.zstd")
-
-
-def _unpack_errors(member: ZipMember) -> tuple[type[Exception], ...]:
-    return (*_UNPACK_ERRORS, zstd().ZstdError) if member.method == ZSTANDARD else _UNPACK_ERRORS
-
-
-def _wrong_size(source: ByteSource, member: ZipMember, found: int) -> CorruptArchiveError:
-    holds = f"{found:,}" if found < member.size else "more"
-    return _damaged(source, member, f"it should hold {member.size:,} bytes but holds {holds}")
-
-
-def _damaged(source: ByteSource, member: ZipMember, reason: str) -> CorruptArchiveError:
-    return CorruptArchiveError(
-        f"The member {member.name!r} of '{source.label}' is damaged: {reason}. Copy or upload the archive again."
-    )
-
-
 _END = struct.Struct("<4s4H2LH")
 _END_MARK = b"PK\5\6"
 _END64_LOCATOR = struct.Struct("<4sLQL")
@@ -469,8 +238,8 @@ def _end_at(source: ByteSource, tail: bytes, tail_at: int, at: int) -> _End | No
     if is_volume:
         # Offsets count in each part, so gluing these does not make one archive: zip itself has to join them.
         msg = (
-            f"'{source.label}' is the end of a zip in several parts (.z01, .z02, … .zip), or these glued together. Join "
-            f'them beside each other, and stage whole.zip: zip -s 0 "{base_name(source.label)}" --out whole.zip'
+            f"'{source.label}' is the end of a zip in several parts (.z01, .z02, … .zip), or these glued together. "
+            f'Join them beside each other, and stage whole.zip: zip -s 0 "{base_name(source.label)}" --out whole.zip'
         )
         raise ArchiveError(msg)
     return end
@@ -549,7 +318,7 @@ def _set_ends(source: ByteSource, found: _Directory, directory_at: int) -> None:
     ends[order] = np.append(offsets[order][1:], directory_at)[: len(order)]
     # Members that share bytes are how a small archive unpacks to petabytes.
     lengths = np.fromiter(map(len, found.stored_names), np.int64, len(order))
-    over = np.flatnonzero(facts["packed_size"] > ends - offsets - _LOCAL.size - lengths)
+    over = np.flatnonzero(facts["packed_size"] > ends - offsets - LOCAL.size - lengths)
     if len(over):
         name = found.stored_names[int(over[np.argmax(offsets[over])])].decode("utf-8", "replace")
         raise refuse_member(source.label, name, "its bytes overlap those of what follows it")
@@ -605,7 +374,7 @@ def _decode_names(archive: str, directory: _Directory, encoding: str | None) -> 
         # The field is of this name only if it has its checksum: other tools rename members and leave the field.
         is_its_own = field[:1] == b"\1" and int.from_bytes(field[1:5], "little") == zlib.crc32(raw)
         text = _as_utf8(field[5:] if is_its_own else raw)
-        if text is None or not (raw.isascii() or is_its_own or flags & _FLAG_UTF8):
+        if text is None or not (raw.isascii() or is_its_own or flags & FLAG_UTF8):
             undeclared.add(number)
         names.append("" if text is None else text)
     # One name in UTF-8 may be chance, as of two Chinese characters in GBK: either all are, or none is taken for it.
@@ -684,8 +453,12 @@ class ZipTree(Tree):
         self.crcs = columns["crc"]
         self._packing = [columns[name] for name in ("end", "packed_size", "crc", "method", "flags")]
         # In bytes only those that differ.
-        stored = zip(sorted_names, [directory.stored_names[number] for number in numbers.tolist()], strict=True)
-        self._stored_names = {place: raw for place, (name, raw) in enumerate(stored) if _encoded(name) != raw}
+        stored = [directory.stored_names[number] for number in numbers.tolist()]
+        self._stored_names = {
+            place: raw
+            for place, (name, raw) in enumerate(zip(sorted_names, stored, strict=True))
+            if name.encode("utf-8", "surrogatepass") != raw
+        }
 
     def _choose(
         self, names: list[str], undeclared: set[int], facts: dict[str, NDArray[Any]]
@@ -735,14 +508,14 @@ class ZipTree(Tree):
             ArchiveError: members are encrypted, or packed with a method that is not read here.
         """
         names, numbers = list(rows), np.fromiter(rows.values(), np.int64, len(rows))
-        locked = np.flatnonzero(facts["flags"][numbers] & _FLAG_ENCRYPTED)
+        locked = np.flatnonzero(facts["flags"][numbers] & FLAG_ENCRYPTED)
         if len(locked):
             msg = (
                 f"'{self.label}' is password-protected ({len(locked):,} of {len(names):,} files, first "
                 f"{names[int(locked[0])]!r}). Unpack it with its password, and stage the folder or a zip without one."
             )
             raise ArchiveError(msg)
-        unreadable = np.flatnonzero(~np.isin(facts["method"][numbers], _READABLE))
+        unreadable = np.flatnonzero(~np.isin(facts["method"][numbers], READABLE))
         if len(unreadable):
             number = int(facts["method"][numbers[unreadable[0]]])
             msg = (

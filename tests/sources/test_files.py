@@ -26,8 +26,8 @@ from colabstage.io.progress import Cancellation
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.sources import tree as files
 from colabstage.sources.tree import fetch_tree
-from colabstage.trees.folder import FolderTree
 from colabstage.trees.bytes import LocalBytes
+from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

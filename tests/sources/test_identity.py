@@ -23,8 +23,8 @@ from colabstage.sources.identity import (
     identify_many,
     identify_tree,
 )
-from colabstage.trees.folder import FolderTree
 from colabstage.trees.bytes import LocalBytes
+from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import struct
-import sys
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,10 @@ import pytest
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, MissingDependencyError, UnsafeArchiveError
 from colabstage.trees import tool_archives as foreign_tools
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import open_tree, recognise
 from colabstage.trees.seven_zip import ToolArchiveTree
-from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,17 +206,3 @@ def test_a_folder_is_one_whatever_else_windows_says_of_it(
     (tmp_path / "a.7z").write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(500))
     with open_tree(tmp_path / "a.7z", spool=tmp_path / "spool") as tree:
         assert read_all(tree) == {"photos/a.txt": b"abc"}
-
-
-def test_a_7_zip_without_the_rar_codec_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A good archive is not called damaged: the error names the codec and how to get it."""
-    monkeypatch.setitem(sys.modules, "rarfile", None)
-    (tmp_path / "a.rar").write_bytes(rar(FILES))
-    _seven_zip(tmp_path / "7zz", monkeypatch, codecs="   ED      30401 PPMD\\n")
-    with pytest.raises(MissingDependencyError, match=r"codec.*7zip-rar"):
-        open_tree(tmp_path / "a.rar", spool=tmp_path / "spool")
-    _seven_zip(
-        tmp_path / "7zz", monkeypatch, codecs="    D      40305 Rar5\\n", listing=_LISTING.format(attributes="D")
-    )
-    with open_tree(tmp_path / "a.rar", spool=tmp_path / "spool") as tree:
-        assert [entry.name for entry in tree.entries] == ["photos/a.txt"]

@@ -14,7 +14,7 @@ from colabstage.io.files import block_ranges, pwrite_exactly, translate_write_er
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import remove_own
 from colabstage.trees.bytes import PIECE_BYTES, RequestedBytes, cut_while_read
-from colabstage.trees.zip import ZipMember, member_chunks, read_member
+from colabstage.trees.zip_member import ZipMember, member_chunks, read_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
