@@ -24,8 +24,8 @@ from colabstage.errors import ColabstageError
 from colabstage.layouts.row_arrays import read_arrays
 from colabstage.load.reading.engines import EngineChoice
 from colabstage.load.reading.reader import SplitReader
-from colabstage.trees.folder import FolderTree
 from colabstage.trees.bytes import LocalBytes
+from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import posixpath
-import re
 import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ _LONGEST_EXTENSION = 10
 _MAX_PART_BYTES = 255
 # A chain of links longer than this is a loop for every practical purpose; Linux gives up at 40 as well.
 _MAX_LINK_STEPS = 40
-_ROOT = re.compile(r"(?:[A-Za-z]:)?/+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,6 @@ def is_odd_name(raw: str) -> bool:
     return (
         raw[:1] in ("", "/", ".")
         or raw[-1] == "/"
-        or raw[1:3] == ":/"
         or "/." in raw
         or "//" in raw
         or "\0" in raw
@@ -115,8 +112,7 @@ def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
     """
     if not is_odd_name(raw):
         return raw
-    root = _ROOT.match(raw)
-    name = posixpath.normpath(raw[root.end() :] if root is not None else raw)
+    name = posixpath.normpath(raw.lstrip("/"))
     faults = (
         ("\0" in raw, "its name contains a NUL character"),
         (".." in raw.split("/"), "its name climbs out of the archive's folder with '..'"),
@@ -137,7 +133,7 @@ def resolve_link(archive: str, name: str, target: str) -> str:
     """
     # Decided by words, not by a disk: nothing has been unpacked yet.
     resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-    if not target or "\0" in target or _ROOT.match(target) or resolved == ".." or resolved.startswith("../"):
+    if not target or "\0" in target or target.startswith("/") or resolved == ".." or resolved.startswith("../"):
         raise refuse_member(archive, name, f"it is a link to {target!r}, outside the archive")
     return resolved
 

@@ -41,7 +41,8 @@ class _Rows(NumberedRows):
 
 
 def test_planning_makes_no_columns_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where samples go takes the memory of its result, and which splits have them two columns more: each more would be eight bytes of every sample at the moment when packing takes most."""
+    """Where samples go takes the memory of its result, and which splits have them two columns more: each more would be
+    eight bytes of every sample at the moment when packing takes most."""
     count = 100_000
     monkeypatch.setattr(plan_module, "_PLACED_TOGETHER", 1000)
     names = [f"{number:06}.jpg" for number in range(count)]

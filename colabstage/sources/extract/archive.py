@@ -380,7 +380,8 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     if record is not None and ours and here.is_as_made and record.archive.is_same_content(identity):
         return record
     # A changed archive is extracted again; nothing is lost but the content of its earlier state.
-    same = record is not None and record.archive.address == identity.address
+    here_from = None if record is None else (record.archive.address, record.archive.part)
+    same = here_from == (identity.address, identity.part)
     if overwrite or (ours and same and here.is_as_made):
         return None
     if not ours or here.kind != "folder":

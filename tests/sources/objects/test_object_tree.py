@@ -159,7 +159,7 @@ def test_a_folder_with_nothing_but_its_marker_is_empty(s3: BucketService) -> Non
 
 
 @pytest.mark.parametrize(
-    "names", [["../out.txt"], ["a/../../x"], ["/etc/x"], ["a//b", "a/b"], ["a", "a/b"], ["c:/x"], ["a\\b"], ["dir/"]]
+    "names", [["../out.txt"], ["a/../../x"], ["/../x"], ["a//b", "a/b"], ["/a", "a"], ["a", "a/b"], ["dir/"]]
 )
 def test_names_that_no_folder_can_hold_are_refused(s3: BucketService, names: list[str]) -> None:
     """A bucket's keys are any text; those that would leave the folder or collide in it refuse the tree."""
