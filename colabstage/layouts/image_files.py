@@ -178,10 +178,9 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     are_masks = of_masks[of_files]
     # Few or none of a million names have such an ending, and only those are examined.
     ends = (*_MASK_WORDS, "_L", "_P")
-    marked = re.compile("|".join(re.escape(f"{end}.") for end in ends), re.IGNORECASE)
-    for number in np.flatnonzero(~of_images[of_files]).tolist():
-        if marked.search(files.names[number]) is None:
-            continue
+    together = "\n".join(files.names).lower()
+    has_some = any(f"{end}.".lower() in together for end in ends)
+    for number in np.flatnonzero(~of_images[of_files]).tolist() if has_some else ():
         are_masks[number] |= _MASK_SUFFIX.search(stem_of(files.names[number])) is not None
     masks = files.take(np.flatnonzero(are_masks))
     images = files.take(np.flatnonzero(~are_masks)).ending_in(IMAGE_EXTENSIONS) if masks else masks

@@ -37,9 +37,8 @@ from colabstage.machine.platforms import detect_platform
 from colabstage.sources.kaggle_datasets import parse_kaggle
 from colabstage.sources.share_pages import parse_share_link
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
-from colabstage.trees.joined import is_piece, may_be_part
-from colabstage.trees.joined import parts_of as parts_of_file
-from colabstage.trees.listing import as_tree
+from colabstage.trees.volumes import is_piece, may_be_part
+from colabstage.trees.volumes import parts_of as parts_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -180,6 +179,9 @@ def parse_source(source: SourceArgument) -> Source:
 def _parse_one(source: object) -> SingleSource:
     if isinstance(source, (str, os.PathLike)):
         return _parse_text(source)
+    # Imported here, because the command line asks this module for names, and must not load numpy for its help.
+    from colabstage.trees.listing import as_tree
+
     tree = as_tree(source)
     if tree is not None:
         # Callers choose labels freely, so trees in memory are distinguished by their contents.

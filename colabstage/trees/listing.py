@@ -150,8 +150,8 @@ class FileEntries(Sequence[FileEntry]):
     def endings(self) -> tuple[list[str], NDArray[np.int64]]:
         """Return what follows the last dots of the bare names (".JPG"; "" where there is none), and the number of each
         file's, `(N,)`."""
-        bases = [name.rpartition("/")[2].rpartition(".") for name in self.names]
-        return _numbered([dot + end if dot else "" for _, dot, end in bases])
+        # A dot in a folder's name begins no ending.
+        return _numbered([name[at:] if (at := name.rfind(".")) > name.rfind("/") else "" for name in self.names])
 
     def in_folders(self, fits: Callable[[str], bool]) -> FileEntries:
         """Return those in folders whose names fit, in the same order."""
@@ -182,13 +182,12 @@ class FileEntries(Sequence[FileEntry]):
 def folders_of(names: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:
     """Return the folders of some files' names, the first that occurs first, "" for the root; and the number of each
     file's, `(N,)`."""
-    return _numbered([name.rpartition("/")[0] for name in names])
+    return _numbered([name[:at] if (at := name.rfind("/")) > 0 else "" for name in names])
 
 
 def _numbered(texts: list[str]) -> tuple[list[str], NDArray[np.int64]]:
-    numbers: dict[str, int] = {}
-    of_texts = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
-    return list(numbers), of_texts
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    return list(numbers), np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
 
 
 def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> list[str]:

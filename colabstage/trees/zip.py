@@ -454,11 +454,11 @@ class ZipTree(Tree):
         self._packing = [columns[name] for name in ("end", "packed_size", "crc", "method", "flags")]
         # In bytes only those that differ.
         stored = [directory.stored_names[number] for number in numbers.tolist()]
-        self._stored_names = {
-            place: raw
-            for place, (name, raw) in enumerate(zip(sorted_names, stored, strict=True))
-            if name.encode("utf-8", "surrogatepass") != raw
-        }
+        self._stored_names: dict[int, bytes] = {}
+        # All at once, as nearly always all are the same.
+        if "\0".join(sorted_names).encode("utf-8", "surrogatepass") != b"\0".join(stored):
+            pairs = enumerate(zip(sorted_names, stored, strict=True))
+            self._stored_names = {place: raw for place, (name, raw) in pairs if _encoded(name) != raw}
 
     def _choose(
         self, names: list[str], undeclared: set[int], facts: dict[str, NDArray[Any]]

@@ -389,7 +389,7 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     elif not here.is_as_made:
         what = f"is an extracted folder and {here}"
     else:
-        what = "is a folder extracted from another archive"
+        what = "is a folder extracted from another archive, or another part of this one"
     msg = f"'{target}' {what}. Choose another target, or pass overwrite=True to replace it."
     raise TargetExistsError(msg)
 
