@@ -152,7 +152,7 @@ def opened(kind: str, files: Mapping[str, bytes], place: Path) -> Iterator[Tree]
         assert tree is not None
         yield tree
     else:
-        whole_folder = FolderTree(_write(place / "root", files | ({"other.bin": b"x"} if kind == "part" else {})))
+        whole_folder = FolderTree(_write(place / "root", {**files, **({"other.bin": b"x"} if kind == "part" else {})}))
         chosen = whole_folder.entries.where(lambda name: name != "other.bin")
         yield PartOfTree(whole_folder, chosen) if kind == "part" else whole_folder
 
