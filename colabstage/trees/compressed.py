@@ -11,7 +11,6 @@ import errno
 import importlib
 import io
 import posixpath
-import re
 from collections import deque
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -43,13 +42,6 @@ _XZ_MEMORY_BYTES = (1 << 30) + (1 << 26)
 _THREAD_END_S = 1.0
 # Pieces that are made, or wait, while one is used.
 _AHEAD = 2
-# Of bzip2 the mark, of xz the mark, of Zstandard a frame's or that of a frame to be skipped (RFC 8878, 3.1.2).
-_STREAM_STARTS = {
-    "bz2": re.compile(rb"BZh"),
-    "xz": re.compile(rb"\xfd7zXZ\0"),
-    "zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
-}
-_START_BYTES = 6
 # RFC 1952: the flags of a gzip header, and the parts that may stand before the name.
 _FEXTRA, _FNAME = 4, 8
 
@@ -112,18 +104,18 @@ def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], t
     else:
         options = {zstd().DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
         new, damage = partial(zstd().ZstdDecompressor, options=options), (*damage, zstd().ZstdError)
-    streams = _Streams(packed, new, _STREAM_STARTS[compression])
+    streams = _Streams(packed, new)
     return cast("IO[bytes]", io.BufferedReader(streams, _READ_BYTES)), damage
 
 
 class _Streams(io.RawIOBase):
-    """Compressed streams one after the other, with nothing but zeros between and behind them."""
+    """Compressed streams one after the other, with zeros between and behind them; anything else is no stream, which its
+    decompressor says."""
 
-    def __init__(self, packed: IO[bytes], new: Callable[[], Any], begins: re.Pattern[bytes]) -> None:
+    def __init__(self, packed: IO[bytes], new: Callable[[], Any]) -> None:
         super().__init__()
         self._packed = packed
         self._new = new
-        self._begins = begins
         self._stream = new()
 
     def readable(self) -> bool:
@@ -147,11 +139,8 @@ class _Streams(io.RawIOBase):
     def _next_stream(self) -> bytes:
         """Return what has been read of the next stream, from its beginning; empty when there is none."""
         data = self._stream.unused_data.lstrip(b"\0")
-        while len(data) < _START_BYTES and (more := self._packed.read(_READ_BYTES)):
-            data = (data + more).lstrip(b"\0")
-        if data and not self._begins.match(data):
-            msg = "something else follows its end"
-            raise ValueError(msg)
+        while not data and (more := self._packed.read(_READ_BYTES)):
+            data = more.lstrip(b"\0")
         return bytes(data)
 
 

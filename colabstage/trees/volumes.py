@@ -68,8 +68,9 @@ def _number(text: str) -> int:
 
 def _check_numbers(name: str, parts: Mapping[str, str]) -> None:
     present = sorted(map(_number, parts))
-    # Most count from 1, `split` from 0 or aa.
-    missing = sorted(set(range(min(1, present[0]), present[-1])) - set(present))
+    # Letters begin with aa, numbers with 0 or 1.
+    begin = 1 if any(map(str.isdigit, next(iter(parts)))) else 0
+    missing = sorted(set(range(begin, present[-1])) - set(present))
     if not missing:
         return
     sample = next(iter(parts))

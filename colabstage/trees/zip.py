@@ -496,7 +496,6 @@ class ZipTree(Tree):
                 if any(facts[fact][before] != facts[fact][number] for fact in ("size", "crc")):
                     reason = "it is there twice, with two contents, so which of the two is meant is unclear"
                     raise refuse_member(self.label, raw, reason)
-                rows[name] = number
                 repeated.append(name)
         return rows, folders, repeated
 

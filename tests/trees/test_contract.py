@@ -567,6 +567,8 @@ def test_columns_are_what_entries_say() -> None:
     assert [endings[number] for number in of_files] == [".JPG", ".gz", "", ".jpg", ".2024"]
     with pytest.raises(IndexError):
         entries[5]
+    dotted = FileEntries.of([FileEntry("v1.5/x", 1, 1, 0)])
+    assert dotted.endings[0] == [""]
     late: list[Any] = [FileEntry("a", 1, 1 << 64, 0)]
     assert FileEntries.of(late).mtimes_ns.tolist() == [0]
 

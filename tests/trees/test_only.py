@@ -46,6 +46,7 @@ FILES = {
         ("**/rust", [f"plants/{v}/rust/{n}.png" for v in ("color", "grey") for n in range(2)]),
         (["plants/grey/rust/0.png", "plants/labels.csv"], ["plants/grey/rust/0.png", "plants/labels.csv"]),
         ("plants/c?lor.txt", ["plants/color.txt"]),
+        (["a1", "plants/labels.csv"], ["a1/x.txt", "plants/labels.csv"]),
     ],
 )  # fmt: skip
 def test_a_folder_becomes_the_root_and_all_else_keeps_its_names(
@@ -96,7 +97,7 @@ def test_advice_names_the_whole_path(zip_bytes: ZipBytes) -> None:
         ("a.7z.001", ["a.7z.001"], ["a.7z.001"]),
         ("a.tar.gz.ab", ["a.tar.gz", "a.tar.gz.aa", "a.tar.gz.ab", "a.tar.xz"], ["a.tar.gz.aa", "a.tar.gz.ab"]),
         ("d.tar.part10", [f"d.tar.part{n}" for n in range(1, 11)], [f"d.tar.part{n}" for n in range(1, 11)]),
-        ("a.tar.gz", ["a.tar.gz", "a.tar.bz"], ["a.tar.gz"]),
+        ("a.tar.bz", ["a.tar.gz", "a.tar.ab"], ["a.tar.bz"]),
         (f"{_DRIVE}-002.zip", [f"{_DRIVE}-001.zip"], [f"{_DRIVE}-001.zip", f"{_DRIVE}-002.zip"]),
         (f"{_DRIVE}-1-001.zip", [f"y{_DRIVE}-003.zip"], [f"{_DRIVE}-1-001.zip"]),
         (f"{_DRIVE}-1-001.zip", [f"{_DRIVE}-3-002.zip"], [f"{_DRIVE}-1-001.zip", f"{_DRIVE}-3-002.zip"]),
@@ -114,6 +115,8 @@ def test_the_parts_of_one_archive_are_known_by_their_names(name: str, siblings: 
         ("a.zip.001", ["a.zip.003"], "a.zip.002"),
         ("a.zip.002", [], "a.zip.001"),
         ("a.tar.gz.ac", ["a.tar.gz.aa"], "a.tar.gz.ab"),
+        ("a.tar.gz.ab", ["a.tar.gz.ac"], "a.tar.gz.aa"),
+        ("d.tar.part02", ["d.tar.part00"], "d.tar.part01"),
         ("x-20240105T101112Z-002.zip", [], "x-20240105T101112Z-001.zip"),
         ("x-20240105T101112Z-001.zip", ["x-20240105T101112Z-003.zip"], "x-20240105T101112Z-002.zip"),
         ("a.part2.rar", ["a.part1.rar"], 'unrar x "a.part1.rar"'),
