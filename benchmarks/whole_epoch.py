@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
     from colabstage.ui.demo.run import FreshMachine, Machine
 
     Batches = Iterable[tuple[Tensor, Tensor]]

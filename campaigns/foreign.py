@@ -24,8 +24,8 @@ from colabstage.errors import ColabstageError
 from colabstage.layouts.row_arrays import read_arrays
 from colabstage.load.reading.engines import EngineChoice
 from colabstage.load.reading.reader import SplitReader
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 _NUMBERS = (
     "u1", "i1", "<i2", ">i2", "<u2", "<i4", ">i4", "<u8", ">i8", "<f2", "<f4", ">f4", "<f8", ">f8", "?", "<c8", ">c16",

@@ -46,7 +46,7 @@ REFERENCE = {
             "colabstage.sources.fetching.FetchReport",
             "colabstage.extract_archive",
             "colabstage.sources.extract.archive.ExtractReport",
-            "colabstage.trees.entries.ArchiveLimits",
+            "colabstage.trees.names.ArchiveLimits",
         ),
     ),
     "drive": ReferencePage(

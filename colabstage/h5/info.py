@@ -54,7 +54,7 @@ from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.files import Closing, translate_read_error
 from colabstage.io.missing import whereabouts
 from colabstage.io.units import format_count
-from colabstage.trees.tree import HEAD_BYTES, describe_contents
+from colabstage.trees.bytes import HEAD_BYTES, describe_contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -263,30 +263,12 @@ def _encode(text: object) -> bytes:
 
 
 def _longest(texts: Sequence[object]) -> int:
-    # Imported here, as numpy is: the command line asks this module for names and needs neither.
-    from colabstage.trees.strings import StringArray
-
-    if isinstance(texts, StringArray) and texts.is_utf8():
-        return texts.longest
     return max((len(_encode(text)) for text in texts), default=1)
-
-
-def _encoded(texts: Sequence[object], length: int) -> NDArray[np.bytes_]:
-    """Return each text as bytes, with zeros up to `length`."""
-    import numpy as np
-
-    from colabstage.trees.strings import StringArray
-
-    if isinstance(texts, StringArray):
-        # Once: each question to a selection would gather its bytes again.
-        texts = texts.packed()
-        if texts.is_utf8():
-            return texts.padded(length)
-    return np.array([_encode(text) for text in texts], dtype=f"S{length}")
 
 
 def _write_texts(file: Any, name: str, texts: Sequence[object]) -> None:
     import h5py
+    import numpy as np
 
     # HDF5 has no strings of zero bytes.
     length = _longest(texts) or 1
@@ -295,7 +277,7 @@ def _write_texts(file: Any, name: str, texts: Sequence[object]) -> None:
     )
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         # The padded bytes go in as they are: h5py's own conversion of a million strings takes seconds.
-        raw = _encoded(texts[start : start + _TEXTS_AT_ONCE], length)
+        raw = np.array([_encode(text) for text in texts[start : start + _TEXTS_AT_ONCE]], dtype=f"S{length}")
         place = dataset.id.get_space()
         place.select_hyperslab((start,), raw.shape)
         dataset.id.write(h5py.h5s.create_simple(raw.shape), place, raw, mtype=dataset.id.get_type())

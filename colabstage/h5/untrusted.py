@@ -27,14 +27,14 @@ import numpy as np
 from colabstage.errors import ColabstageError, DamagedPackError, PackFormatError
 from colabstage.io.files import translate_read_error
 from colabstage.io.units import format_bytes
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import ByteSource
+    from colabstage.trees.bytes import ByteSource
 
     HeadReader = Callable[[int], tuple[int, ...]]
     from collections.abc import Sequence

@@ -9,10 +9,12 @@ Old names of arguments work for one more release.
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import functools
 import inspect
 import os
+import posixpath
 import re
 import sys
 import sysconfig
@@ -28,7 +30,7 @@ from colabstage.errors import ArgumentError, OptionError
 from colabstage.io.given import instead_of, show_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     # What defines arguments: a dataclass by its fields, a function by its keyword-only parameters.
     Speller = type[Any] | Callable[..., Any]
@@ -390,3 +392,34 @@ def _shell() -> Any:
     # Not imported here: a process that has not imported IPython is not in one.
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
+
+
+def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the paths and patterns of the argument `only`, normalised; none for the whole source.
+
+    Raises:
+        OptionError: one is empty, absolute, climbs out with `..`, or is no text.
+    """
+    given: tuple[object, ...] = () if only is None else (only,) if isinstance(only, str) else tuple(only)
+    parts = tuple(posixpath.normpath(part) if isinstance(part, str) and part.strip() else "" for part in given)
+    if any(part in ("", ".") or part.startswith("/") or ".." in part.split("/") for part in parts):
+        msg = (
+            f"only={only!r} names no part of a source. Give a path below it or a pattern, or a list of these: "
+            "only='train/images', only='*/color', only=['train', 'labels.csv']."
+        )
+        raise OptionError(msg)
+    return parts
+
+
+def check_zip_encoding(encoding: str | None) -> None:
+    """Refuse the name of an encoding that Python does not know.
+
+    Raises:
+        OptionError: it is none.
+    """
+    try:
+        if encoding is not None:
+            codecs.lookup(encoding)
+    except (LookupError, TypeError) as error:
+        msg = f"zip_encoding={encoding!r} is no encoding that Python knows. Expected one such as gbk, cp932 or cp866."
+        raise OptionError(msg) from error

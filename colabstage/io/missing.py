@@ -25,7 +25,9 @@ def whereabouts(path: Path) -> str:
     Reads no more than that folder. `path` may be relative.
     """
     # The nearest existing folder shows where the path goes wrong: a missing mount, a typing error, a moved folder.
-    there = next((parent for parent in path.parents if parent.is_dir()), Path("/"))
+    there = next((parent for parent in path.parents if parent.exists()), Path("/"))
+    if there.is_file():
+        return f"'{there}' is a file. A part of an archive is an argument: only={path.relative_to(there).as_posix()!r}."
     wanted = path.relative_to(there).parts if path.is_relative_to(there) else path.parts
     sentences = [_what_is_in(there, wanted[0] if wanted else path.name)]
     if not _DRIVE_FOLDERS.isdisjoint(path.parts) or path.is_relative_to("/content/drive"):

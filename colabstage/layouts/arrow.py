@@ -40,9 +40,7 @@ from colabstage.layouts.shards import (
     scan_each,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, offsets_of
-from colabstage.trees.entries import files_ending_in
-from colabstage.trees.strings import StringArray
-from colabstage.trees.tree import LocalBytes, SourceFile
+from colabstage.trees.bytes import LocalBytes, SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Targets
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 # Rows of a parquet file that are in memory at once; as many as `datasets` writes into a batch of images.
 _ROWS = 100
@@ -348,12 +346,12 @@ def read_arrow(tree: Tree) -> SampleTable:
     """
     entries = [
         entry
-        for entry in files_ending_in(tree.entries, EXTENSIONS)
+        for entry in tree.entries.ending_in(EXTENSIONS)
         # Files that `datasets` computes and stores beside the data.
         if not posixpath.basename(entry.name).startswith(("cache-", "indices"))
     ]
     required(entries, tree, "parquet or Arrow files")
-    if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
+    if tree.entries.ending_in(IMAGE_EXTENSIONS):
         msg = f"'{tree.label}' holds separate image files beside its parquet or Arrow files."
         raise LayoutError(msg)
     # Before any file is opened, so that a missing package is reported at once.
@@ -375,9 +373,7 @@ def read_arrow(tree: Tree) -> SampleTable:
             raise BrokenDatasetError(msg)
     found, shards = _find_images(tree, shards, facts, columns)
     counts = [len(rows.images) for rows in found]
-    names = StringArray.of(
-        f"{shard.name}[{row}]" for shard, count in zip(shards, counts, strict=True) for row in range(count)
-    )
+    names = [f"{shard.name}[{row}]" for shard, count in zip(shards, counts, strict=True) for row in range(count)]
     source = ShardParts(shards, np.concatenate([rows.images for rows in found]), names)
     values = _joined_labels([rows.labels for rows in found])
     del found

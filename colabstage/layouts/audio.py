@@ -20,7 +20,6 @@ from colabstage.layouts.csv_table import TableSearch
 from colabstage.layouts.names import required
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import Arrays, BrokenDatasetError, first_that_fits
-from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Content, SampleSource, SampleTable
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 SoundDtype = Literal["float32", "int16"]
 SOUND_EXTENSIONS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
@@ -210,7 +209,7 @@ def read_audio(
         BrokenDatasetError: they have different lengths, rates or channels, and the options do not say what to do.
         MissingDependencyError: they are FLAC or the like, and soundfile is not installed.
     """
-    clips = files_ending_in(tree.entries, SOUND_EXTENSIONS)
+    clips = tree.entries.ending_in(SOUND_EXTENSIONS)
     required(clips, tree, f"clips of sound ({', '.join(SOUND_EXTENSIONS)})")
     kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
     by_table = TableSearch(tree, kind, labels=labels).read

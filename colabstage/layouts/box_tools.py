@@ -27,14 +27,12 @@ from colabstage.layouts.image_boxes import LabelledImage, check_images, detectio
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, is_image, split_name, split_of_path, stem_of
 from colabstage.layouts.reading import decode_text, read_file, read_files
 from colabstage.layouts.table import BrokenDatasetError, left_out_notes
-from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from colabstage.layouts.table import SampleTable
-    from colabstage.trees.entries import FileEntries
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 
 class Shape(NamedTuple):
@@ -90,7 +88,7 @@ def read_box_tools(tree: Tree) -> SampleTable:
         LayoutError: there is no such file.
         BrokenDatasetError: a file is broken, or most images that it names are missing; the message names it.
     """
-    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    images = tree.entries.ending_in(IMAGE_EXTENSIONS)
     # By extension, so that each file is read once, even if several formats share its extension.
     for extension in dict.fromkeys(form.extension for form in FORMATS) if images else ():
         found = _read_annotations(tree, extension)
@@ -106,7 +104,7 @@ def _read_annotations(tree: Tree, extension: str) -> tuple[_Format, dict[str, li
     forms = [form for form in FORMATS if form.extension == extension]
     # A format without a pattern of its own adds an empty alternative, which every path matches.
     named = re.compile("|".join(f"(?:{form.named})" for form in forms))
-    files = files_ending_in(tree.entries, (extension,)).where(lambda name: named.search(name) is not None)
+    files = tree.entries.ending_in((extension,)).where(lambda name: named.search(name) is not None)
     # A few files decide, so that thousands of files from another tool are not read.
     some = files.take(np.arange(min(len(files), _SNIFFED)))
     kinds = read_files(tree, some, lambda file, content: next((f for f in forms if _parsed(f, file, content)), None))
@@ -537,7 +535,7 @@ def read_class_file(tree: Tree) -> ClassFile:
     Raises:
         BrokenDatasetError: a YAML file has names in a form that is not read here.
     """
-    files = files_ending_in(tree.entries, _CLASS_FILES).where(
+    files = tree.entries.ending_in(_CLASS_FILES).where(
         lambda name: name.lower().endswith((".yaml", ".yml")) or posixpath.basename(name).lower() in _CLASS_LISTS
     )
     for entry in sorted(files, key=lambda entry: (entry.name.count("/"), entry.name)):

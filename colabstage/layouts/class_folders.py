@@ -31,12 +31,12 @@ from colabstage.layouts.reading import decode_text, read_file
 from colabstage.layouts.row_arrays import first_with_role
 from colabstage.layouts.stored_arrays import MAX_HEADER_BYTES, NPY, npy_header, read_npy
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, left_out_notes
-from colabstage.trees.entries import FileEntries, files_ending_in
+from colabstage.trees.listing import FileEntries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntry, Tree
 
 _SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLIT_NAMES.values()))}
 # Pictures in formats that are not read: a folder of them is a class whose samples are missing.
@@ -176,7 +176,7 @@ class _ClassFolders:
         )
 
     def _find_files(self) -> FileEntries:
-        files = files_ending_in(self.tree.entries, self.kind.extensions)
+        files = self.tree.entries.ending_in(self.kind.extensions)
         if len(files):
             return files
         if not self.tree.entries:
@@ -193,7 +193,7 @@ class _ClassFolders:
         names = set(self.tree.empty_folders)
         # Covers and spectrograms beside audio are not a class.
         if self.kind.layout != "audio":
-            others = files_ending_in(self.tree.entries, tuple(_OTHER_PICTURES)).folders[0]
+            others = self.tree.entries.ending_in(tuple(_OTHER_PICTURES)).folders[0]
             names |= {folder for folder in others if folder}
         # A folder above one with files is not a class of its own.
         used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
@@ -241,7 +241,7 @@ class _ClassFolders:
             BrokenDatasetError: a list omits a file, or names a class without a folder.
         """
         found: dict[str, dict[str, str]] = {}
-        texts = files_ending_in(self.tree.entries, (".txt",)) if flat else ()
+        texts = self.tree.entries.ending_in((".txt",)) if flat else ()
         for folder in flat:
             names = [files.names[number] for number in np.flatnonzero(folder_of == folder.number).tolist()]
             above = posixpath.dirname(posixpath.dirname(names[0]))
@@ -424,7 +424,7 @@ def read_array_folder(tree: Tree) -> SampleTable:
         EmptySourceError: there are no .npy files in folders of classes, or they are named like inputs and targets.
         LayoutError: the first is not an array of numbers.
     """
-    files = required(files_ending_in(tree.entries, (NPY,)), tree, ".npy files")
+    files = required(tree.entries.ending_in((NPY,)), tree, ".npy files")
     role = first_with_role(files)
     if role is not None:
         msg = f"'{role}' is named like the inputs or targets of many samples, not like a single one."

@@ -33,14 +33,12 @@ from colabstage.layouts.table import (
     known_splits,
     left_out_notes,
 )
-from colabstage.trees.entries import files_ending_in
-from colabstage.trees.strings import first_repeated
+from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colabstage.trees.entries import FileEntries
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 # COCO's archives have fewer JSON files; tools that write one for each image have far more.
 _MAX_FILES = 24
@@ -194,7 +192,7 @@ def read_coco(tree: Tree) -> SampleTable:
         LayoutError: there is no such file.
         BrokenDatasetError: an annotation is broken, or most images of a file are not there; they are named.
     """
-    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    images = tree.entries.ending_in(IMAGE_EXTENSIONS)
     # One folder may hold files of both kinds; those of classes are another layout.
     found = [file for file in _find_files(tree, images) if not file.is_of_classes]
     if not found:
@@ -232,7 +230,7 @@ def read_coco_classes(tree: Tree) -> SampleTable:
         LayoutError: there is no such file.
         BrokenDatasetError: an annotation is broken, an image has two categories, or most images are not there.
     """
-    images = required(files_ending_in(tree.entries, IMAGE_EXTENSIONS), tree, "images")
+    images = required(tree.entries.ending_in(IMAGE_EXTENSIONS), tree, "images")
     found = [file for file in _find_files(tree, images) if file.is_of_classes]
     if not found:
         msg = f"'{tree.label}' has no JSON file in COCO's form that gives each image a category, and images."
@@ -263,7 +261,7 @@ def read_coco_classes(tree: Tree) -> SampleTable:
 
 
 def _find_files(tree: Tree, images: FileEntries) -> list[_CocoFile]:
-    entries = list(files_ending_in(tree.entries, EXTENSIONS)) if images else []
+    entries = list(tree.entries.ending_in(EXTENSIONS)) if images else []
     # COCO's archive also has captions and keypoints of the same images.
     instances = [entry for entry in entries if posixpath.basename(entry.name).startswith("instances_")]
     # With very many JSON files, each probably belongs to one image, and reading all would take long.

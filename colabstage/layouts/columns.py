@@ -22,7 +22,7 @@ from colabstage.layouts.reading import decode_text, read_file
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntry, Tree
 
 # Hugging Face's ImageFolder uses metadata.jsonl.
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl")

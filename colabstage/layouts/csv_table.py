@@ -47,16 +47,14 @@ from colabstage.layouts.table import (
     known_splits,
     left_out_notes,
 )
-from colabstage.trees.entries import files_ending_in
-from colabstage.trees.strings import first_repeated
+from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from colabstage.layouts.columns import ColumnRoles
     from colabstage.layouts.table import Targets
-    from colabstage.trees.entries import FileEntries
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 NAME = "table"
 _IMAGES = FileKind(NAME, "images", IMAGE_EXTENSIONS)
@@ -196,8 +194,8 @@ class TableSearch:
         Raises:
             Exception: as `read_table`.
         """
-        files = files_ending_in(self.tree.entries, self.kind.extensions)
-        tables = list(files_ending_in(self.tree.entries, TABLE_EXTENSIONS))
+        files = self.tree.entries.ending_in(self.kind.extensions)
+        tables = list(self.tree.entries.ending_in(TABLE_EXTENSIONS))
         if not files or not tables:
             msg = f"'{self.tree.label}' holds no {self.kind.noun if not files else 'tables (.csv, .tsv, .parquet)'}."
             raise EmptySourceError(msg) if not files else LayoutError(msg)
@@ -319,7 +317,7 @@ class TableSearch:
         try:
             return find_roles(columns, labels=self.labels)
         except LayoutError:
-            for entry in files_ending_in(self.tree.entries, TABLE_EXTENSIONS).where(is_submission):
+            for entry in self.tree.entries.ending_in(TABLE_EXTENSIONS).where(is_submission):
                 first = decode_text(read_head(self.tree, entry, _HEADER_BYTES)).partition("\n")[0]
                 asked = [name for name in first.strip().replace('"', "").split(",") if name in columns]
                 if len(asked) == 1 and self.labels is None:
@@ -507,9 +505,9 @@ def tables_that_agree(tree: Tree, class_of: Mapping[str, str]) -> bool:
         tree: the dataset's files.
         class_of: the class of images by name.
     """
-    files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    files = tree.entries.ending_in(IMAGE_EXTENSIONS)
     try:
-        found = TableSearch(tree, _IMAGES).with_paths(list(files_ending_in(tree.entries, TABLE_EXTENSIONS)), files)
+        found = TableSearch(tree, _IMAGES).with_paths(list(tree.entries.ending_in(TABLE_EXTENSIONS)), files)
     except LayoutError:
         return False
     # The German traffic signs have a table in the folder of each class; together they say of each which it is.

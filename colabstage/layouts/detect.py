@@ -58,9 +58,9 @@ from colabstage.layouts.names import count_kinds, is_note
 from colabstage.layouts.row_arrays import read_arrays
 from colabstage.layouts.table import BrokenDatasetError, NearMissError, first_that_fits
 from colabstage.layouts.tokens import TokenOptions, read_tokens
-from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import PartOfTree
+from colabstage.trees.listing import FileEntries, PartOfTree
+from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.audio import SoundDtype
     from colabstage.layouts.table import SampleTable
     from colabstage.layouts.tokens import TokenDtype
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 LayoutFunction = Callable[["Tree"], "SampleTable"]
 
@@ -94,7 +94,7 @@ class LayoutReader(NamedTuple):
 
     def may_fit(self, tree: Tree) -> bool:
         """Tell whether "auto" has to try it: most trees have no files of most layouts."""
-        if not self.extensions or files_ending_in(tree.entries, self.extensions):
+        if not self.extensions or tree.entries.ending_in(self.extensions):
             return True
         return bool(self.archive) and any(part.kind == self.archive for part in tree.parts())
 
@@ -228,7 +228,7 @@ _ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar
 def _files_called(tree: Tree, ends: tuple[str, ...]) -> FileEntries:
     """Return the files of a tree whose names have one of these endings, in any case; .tar.gz is longer than an
     extension."""
-    files = files_ending_in(tree.entries, tuple(map(extension_of, ends)))
+    files = tree.entries.ending_in(tuple(map(extension_of, ends)))
     return files.where(lambda name: name.lower().endswith(ends))
 
 
@@ -237,7 +237,7 @@ def _what_a_table_needs(tree: Tree) -> tuple[str, ...]:
     if tree.label.lower().endswith((".xlsx", ".ods")):
         how = f"pandas.read_excel('{tree.label}').to_csv('FOLDER/labels.csv', index=False)"
         return (f"It is a spreadsheet. Save it beside the files that it names, {how}, and give 'FOLDER'.",)
-    if not files_ending_in(tree.entries, TABLE_EXTENSIONS):
+    if not tree.entries.ending_in(TABLE_EXTENSIONS):
         return ()
     folder = tree.label if isinstance(tree, FolderTree) else "FOLDER"
     hint = (

@@ -37,13 +37,12 @@ from colabstage.layouts.names import (
 )
 from colabstage.layouts.reading import decode_text, read_files, read_texts
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, first_that_fits, left_out_notes
-from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import NoReturn
 
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntry, Tree
 
 _ANNOTATIONS, _LISTS = "Annotations", "ImageSets/Main"
 # The poses in the order of their numbers; the first is for a missing or unknown one.
@@ -89,8 +88,8 @@ def read_voc(tree: Tree) -> SampleTable:
         LayoutError: no image has such a file.
         BrokenDatasetError: a file is broken; it is named with the line.
     """
-    annotations = files_ending_in(tree.entries, (".xml",))
-    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS if annotations else ())
+    annotations = tree.entries.ending_in((".xml",))
+    images = tree.entries.ending_in(IMAGE_EXTENSIONS if annotations else ())
     # Masks are in SegmentationClass and SegmentationObject by the same stems.
     images = images.where(lambda name: not folder_of(name).startswith("Segmentation"))
     files_of = _AnnotationFiles(annotations)
@@ -183,7 +182,7 @@ def _without_roles(name: str) -> tuple[str, ...]:
 
 def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
     """Return the split of every listed image, by the dataset's folder and the image's stem."""
-    texts = files_ending_in(tree.entries, (".txt",)).where(
+    texts = tree.entries.ending_in((".txt",)).where(
         lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{_LISTS}") and stem_of(name).lower() in _LIST_ORDER
     )
     order = sorted(texts, key=lambda entry: (_LIST_ORDER.index(stem_of(entry.name).lower()), entry.name))
@@ -283,12 +282,12 @@ def read_kitti(tree: Tree) -> SampleTable:
         LayoutError: there is no folder label_2 beside one called image_2.
         BrokenDatasetError: a line is not of fifteen columns of numbers; it is named.
     """
-    texts = files_ending_in(tree.entries, (".txt",))
+    texts = tree.entries.ending_in((".txt",))
     labels = {
         posixpath.splitext(entry.name)[0]: entry
         for entry in texts.where(lambda name: name.endswith(".txt") and folder_of(name) == _KITTI_LABELS)
     }
-    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS if labels else ())
+    images = tree.entries.ending_in(IMAGE_EXTENSIONS if labels else ())
     # image_3 is from the right camera, for which the boxes are not valid.
     images = images.where(lambda name: folder_of(name) == _KITTI_IMAGES)
     places = [posixpath.splitext(image.name)[0].split("/") for image in images]
@@ -377,8 +376,8 @@ def read_yolo(tree: Tree) -> SampleTable:
         BrokenDatasetError: a line is not of this form, or its class has no name; it is named.
     """
     # By exact names, because thousands of labels are looked up, with the case of the images' names.
-    texts = {entry.name: entry for entry in files_ending_in(tree.entries, (".txt",)) if entry.name.endswith(".txt")}
-    images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS)) if texts else []
+    texts = {entry.name: entry for entry in tree.entries.ending_in((".txt",)) if entry.name.endswith(".txt")}
+    images = list(tree.entries.ending_in(IMAGE_EXTENSIONS)) if texts else []
     labels = [_label_file_of(image.name, texts) for image in images]
     files = [label for label in labels if label is not None]
     names, keypoints = read_class_file(tree)
@@ -576,7 +575,7 @@ def read_detection(tree: Tree) -> SampleTable:
         LayoutError: there are no labels of any of these forms; the message has the reason of each.
         BrokenDatasetError: there are, and one is broken; it is named.
     """
-    required(files_ending_in(tree.entries, IMAGE_EXTENSIONS), tree, "images")
+    required(tree.entries.ending_in(IMAGE_EXTENSIONS), tree, "images")
     found = first_that_fits(*(functools.partial(read, tree) for read in _FORMATS.values()))
     if isinstance(found, SampleTable):
         return found

@@ -41,15 +41,13 @@ from colabstage.layouts.names import (
 from colabstage.layouts.reading import decode_text, read_files, read_head
 from colabstage.layouts.table import BrokenDatasetError, Masks, NearMissError, TreeFiles, Values
 from colabstage.layouts.tfrecord import named_records, read_tfrecord
-from colabstage.trees.entries import FileEntries, files_ending_in
-from colabstage.trees.strings import folders_of
-from colabstage.trees.tree import PartOfTree
+from colabstage.trees.listing import FileEntries, PartOfTree, folders_of, only_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from colabstage.layouts.table import SampleTable
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 _TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
 # Enough to recognise a file's content, and little enough for a slow mount.
@@ -132,7 +130,7 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
         if by_folder is not None:
             return by_folder
         # Nothing is gained by the advice where all images are in one folder.
-        if len(files_ending_in(tree.entries, IMAGE_EXTENSIONS).folders[0]) < 2:
+        if len(tree.entries.ending_in(IMAGE_EXTENSIONS).folders[0]) < 2:
             raise
         msg = f'{error} layout="image_folder" takes folders as classes, and leaves tables out.'
         raise BrokenDatasetError(msg) from error
@@ -240,7 +238,7 @@ def guess_detection(tree: Tree, _is_more: bool) -> SampleTable:
     """
     found = read_detection(tree)
     # Pascal VOC also has masks, but people who stage it want the boxes.
-    own = any("SegmentationClass/" in entry.name for entry in files_ending_in(tree.entries, (".png",)))
+    own = any("SegmentationClass/" in entry.name for entry in tree.entries.ending_in((".png",)))
     if not own and _is_claimed(tree, read_pairs):
         msg = (
             f"The images of '{tree.label}' have boxes in files of annotations and masks beside them. Say which are "
@@ -304,7 +302,7 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
         inputs = replace(found.inputs, source=TreeFiles(tree, found.inputs.source.entries))
         note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
         found = replace(found, inputs=inputs, notes=(*found.notes, note))
-    sounds = files_ending_in(tree.entries, SOUND_EXTENSIONS)
+    sounds = tree.entries.ending_in(SOUND_EXTENSIONS)
     if 2 * len(sounds) > len(found):
         msg = (
             f"'{tree.label}' holds {len(found):,} images in folders of classes and {len(sounds):,} clips of sound "
@@ -318,7 +316,7 @@ def _second_copy(tree: Tree) -> frozenset[str]:
     """Return the images in a folder with a second copy of every image of the tree."""
     # Archives on Kaggle have such folders: cell_images/cell_images beside the folders of cell_images. Otherwise the
     # same images would be in two splits. Compared are names, sizes, and the content of a few.
-    files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    files = tree.entries.ending_in(IMAGE_EXTENSIONS)
     if not files:
         return frozenset()
     folders, of_files = files.folders
@@ -329,7 +327,7 @@ def _second_copy(tree: Tree) -> frozenset[str]:
     originals = {f"{top}{'/'.join(deepest[start:])}": start for start in range(1, len(deepest) - 1)}
     if not originals:
         return frozenset()
-    starts = [originals[files.names[number]] for number in files.names.among(originals).tolist()]
+    starts = [originals[name] for name in files.names if name in originals]
     if not starts:
         return frozenset()
     folder = f"{top}{'/'.join(deepest[: min(starts)])}/"
@@ -398,8 +396,8 @@ class _FolderEvidence:
             ("" if self.is_more else self._one_class())
             or self._roles()
             or self._parts_below()
-            or _variants(below)
-            or _wrapper(below)
+            or self._variants(below)
+            or self._wrapper(below)
             or _deeper(below)
             or self._strange_split()
         )
@@ -445,6 +443,35 @@ class _FolderEvidence:
                 return {name: {(*rest, "")[0] for rest in inner} for name, inner in rests.items()}
             rests = {name: {rest[1:] for rest in inner} for name, inner in rests.items()}
 
+    def _only(self, name: str) -> str:
+        """Return the argument that stages the folder `name` alone, wherever it is in the source."""
+        paths = (folder.split("/") for folder in self.folders)
+        found = ["/".join(parts[: parts.index(name) + 1]) for parts in paths if name in parts]
+        return only_line(self.tree, min(found, key=len, default=name))
+
+    def _variants(self, below: dict[str, set[str]]) -> str:
+        """Return the folders that each class contains: variants of one dataset, or parts of each sample."""
+        common = set.intersection(*below.values())
+        if len(below) < 2 or len(common) < 2 or "" in common:
+            return ""
+        first, *_ = below
+        return (
+            f"each holds the folders {listed(sorted(common))}, which may be the classes as well. Stage one of the "
+            f"outer folders, such as '{first}': {self._only(first)}; or have the inner ones read as classes: "
+            f"{_INNERMOST}."
+        )
+
+    def _wrapper(self, below: dict[str, set[str]]) -> str:
+        """Return a folder that contains the classes a second time."""
+        for name, inner in below.items():
+            again = (inner & below.keys()) - {name}
+            if len(again) > 1:
+                return (
+                    f"'{name}' holds the folders {listed(sorted(again))}, which are classes beside it as well. Stage "
+                    f"it alone: {self._only(name)}."
+                )
+        return ""
+
     def _parts_below(self) -> str:
         """Find folders of images and of masks below the classes: the masks are not samples."""
         folders = {name for folder in self.folders for name in folder.split("/")}
@@ -456,7 +483,7 @@ class _FolderEvidence:
         return (
             f"{listed(found)} hold parts of each sample. Have the class read from the paths of one of them: "
             f"layout=file_names(r'([^/]+)/{found[0]}/'), from colabstage.options; or stage one of the classes for its "
-            "masks."
+            f"masks: {self._only(self.found.classes[0])}."
         )
 
     def _roles(self) -> str:
@@ -479,10 +506,10 @@ class _FolderEvidence:
         if not odd or (len(odd) == 1 and len(self.found.classes) > 2):
             return ""
         return (
-            f"{listed(sorted(odd))} are names of parts of a dataset, and no layout of colabstage fits "
-            "them. Stage the part that has the classes, give a function as layout= that says what is what (see 'A "
-            "layout of your "
-            "own' in the documentation), or have the class read from the files' names: layout=file_names(PATTERN)."
+            f"{listed(sorted(odd))} are names of parts of a dataset, and no layout of colabstage fits them. Stage the "
+            f"part that has the classes (such as {self._only(min(odd))}), give a function as layout= that says what is "
+            "what (see 'A layout of your own' in the documentation), or have the class read from the files' names: "
+            "layout=file_names(PATTERN)."
         )
 
     def _one_class(self) -> str:
@@ -513,7 +540,7 @@ class _FolderEvidence:
     def _named_elsewhere(self, *, read: frozenset[str]) -> tuple[str, list[str]]:
         """Look for files that say something else of the samples than their folders do, "" where none does; and for
         lists of splits that agree with them. `read`: those that are read."""
-        others = files_ending_in(self.tree.entries, ANNOTATION_EXTENSIONS).where(lambda name: name not in read)
+        others = self.tree.entries.ending_in(ANNOTATION_EXTENSIONS).where(lambda name: name not in read)
         if not others:
             return "", []
         by_stem = {stem_of(name): name for name in others.names}
@@ -559,18 +586,6 @@ def _class_of(found: SampleTable) -> Iterable[tuple[str, str]]:
     return ((name, found.classes[label]) for name, label in zip(found.keys, _labels(found), strict=True))
 
 
-def _variants(below: dict[str, set[str]]) -> str:
-    """Return the folders that each class contains: variants of one dataset, or parts of each sample."""
-    common = set.intersection(*below.values())
-    if len(below) < 2 or len(common) < 2 or "" in common:
-        return ""
-    first, *_ = below
-    return (
-        f"each holds the folders {listed(sorted(common))}, which may be the classes as well. Stage one of the outer "
-        f"folders, such as '{first}', or have the inner ones read as classes: {_INNERMOST}."
-    )
-
-
 def _deeper(below: dict[str, set[str]]) -> str:
     """Return folders that each hold images in several subfolders, and none directly."""
     wide = next((name for name, inner in below.items() if len(inner) > 1), None)
@@ -580,18 +595,6 @@ def _deeper(below: dict[str, set[str]]) -> str:
         f"the images are deeper: those of '{wide}' in {listed(sorted(below[wide]))}, which may be the classes. Have "
         f"the inner folders read as classes: {_INNERMOST}."
     )
-
-
-def _wrapper(below: dict[str, set[str]]) -> str:
-    """Return a folder that contains the classes a second time."""
-    for name, inner in below.items():
-        again = (inner & below.keys()) - {name}
-        if len(again) > 1:
-            return (
-                f"'{name}' holds the folders {listed(sorted(again))}, which are classes beside it as well. Move it "
-                f"away, or stage it alone."
-            )
-    return ""
 
 
 def _says_more(name: str, what: str) -> str:

@@ -24,14 +24,14 @@ from colabstage.layouts.table import (
     known_splits,
     offsets_of,
 )
-from colabstage.trees.strings import first_repeated
+from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntry, Tree
 
 NAME = "detection"
 # No image has a side as long; and no dataset as many classes without their names.

@@ -42,12 +42,12 @@ from colabstage.layouts.table import (
     known_splits,
     left_out_notes,
 )
-from colabstage.trees.entries import FileEntries, files_ending_in
+from colabstage.trees.listing import FileEntries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntry, Tree
 
 
 PAIRS = "pairs"
@@ -167,7 +167,7 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     Raises:
         EmptySourceError, LayoutError: there are no images, or no masks.
     """
-    files = required(files_ending_in(tree.entries, IMAGE_EXTENSIONS), tree, "images")
+    files = required(tree.entries.ending_in(IMAGE_EXTENSIONS), tree, "images")
     folders, of_files = files.folders
     # A folder shared by all files says nothing about one of them: Dataset_with_GT.
     depth = len(shared_folders(f"{folder}/" for folder in folders))
@@ -178,8 +178,9 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     are_masks = of_masks[of_files]
     # Few or none of a million names have such an ending, and only those are examined.
     ends = (*_MASK_WORDS, "_L", "_P")
-    ended = files.names.containing(*(f"{end}.".lower().encode() for end in ends), any_case=True)
-    for number in np.flatnonzero(ended & ~of_images[of_files]).tolist():
+    together = "\n".join(files.names).lower()
+    has_some = any(f"{end}.".lower() in together for end in ends)
+    for number in np.flatnonzero(~of_images[of_files]).tolist() if has_some else ():
         are_masks[number] |= _MASK_SUFFIX.search(stem_of(files.names[number])) is not None
     masks = files.take(np.flatnonzero(are_masks))
     images = files.take(np.flatnonzero(~are_masks)).ending_in(IMAGE_EXTENSIONS) if masks else masks
@@ -255,7 +256,7 @@ def _is_of_objects(mask: FileEntry) -> bool:
 
 def _read_classes(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
     """Return the class names and colours from the files that tools leave beside masks; nothing if there are none."""
-    for entry in files_ending_in(tree.entries, TABLE_EXTENSIONS):
+    for entry in tree.entries.ending_in(TABLE_EXTENSIONS):
         # Any other table with columns r, g, b may be about the colours of images.
         if "class" not in posixpath.basename(entry.name).lower():
             continue
@@ -272,7 +273,7 @@ def _read_classes(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, in
         except ValueError as error:
             msg = f"'{entry.name}' has a colour that is not a whole number: {error}."
             raise LayoutError(msg) from error
-    texts = files_ending_in(tree.entries, (".txt",))
+    texts = tree.entries.ending_in((".txt",))
     # CVAT's, beside masks in Pascal VOC's folders.
     maps = list(texts.where(lambda name: posixpath.basename(name).lower() == "labelmap.txt"))
     for text in read_texts(tree, maps[:1]).values():
@@ -307,7 +308,7 @@ _BEFORE_NUMBER_TYPED = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
 
 
 def _images(tree: Tree) -> FileEntries:
-    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    images = tree.entries.ending_in(IMAGE_EXTENSIONS)
     images = images.in_folders(lambda folder: not any(map(is_foreign_folder, folder.split("/"))))
     return required(images, tree, "images")
 

@@ -34,13 +34,12 @@ from colabstage.layouts.shards import (
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values
 from colabstage.layouts.tfrecord import BadMessageError, ByteSpan, message_fields
-from colabstage.trees.entries import files_ending_in
-from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from colabstage.trees.tree import ByteSource, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import Tree
 
 _PAGE = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper
 _META = struct.Struct("<IIQQ 48s 48s QQ")  # magic, version, address, map size, free and main database, last page, txn
@@ -263,12 +262,12 @@ def read_lmdb(tree: Tree) -> SampleTable:
         BrokenDatasetError: some images have a label and others none.
         CorruptArchiveError: a database is damaged or truncated.
     """
-    found = files_ending_in(tree.entries, EXTENSIONS).where(_is_database)
+    found = tree.entries.ending_in(EXTENSIONS).where(_is_database)
     entries = required(found, tree, "LMDB database (data.mdb, or a file .lmdb)")
     scanned = scan_each(entries, lambda number, entry: _scan_values(open_shard(tree, entry), number))
     shards = [found.shard for found in scanned]
     parts = [part for found in scanned for part in found.images.values()]
-    names = StringArray.of(f"{found.shard.name}[{name}]" for found in scanned for name in found.images)
+    names = [f"{found.shard.name}[{name}]" for found in scanned for name in found.images]
     if not parts:
         msg = f"The databases in '{tree.label}' hold no values."
         raise EmptySourceError(msg)

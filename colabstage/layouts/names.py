@@ -18,9 +18,8 @@ from colabstage.errors import EmptySourceError
 from colabstage.io.units import counted, format_count, left_out
 from colabstage.layouts.reading import read_texts
 from colabstage.layouts.table import BrokenDatasetError, Masks, TreeFiles, Values
-from colabstage.trees.entries import FileEntries, files_ending_in, parent_folders
-from colabstage.trees.strings import take_strings
-from colabstage.trees.tree import count_by
+from colabstage.trees.listing import FileEntries, count_by, take_strings
+from colabstage.trees.names import parent_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence, Sized
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleSource, SampleTable
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntry, Tree
 
 
 # First those of torchvision.datasets.folder.IMG_EXTENSIONS, then others that Pillow reads, which torchvision silently
@@ -363,7 +362,7 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
     Raises:
         BrokenDatasetError: a list names a file in another class, split or several at once; or two lists name one file.
     """
-    candidates = [entry for entry in files_ending_in(tree.entries, _EXTENSIONS) if _listed_split(entry.name)]
+    candidates = [entry for entry in tree.entries.ending_in(_EXTENSIONS) if _listed_split(entry.name)]
     if not candidates or len(candidates) > _MOST_LISTS or not isinstance(found.inputs.source, TreeFiles):
         return ListedSplits(found)
     lines = {

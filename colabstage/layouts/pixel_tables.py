@@ -29,8 +29,7 @@ from colabstage.layouts.table import (
     known_splits,
     stamp_of,
 )
-from colabstage.trees.entries import files_ending_in
-from colabstage.trees.strings import StringArray
+from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleSource
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import FileEntry, Tree
 
 NAME = "pixel_table"
 # A header of 28 x 28 x 3 named columns and one row of them.
@@ -95,7 +95,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
     """
     found = []
     bare = ""
-    tables = files_ending_in(tree.entries, (".csv", ".gz"))
+    tables = tree.entries.ending_in((".csv", ".gz"))
     for entry in tables.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
         # Opened before it is known to be such a table, because a .csv.gz shows its header only unpacked.
         source = open_unpacked(tree, entry)
@@ -115,7 +115,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
         msg = f"'{tree.label}' holds no table of pixels (.csv with columns label, pixel0, … or label, pixels)."
         raise EmptySourceError(msg)
     # Whichever is taken, the other may be the dataset; numbers beside photographs are mostly measurements of them.
-    if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
+    if tree.entries.ending_in(IMAGE_EXTENSIONS):
         msg = f"'{tree.label}' holds images as files beside '{found[0].name}', which holds pixels."
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
@@ -123,7 +123,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
     shapes = {one.shape: one.name for one in labelled}
     if len(shapes) > 1:
         told = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
-        msg = f"Tables hold images of different shapes ({told}). Stage one of them."
+        msg = f"Tables hold images of different shapes ({told}). Stage one of them: {only_line(tree, found[0].name)}."
         raise BrokenDatasetError(msg)
     splits = [split for one in labelled for split in one.splits]
     # Rows of a table without a split would belong to none of the files that are made.
@@ -209,7 +209,7 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
             if not splits[-1]:
                 msg = f"Line {number} of '{entry.name}' has the usage {usage!r}, which is not a known split."
                 raise BrokenDatasetError(msg)
-    names = StringArray.of(f"{entry.name}[{row}]" for row in range(len(parts) // 3))
+    names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), source)
     lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
     images = ConvertedRows(lines, functools.partial(_pixels_of, columns))

@@ -23,7 +23,6 @@ from colabstage.layouts.stored_arrays import ConvertedRows, HeldRows, StoredArra
 from colabstage.layouts.table import (
     stamp_of,
 )
-from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleSource
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntry, Tree
 
 
 _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
@@ -65,7 +64,7 @@ _HARMLESS: dict[tuple[str, str], Any] = {
 def published_files(tree: Tree) -> list[FileEntry]:
     """Return the files of a tree that have the names of these datasets' files."""
     # A look at endings spares one at each of a million names.
-    return [entry for entry in files_ending_in(tree.entries, _ENDINGS) if _format_of(entry, tree)]
+    return [entry for entry in tree.entries.ending_in(_ENDINGS) if _format_of(entry, tree)]
 
 
 def published_arrays(tree: Tree) -> list[StoredArray]:
@@ -80,7 +79,7 @@ def published_arrays(tree: Tree) -> list[StoredArray]:
     readers = {"idx": _idx_arrays, "pickle": _pickled_arrays, "bin": _cifar_arrays, "stl": _stl_arrays}
     found = [array for kind, read in readers.items() if kind in by_kind for array in read(tree, by_kind[kind])]
     folders = {posixpath.dirname(entry.name) for kind in ("bin", "stl") for entry in by_kind.get(kind, ())}
-    texts = files_ending_in(tree.entries, (".txt",) if folders else ())
+    texts = tree.entries.ending_in((".txt",) if folders else ())
     lists = texts.where(lambda name: posixpath.dirname(name) in folders and posixpath.basename(name) in _NAME_LISTS)
     for name, text in read_texts(tree, lists).items():
         folder, base = posixpath.split(name)

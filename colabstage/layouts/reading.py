@@ -16,15 +16,16 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.stand_ins import stand_in
 from colabstage.layouts.table import BrokenDatasetError, TreeFiles
 from colabstage.machine.resources import check_space, free_space
-from colabstage.trees.decompress import unpack_into
-from colabstage.trees.entries import DEFAULT_LIMITS
-from colabstage.trees.tree import HEAD_BYTES, LocalBytes, compression_of
+from colabstage.trees.bytes import HEAD_BYTES, LocalBytes, compression_of
+from colabstage.trees.compressed import unpack_into
+from colabstage.trees.names import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from colabstage.layouts.table import Content, SampleSource
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import FileEntry, Tree
 
 
 def open_member(tree: Tree, entry: FileEntry) -> ByteSource:

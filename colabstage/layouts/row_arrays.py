@@ -30,8 +30,7 @@ from colabstage.layouts.table import (
     left_out_notes,
     stamp_of,
 )
-from colabstage.trees.entries import files_ending_in
-from colabstage.trees.tree import SourceFile
+from colabstage.trees.bytes import SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Inputs, Targets
-    from colabstage.trees.entries import FileEntries
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 _HEAD = b"MATLAB 5.0 MAT-file"
 _SVHN = re.compile(r"(train|test|extra)_32x32\.mat$")
@@ -60,7 +58,7 @@ _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes
 # The test sets of MNIST and similar datasets, and SVHN's extra images.
 _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 # The names that numpy.savez gives to unnamed arrays.
-_SAME_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
+_SAME_DIGIT = str.maketrans("123456789", "0" * 9)
 _NUMBERED = re.compile(r"arr_\d+")
 
 
@@ -184,10 +182,10 @@ def has_role(name: str) -> bool:
 def first_with_role(files: FileEntries) -> str | None:
     """Return the first file of some that `has_role`, by its bare name; `None` where none has."""
     # No role has digits in its name, and names of samples mostly differ in digits only.
-    names = files.names.translated(_SAME_DIGIT)
-    bases, numbers = names.parts(names.last_of(b"/") + 1, names.lengths)
-    firsts = np.unique(numbers, return_index=True)[1]
-    return next((files.names[int(first)] for base, first in zip(bases, firsts, strict=True) if has_role(base)), None)
+    firsts: dict[str, str] = {}
+    for name in files.names:
+        firsts.setdefault(posixpath.basename(name).translate(_SAME_DIGIT), name)
+    return next((name for base, name in firsts.items() if has_role(base)), None)
 
 
 def _called(names: list[str], wanted: str) -> list[str]:
@@ -277,7 +275,7 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
         EmptySourceError: there are no files of arrays.
         LayoutError: the roles of the arrays are unclear, one cannot be read, or their lengths differ.
     """
-    if not files_ending_in(tree.entries, _SUFFIXES) and not published_files(tree):
+    if not tree.entries.ending_in(_SUFFIXES) and not published_files(tree):
         msg = f"'{tree.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
         raise EmptySourceError(msg)
     stored = {array.name: array for array in _find_arrays(tree, takes_packs=x is not None)}
@@ -415,7 +413,7 @@ def _find_arrays(tree: Tree, *, takes_packs: bool) -> list[StoredArray]:
     Raises:
         LayoutError: a file is not what its name says, or a pack (unless `takes_packs`), or there are too many of them.
     """
-    files = files_ending_in(tree.entries, _SUFFIXES)
+    files = tree.entries.ending_in(_SUFFIXES)
     if len(files) > _MAX_FILES:
         msg = (
             f"'{tree.label}' holds {len(files):,} files of arrays (first '{files[0].name}'); expected at most "

@@ -24,14 +24,14 @@ from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import open_from_start
 from colabstage.layouts.table import BrokenDatasetError, Values, class_indices, stamp_of
 from colabstage.trees.folder import FolderFile
-from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import FileEntry, Tree
 
 Label = int | float | str | None
 
@@ -279,7 +279,7 @@ class ShardParts:
         self._numbers, self.sizes = table[:, 0].astype(np.uint32), table[:, 2].copy()
         # One shard after the other is fastest for a disk, and keeps few files open.
         self.positions = self._bases[self._numbers] + table[:, 1]
-        self._names = StringArray.of(names)
+        self._names = names
         self._lock = threading.Lock()
         self._in_use: OrderedDict[int, None] = OrderedDict()
 

@@ -36,7 +36,7 @@ from colabstage.h5.untrusted import (
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.reading import open_member, read_head, spool_folder
 from colabstage.layouts.table import NearMissError, NumberedRows, stamp_of
-from colabstage.trees.tree import LocalBytes, SourceFile
+from colabstage.trees.bytes import LocalBytes, SourceFile
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Content, SampleSource
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import FileEntry, Tree
 
 
 class ConvertedRows:

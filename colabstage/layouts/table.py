@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from colabstage.errors import LayoutError
 from colabstage.io.units import NAMES_SHOWN, format_count, format_names, left_out
-from colabstage.trees.entries import FileEntries
-from colabstage.trees.strings import first_repeated
+from colabstage.trees.listing import FileEntries
+from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntry, Tree
 
 # A sample's content before it is stored: a file's bytes, or values that need no decoding.
 Content = bytes | NDArray[Any]
@@ -319,10 +319,7 @@ class NearMissError(LayoutError):
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """N samples: the content, target and split of each.
-
-    Sequences of texts may be lists, tuples, or `trees.strings.StringArray`, which hold millions in little memory.
-    """
+    """N samples: the content, target and split of each."""
 
     layout: str
     """Name of the layout that made the table."""

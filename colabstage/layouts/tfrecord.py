@@ -32,8 +32,6 @@ from colabstage.layouts.shards import (
     scan_each,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, left_out_notes, offsets_of
-from colabstage.trees.entries import files_ending_in
-from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Content, Targets
-    from colabstage.trees.entries import FileEntries
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 # TensorFlow's `crc32c::Mask`.
 _MASK_DELTA = 0xA282EAD8
@@ -352,7 +350,7 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     image = _image_feature(tree, shards)
     scanned = scan_each(shards, lambda number, shard: _scan_records(shard, number, image))
     records = [record for found, _ in scanned for record in found]
-    names = StringArray.of(record.name for record in records)
+    names = [record.name for record in records]
     parts = ShardParts(shards, [record.stored for record in records], names)
     without = sum(count for _, count in scanned)
     notes = left_out_notes((without, "records", f"without '{image}'"))
@@ -377,11 +375,11 @@ def read_tfrecord(tree: Tree) -> SampleTable:
 
 def named_records(tree: Tree) -> FileEntries:
     """Return the files that are named as TFRecord files are; nothing is read."""
-    return files_ending_in(tree.entries, EXTENSIONS).where(lambda name: _NAMED.fullmatch(name) is not None)
+    return tree.entries.ending_in(EXTENSIONS).where(lambda name: _NAMED.fullmatch(name) is not None)
 
 
 def _record_files(tree: Tree) -> list[ShardFile]:
-    named, files = named_records(tree), files_ending_in(tree.entries, EXTENSIONS)
+    named, files = named_records(tree), tree.entries.ending_in(EXTENSIONS)
     entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
     required(entries, tree, "TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)")
     # Writers that share rows among many files leave some empty.

@@ -30,8 +30,8 @@ from colabstage.layouts.names import (
 from colabstage.layouts.reading import decode_text, open_member, read_head, spool_folder
 from colabstage.layouts.stored_arrays import fixed_rows, join_sources
 from colabstage.layouts.table import Arrays, BrokenDatasetError, NearMissError, SampleTable, stamp_of
-from colabstage.trees.entries import FileEntries, files_ending_in
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.bytes import LocalBytes
+from colabstage.trees.listing import FileEntries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleSource
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import FileEntry, Tree
 
 TokenDtype = Literal["uint16", "uint32"]
 
@@ -328,7 +329,7 @@ def guess_tokens(tree: Tree, _is_more: bool) -> SampleTable:
 
 
 def _with(tree: Tree, extensions: tuple[str, ...]) -> FileEntries:
-    return files_ending_in(tree.entries, extensions).where(lambda name: not is_note(name))
+    return tree.entries.ending_in(extensions).where(lambda name: not is_note(name))
 
 
 def _named_split(name: str) -> str:

@@ -36,8 +36,8 @@ from colabstage.layouts.shards import (
     scan_each,
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Masks, NearMissError, SampleTable
-from colabstage.trees.entries import FileEntries, clean_member_name, extension_of, files_ending_in, is_junk
-from colabstage.trees.strings import StringArray
+from colabstage.trees.listing import FileEntries
+from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 _KEY_AND_REST = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 # By preference; WebDataset's own examples ask for "jpg;png".
@@ -287,7 +287,7 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
     scanned = [first, *scan_each(range(1, len(tars)), lambda _, number: tars.scan(number))]
     shards = [shard for shard, _ in scanned]
     samples = [sample for _, found in scanned for sample in found.samples]
-    names = StringArray.of(f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples)
+    names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
     notes: list[str] = []
     targets, classes = _masks(samples, shards, names, notes) or _make_labels(samples, names)
     without = sum(found.without for _, found in scanned)
@@ -418,7 +418,7 @@ class _Shards:
         # Tars that are opened themselves are not searched again inside the tree that they make up.
         tars = [part.source for part in parts if part.kind == "tar" and part.source is not None]
         self._own = tars if len(tars) == len(parts) else []
-        files = files_ending_in(tree.entries, EXTENSIONS)
+        files = tree.entries.ending_in(EXTENSIONS)
         self._inside = files.where(lambda name: not self._own and name.lower().endswith(_SHARDS))
         if not (self._own or self._inside):
             msg = f"'{tree.label}' holds no tars."

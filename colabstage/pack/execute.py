@@ -46,7 +46,6 @@ from colabstage.pack.plan import as_foreground, image_options, pack_content, pla
 from colabstage.pack.repeated import repeated_notes
 from colabstage.pack.writer import MixedImagesError, MixedMasksError, SampleCoder, WriteJob, array_bytes, write_samples
 from colabstage.sources.tree import SLOW_READERS
-from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable, Targets
     from colabstage.pack.job import PackJob
     from colabstage.pack.stream import PackStream
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 # Longer than a read from a local disk takes; and longer than one from memory, the limit where nothing is decoded.
 _SLOW_READ_S = 0.001
@@ -301,7 +300,9 @@ class _PackRun:
         for fact in (self.address, archive, *written):
             digest.update(repr(fact).encode(errors="surrogateescape"))
         for texts in (table.classes, table.keys):
-            StringArray.of(texts).feed(digest.update)
+            encoded = [text.encode(errors="surrogatepass") for text in texts]
+            digest.update(b"".join(encoded))
+            digest.update(np.fromiter(map(len, encoded), np.int64, len(encoded)).tobytes())
         # A listing may have another order, or an archive may have been made again: the journal's positions then stand
         # for other samples.
         lengths = [part.lengths for part in plan.fields if part.lengths is not None]

@@ -11,6 +11,7 @@ it turns out to be unusable, everything written so far is discarded, and the pac
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,15 +29,13 @@ from colabstage.io.units import counted
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.items import read_dataset
-from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
 from colabstage.machine.resources import release_freed_memory
-from colabstage.pack.plan import PackPlan, SplitPlan, gains_by_torch, image_options, knows_form, needs_facts, plan_pack
+from colabstage.pack.plan import PackPlan, SplitPlan, gains_by_torch, image_options, needs_facts, plan_pack
 from colabstage.sources.opening import Opening, open_part
 from colabstage.sources.parse import LocalSource
-from colabstage.trees.ahead import SAMPLES, spread_over_folders, spread_within
-from colabstage.trees.strings import take_strings
+from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,10 +46,13 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import Content, SampleSource, SampleTable, Targets
     from colabstage.machine.mounts import InCaller
     from colabstage.pack.options import PackOptions
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
     PackSource = str | os.PathLike[str] | IndexableDataset
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]
+
+# Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
+SAMPLES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def open_samples(
     # The path as it was given and not an absolute one, because the pack records it and must not depend on the current
     # folder. And without a folder for copies, because each of many workers would make its own copy of the archive.
     named = LocalSource(str(place), place.name, str(place), place)
-    opening = Opening(None, NullProgress(), Cancellation())
+    opening = Opening(None, NullProgress(), Cancellation(), only=options.parts, zip_encoding=options.zip_encoding)
     # For the unpacked form of a compressed tar; made only where there is such a tar.
     with open_spool(beside.with_name(f"{beside.name}-spool")) as spool, open_part(named, opening) as part:
 
@@ -232,11 +234,6 @@ def seen_facts(tree: Tree | None, table: SampleTable, options: PackOptions) -> S
     return look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
 
 
-def examined_extensions(options: PackOptions) -> tuple[str, ...]:
-    """Return the extensions of files a few of which may be examined before their pack is planned."""
-    return () if options.prepare is not None or knows_form(options.image, options) else IMAGE_EXTENSIONS
-
-
 def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False) -> Sequence[ImageFacts]:
     """Examine a few images: with `spread` across all of them, otherwise the first; `in_caller` in this thread."""
     # The first images of an archive are those that arrive first.
@@ -254,18 +251,23 @@ def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False)
 
 
 def _spread(source: SampleSource) -> list[int]:
-    """Return a few samples, from as many folders as there are: those that a slow folder reads while it is listed."""
+    """Return a few samples, from as many folders as there are, spread evenly."""
     even: list[int] = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int).tolist()
     if not isinstance(source, TreeFiles):
         return even
     folders, of_files = source.entries.folders
     order = sorted(range(len(folders)), key=folders.__getitem__)
     found: list[int] = []
-    for number, count in spread_over_folders(len(folders)).items():
+    for number, count in Counter(_evenly(len(folders), SAMPLES)).items():
         rows = np.flatnonzero(of_files == order[number])
-        found += rows[spread_within(len(rows), count)].tolist()
+        found += rows[sorted(set(_evenly(len(rows), count)))].tolist()
     # Where some folders hold too few.
     return sorted([*found, *(row for row in even if row not in found)][: len(even)])
+
+
+def _evenly(things: int, count: int) -> list[int]:
+    """Return the numbers of `count` of some things, spread evenly; some more than once where there are fewer."""
+    return [(2 * number + 1) * things // (2 * count) for number in range(count)]
 
 
 def _image_facts(content: Content) -> ImageFacts:

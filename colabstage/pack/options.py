@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 from colabstage.errors import OptionError, SourceChangedError
 from colabstage.h5.schema import FORMAT_VERSION, check_split_name
 from colabstage.images.geometry import ImageOptions
-from colabstage.io.arguments import check_argument
+from colabstage.io.arguments import check_argument, check_zip_encoding, read_only
 from colabstage.io.workspace import short_digest
 from colabstage.pack.code import Description, code_digest, describe_callable
 
@@ -88,6 +88,8 @@ class WrittenArguments(ImageArguments, total=False):
     group_by: str | None
     seed: int
     on_error: OnError | str
+    only: str | Sequence[str] | None
+    zip_encoding: str | None
 
 
 class PackArguments(WrittenArguments, total=False):
@@ -127,6 +129,11 @@ class PackOptions:
         seed: for the splits and the row order of `train`.
         on_error: `"raise"` stops at the first image that cannot be decoded, `"skip"` leaves it out and reports it, and
             `"skip:1%"` stops once more than that share has been left out. Finished work is kept.
+        only: the part of the source that is meant: a path below it, such as `"train/images"`, or a pattern, or a list
+            of these. A single folder is read as if it were the source; whatever else is chosen keeps its names. In
+            patterns a star stands for a part of a name, and two stars for any folders.
+        zip_encoding: the encoding of a zip's file names where it declares none, such as `"gbk"`. `None` takes UTF-8 if
+            all of them are in it, otherwise cp437, the format's own.
     """
 
     layout: str | LayoutFunction = "auto"
@@ -139,6 +146,8 @@ class PackOptions:
     prepare: Prepare | None = None
     seed: int = 0
     on_error: OnError | str = "raise"
+    only: str | Sequence[str] | None = None
+    zip_encoding: str | None = None
     once: str = field(default_factory=lambda: secrets.token_hex(8), repr=False, compare=False)
     """Stands for what cannot be compared: no other options have the same value, except copies sent to workers."""
     image: ImageOptions = field(init=False, repr=False, compare=False)
@@ -160,6 +169,7 @@ class PackOptions:
             check_argument("prepare", self.prepare, "function", remedy="Give it without brackets: prepare=mine.")
         if not isinstance(self.layout, str):
             check_argument("layout", self.layout, "function", remedy='Or a name in quotes, such as layout="auto".')
+        check_zip_encoding(self.zip_encoding)
         size = square(self.image_size)
         fractions = split_fractions(self.splits)
         # Normalised, so that options that mean the same are equal.
@@ -168,6 +178,7 @@ class PackOptions:
             ("image", ImageOptions(size, self.color_mode, self.resize)),
             ("splits", fractions),
             ("fractions", fractions),
+            ("only", read_only(self.only)),
         ):
             object.__setattr__(self, name, value)
         described = tuple(
@@ -211,6 +222,11 @@ class PackOptions:
             return None
         return 1.0 if found[1] is None else float(found[1]) / 100
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the paths and patterns of `only`; none for the whole source."""
+        return cast("tuple[str, ...]", self.only)
+
     def to_json(self) -> dict[str, Any]:
         """Return everything that determines the samples in the file, as the JSON values stored there."""
         return self._to_json(self.once)
@@ -248,6 +264,9 @@ class PackOptions:
             "group_by": self.group_by,
             "prepare": _identity_text(self.functions[1], once) if self.functions[1] else None,
             "seed": self.seed,
+            # Only where they are given: packs and keys made without them stay the same.
+            **({"only": list(self.parts)} if self.only else {}),
+            **({"zip_encoding": self.zip_encoding} if self.zip_encoding else {}),
         }
 
     def fingerprint(self) -> str:

@@ -36,10 +36,10 @@ from colabstage.h5.schema import (
 from colabstage.images.geometry import MaskOptions
 from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
-from colabstage.trees.strings import StringArray, take_strings
+from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Literal
 
     from numpy.typing import NDArray
@@ -69,13 +69,8 @@ def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.ui
     """Return one hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
     # The purpose is in the hash, so that the order of rows tells nothing of who is in which split.
     prefix = f"{seed}/{purpose}/".encode()
-    return np.fromiter((xxhash.xxh3_64_intdigest(prefix + key) for key in _bytes_of_keys(keys)), np.uint64, len(keys))
-
-
-def _bytes_of_keys(keys: Sequence[str]) -> Iterable[bytes]:
-    if isinstance(keys, StringArray) and keys.is_utf8():
-        return keys.encoded()
-    return (key.encode(errors="surrogateescape") for key in keys)
+    encoded = [prefix + key.encode(errors="surrogateescape") for key in keys]
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, len(keys))
 
 
 def assign_splits(

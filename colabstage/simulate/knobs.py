@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import OptionError
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.trees.tree import Tree
+from colabstage.trees.listing import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from colabstage.io.progress import Clock
-    from colabstage.trees.tree import FileEntry
+    from colabstage.trees.listing import FileEntry
 
 FaultOp = Literal["stat", "list", "open", "read", "write", "create", "mkdir", "rename", "unlink"]
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
-from colabstage.io.arguments import GOES_ON, stops_with, takes
+from colabstage.io.arguments import GOES_ON, read_only, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges, make_folder
 from colabstage.io.ownership import look_at, put_file, put_folder, sweep_orphans
@@ -40,6 +40,7 @@ from colabstage.sources.remote import parse_checksum
 from colabstage.sources.transfer.partial_file import BLOCK_BYTES
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import TransferFacts, fetch_folder, plan_transfer, unfinished_bytes
+from colabstage.trees.open import OnlyTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,6 +108,7 @@ def fetch_files(
     source: SourceArgument,
     target: str | os.PathLike[str],
     *,
+    only: str | Sequence[str] | None = None,
     hash: str | None = None,  # noqa: A002 - the word that people know from other downloaders
     overwrite: bool = False,
     refresh: bool = False,
@@ -127,6 +129,8 @@ def fetch_files(
         source: as for `stage_dataset`. The files and folders of a list keep their names.
         target: the path of the copied file or folder. For one file it may also be a folder that exists, or a path that
             ends in a slash; the file then keeps its name in it.
+        only: the part of a folder or list that is meant, a path below it such as `"train/images"`, or a pattern, or a
+            list of these; a single folder's files lose its name.
         hash: the expected hash of a single file, as `"sha256:…"`, `"md5:…"` or the digest alone.
         overwrite: whether to replace what is at `target` even if `fetch_files` did not make it, or if it was changed or
             added to.
@@ -156,14 +160,25 @@ def fetch_files(
         msg = f"verify={verify!r} is unknown; expected one of {', '.join(map(repr, get_args(Verify)))}."
         raise OptionError(msg)
     checksum = None if hash is None else parse_checksum(hash)
-    parsed = parse_source(source)
+    parsed, parts = parse_source(source), read_only(only)
+    if parts:
+        parsed = replace(parsed, address=f"{parsed.address}#only={','.join(parts)}")
     if checksum is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one file, and source is a list. Fetch the file alone, or leave the hash out."
         raise OptionError(msg)
     place, into = absolute_path(target, "target"), os.fspath(target).endswith(os.sep)
     shown = resolve_progress(progress)
     fetch = _FetchCall(
-        parsed, place, checksum, overwrite, verify == "full", shown, cancellation_of(shown), time.monotonic(), into
+        parsed,
+        place,
+        parts,
+        checksum,
+        overwrite,
+        verify == "full",
+        shown,
+        cancellation_of(shown),
+        time.monotonic(),
+        into,
     )
 
     def work() -> FetchReport:
@@ -254,6 +269,8 @@ class _FetchCall:
     """What is fetched."""
     target: Path
     """Where it goes."""
+    only: tuple[str, ...]
+    """Which part of it; nothing for all."""
     checksum: Checksum | None
     """The hash that one file must have."""
     overwrite: bool
@@ -335,6 +352,13 @@ class _FetchCall:
         opening = Opening(self.target.parent, self.progress, self.cancellation, self.checksum)
         with open_source(self.source, opening, unpack=False) as source:
             if isinstance(source, SourcePart) and source.file is not None:
+                if self.only:
+                    msg = (
+                        f"'{source.source.label}' is one file, and only={self.only[0]!r} names a part of it, which is "
+                        "not copied alone. If it is an archive: extract_archive(PATH, TARGET, only=…), or "
+                        "stage_dataset(SOURCE, only=…)."
+                    )
+                    raise OptionError(msg)
                 report = self._fetch_file(source)
             else:
                 report = self._fetch_tree(source)
@@ -402,11 +426,15 @@ class _FetchCall:
         """Fetch a folder, or the files and folders of a list under their names."""
         place, tree, identity, opened = self.target, source.tree, source.identity, source.slowest
         assert tree is not None
+        if self.only:
+            tree = OnlyTree(tree, self.only)
         self._check_replaceable(place)
         # The parts of a list are put together, so none of them is the target.
-        if opened.brought is not None and opened.brought.movable and not isinstance(self.source, ManySource):
+        movable = opened.brought is not None and opened.brought.movable
+        if movable and not self.only and not isinstance(self.source, ManySource):
             return self._move(opened, place, identity, len(tree.entries), identity.nbytes)
-        fingerprint = identity.fingerprint
+        # Of the part too: what an interrupted call left of another one is no beginning of this.
+        fingerprint = identity.fingerprint and " ".join((identity.fingerprint, *self.only))
         sizes = [entry.size for entry in tree.entries]
         plan = self._plan(sizes, opened, connections=1, kept=unfinished_bytes(place, fingerprint))
         coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), opened.transport)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from colabstage.io.files import hash_block
 from colabstage.io.records import read_fields
 from colabstage.io.workspace import current_world
-from colabstage.trees.entries import FileEntries, entry_names
-from colabstage.trees.strings import table_lines
-from colabstage.trees.zip_directory import directory_bytes
+from colabstage.trees.listing import FileEntries
+from colabstage.trees.zip import directory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
 
     from colabstage.machine.drive_client import Md5Questions
     from colabstage.sources.remote import RemoteFacts
+    from colabstage.trees.bytes import ByteSource
     from colabstage.trees.folder import FolderTree
-    from colabstage.trees.tree import ByteSource, Tree
+    from colabstage.trees.listing import Tree
 
 # How many bytes at each end of a file are compared if nothing vouches for all of it.
 _END_BYTES = 64 * 1024
@@ -167,7 +167,7 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
         identify_by_times(tree, address=address),
         digest=digest,
         md5=_hash_lines(map("\t".join, zip(entries.names, md5s, strict=True))) if md5s else "",
-        listing=_hash_pieces(table_lines(entries.names, entries.sizes)),
+        listing=_hash_lines(map("%s\t%d".__mod__, zip(entries.names, entries.sizes.tolist(), strict=True))),
         clock="".join(hash_block(repr(part).encode())[:_GROUP_DIGITS] for part in parts),
     )
 
@@ -175,19 +175,20 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
 def identify_by_times(tree: Tree, *, address: str = "") -> SourceIdentity:
     """Return what is compared for a folder with trusted times and without MD5s: half the work of `identify_tree`."""
     entries = FileEntries.of(tree.entries)
+    times = entries.mtimes_ns.tolist()
     return SourceIdentity(
         "folder",
         len(entries),
         int(entries.sizes.sum()),
         address=address,
-        times=_hash_pieces(table_lines(entries.names, entries.sizes, entries.mtimes_ns)),
+        times=_hash_lines(map("%s\t%d\t%d".__mod__, zip(entries.names, entries.sizes.tolist(), times, strict=True))),
         stamps={name: time for name, (time, _) in tree.listing_stamp().items()},
     )
 
 
 def drive_md5s(tree: FolderTree, questions: Md5Questions) -> tuple[list[str], str]:
     """Return the MD5 of each file of a tree in the order of its entries, as `Md5Questions.answers`."""
-    return questions.answers([f"{tree.label}/{name}" for name in entry_names(tree.entries)])
+    return questions.answers([f"{tree.label}/{name}" for name in tree.entries.names])
 
 
 def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIdentity:
@@ -204,17 +205,6 @@ def as_one_of_many(identity: SourceIdentity) -> SourceIdentity:
 def _hash_lines(lines: Iterable[str]) -> str:
     # Names that are not UTF-8 are hashed as the file system has them.
     return hash_block("\n".join(lines).encode(errors="surrogateescape"))
-
-
-def _hash_pieces(pieces: Iterable[bytes]) -> str:
-    """Return the hash of some bytes, as `hash_block` of all of them."""
-    import xxhash
-
-    hasher = xxhash.xxh3_64()
-    for piece in pieces:
-        hasher.update(piece)
-    digest: str = hasher.hexdigest()
-    return digest
 
 
 def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:

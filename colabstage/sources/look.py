@@ -25,12 +25,13 @@ from colabstage.sources.parse import (
     WebSource,
     expand_pattern,
     paths_of,
+    whole_of,
 )
 from colabstage.sources.remote_files import open_remote
 from colabstage.trees.folder import FolderTree, folder_stamps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from colabstage.sources.identity import SourceIdentity
@@ -98,7 +99,15 @@ def _ask_source(source: Source, recorded: SourceIdentity, workers: int, heard: H
     match source:
         case LocalSource():
             expanded = expand_pattern(source)
-            if isinstance(expanded, ManySource):
+            whole = whole_of(expanded)
+            # What was fetched was copied as it is; what was staged, as the whole.
+            if recorded.kind == "many" and isinstance(whole, ManySource):
+                answer = _ask_many(whole.parts, recorded, workers, heard)
+            elif isinstance(whole, LocalSource) and whole.pieces and _size_of(whole.pieces) == recorded.nbytes:
+                latest = max(piece.stat().st_mtime_ns for piece in whole.pieces)
+                seen = "the sizes and times of its parts are unchanged"
+                answer = Look("same", seen) if latest == recorded.mtime_ns else Look("unsure")
+            elif isinstance(expanded, ManySource):
                 answer = _ask_many(expanded.parts, recorded, workers, heard)
             else:
                 answer = _ask_disk(source.path, recorded, workers, heard, source.leave_out)
@@ -113,6 +122,10 @@ def _ask_source(source: Source, recorded: SourceIdentity, workers: int, heard: H
         case TreeSource():
             answer = Look("unsure")
     return answer
+
+
+def _size_of(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
 
 
 def _ask_disk(

@@ -19,7 +19,10 @@ from colabstage.sources.identity import identify_many
 from colabstage.sources.opening import SourcePart, not_one_file, open_part
 from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, local_source, name_in_list, paths_of
 from colabstage.sources.remote_files import RemoteFileTree, list_files
-from colabstage.trees.open import JoinedTree, Joining, distinct_names
+from colabstage.trees.bytes import ARCHIVE_SUFFIXES
+from colabstage.trees.joined import JoinedTree, Joining
+from colabstage.trees.names import distinct_names
+from colabstage.trees.open import OnlyTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,24 +32,9 @@ if TYPE_CHECKING:
     from colabstage.sources.opening import Opening
     from colabstage.sources.parse import ManySource, SingleSource
     from colabstage.sources.remote import Checksum
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 _TABLES = (".csv", ".tsv")
-# What a list may contain besides folders, instead of single files.
-_ARCHIVES = (
-    ".zip",
-    ".7z",
-    ".rar",
-    ".tar",
-    ".tgz",
-    ".tbz2",
-    ".txz",
-    ".tzst",
-    ".tar.gz",
-    ".tar.bz2",
-    ".tar.xz",
-    ".tar.zst",
-)
 # Sources of a list that are opened at once.
 _OPENERS = 8
 
@@ -77,7 +65,8 @@ class OpenList(Closing):
             undo.pop_all()
 
     def _open(self, source: SingleSource) -> SourcePart:
-        part = open_part(source, self._opening)
+        # What is meant is a part of all of them together.
+        part = open_part(source, replace(self._opening, only=()))
         self._stack.callback(part.close)
         if self._closed:  # another one failed meanwhile, and nobody waits for this one
             part.close()
@@ -237,7 +226,8 @@ class OpenList(Closing):
             ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
         """
         if self._tree is None:
-            self._tree = self._join(spool)
+            joined = self._join(spool)
+            self._tree = OnlyTree(joined, self._opening.only) if self._opening.only else joined
         return self._tree
 
     @property
@@ -266,7 +256,7 @@ class OpenList(Closing):
         return next(filter(None, (part.relisted() for part in self.parts)), "")
 
     def start(self) -> None:
-        """Begin to copy remote archives, and drop what was read ahead of folders."""
+        """Begin to copy remote archives."""
         for part in self.parts:
             part.start()
 
@@ -312,7 +302,9 @@ def _refuse_table(source: ManySource) -> None:
         return
     require_answer(*paths_of(source))
     folders = [part.path for part in others if isinstance(part, LocalSource) and part.path.is_dir()]
-    opened = [part for part in others if part.label.lower().endswith(_ARCHIVES) or part.label in map(str, folders)]
+    opened = [
+        part for part in others if part.label.lower().endswith(ARCHIVE_SUFFIXES) or part.label in map(str, folders)
+    ]
     if not opened:
         return
     places = list(dict.fromkeys(part.path.parent for part in tables))

@@ -18,15 +18,16 @@ from colabstage.io.units import left_out
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, TransientError
 from colabstage.sources.transfer.connections import RetryBudget, read_directly, read_through
-from colabstage.trees.entries import check_collisions, clean_member_name, is_junk, parent_folders
+from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.folder import GOOGLE_NATIVE
-from colabstage.trees.tree import FileEntry, RequestedBytes, Tree, unknown_entry
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, unknown_entry
+from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from colabstage.io.progress import Clock
-    from colabstage.trees.tree import ByteSource
+    from colabstage.trees.bytes import ByteSource
 
 # The length to request if an object is expected to be shorter.
 _SHORT_BYTES = 1024 * 1024
@@ -243,7 +244,7 @@ class ObjectTree(Tree):
             self._store.close()
             raise
         # Services list in their own order; trees are sorted by name.
-        self.entries = tuple(sorted(listed.entries, key=lambda entry: entry.name))
+        self.entries = FileEntries.of(sorted(listed.entries, key=lambda entry: entry.name))
         self._members = listed.members
         self.notes = (*self._store.notes, *_notes(listed))
 

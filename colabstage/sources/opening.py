@@ -40,19 +40,20 @@ from colabstage.sources.parse import (
     WebSource,
     expand_pattern,
     is_on_drive,
+    whole_of,
 )
-from colabstage.sources.remote import MountedFile, given_up, pieces_of
+from colabstage.sources.remote import JoinedFile, MountedFile, given_up, pieces_of
 from colabstage.sources.remote_files import open_remote
 from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import SLOW_READERS
-from colabstage.trees.entries import entry_names, total_size
+from colabstage.trees.bytes import JoinedBytes, LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.open import open_archive, recognise, recognise_archive
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.listing import total_size
+from colabstage.trees.open import OnlyTree, open_archive, recognise, recognise_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
@@ -61,7 +62,8 @@ if TYPE_CHECKING:
     from colabstage.sources.parse import SingleSource, Source
     from colabstage.sources.remote import Checksum, RemoteFile
     from colabstage.sources.tree import Transport
-    from colabstage.trees.tree import ByteSource, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import Tree
 
 OpenSource: TypeAlias = "SourcePart | OpenList"
 
@@ -99,11 +101,13 @@ class Opening:
     """Stops it."""
     checksum: Checksum | None = None
     """The checksum of a single file, as the caller gave it; compared by whatever fetches the file."""
+    only: tuple[str, ...] = ()
+    """The part of the source that is meant, as `read_only` gives it; nothing for all of it."""
+    zip_encoding: str | None = None
+    """The encoding of a zip's names where it declares none."""
     sparing: bool = False
     """Whether all of a source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
     through in place."""
-    ahead: Collection[str] = ()
-    """Extensions of files of which a few are read while a slow folder is listed, for planning a pack."""
 
 
 class ComesWholeError(SourceReadError):
@@ -145,6 +149,8 @@ class SourcePart(Closing):
     """The same, if they are copied here while they are read."""
     _archive: Tree | None = None
     """The files in the archive, after the first access."""
+    _part: Tree | None = None
+    """Those of the files that are meant, after the first access."""
     _identity: SourceIdentity | None = None
     """Its state, after the first access."""
 
@@ -301,6 +307,9 @@ class SourcePart(Closing):
         assert self.file is not None
         label = self.source.label
         if self.path is not None and not self._is_copied:
+            pieces = self.source.pieces if isinstance(self.source, LocalSource) else ()
+            if pieces:
+                return self._stack.enter_context(JoinedBytes(label, [LocalBytes(piece) for piece in pieces]))
             return self._stack.enter_context(LocalBytes(self.path, label=label))
         if self.comes_first:
             return self._stack.enter_context(LocalBytes(self._fetch_whole(), label=label))
@@ -380,7 +389,14 @@ class SourcePart(Closing):
 
         Raises:
             ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
+            SourceNotFoundError: `only=` fits nothing in it.
         """
+        if self._part is None:
+            whole = self._open_whole(spool, alone=alone)
+            self._part = OnlyTree(whole, self.opening.only) if self.opening.only else whole
+        return self._part
+
+    def _open_whole(self, spool: Path, *, alone: bool) -> Tree:
         if self.tree is not None:
             return self.tree
         if self._archive is None:
@@ -396,6 +412,7 @@ class SourcePart(Closing):
                     spool=spool,
                     single_files=alone,
                     name="" if self.file is None else self.file.facts.name,
+                    zip_encoding=self.opening.zip_encoding,
                     cancellation=self.opening.cancellation,
                 )
             )
@@ -428,7 +445,7 @@ class SourcePart(Closing):
         again = FolderTree(self.path, workers=SLOW_LISTERS, leave_out=leave_out)
         if identify_by_times(again).times == identify_by_times(self.tree).times:
             return ""
-        names, names_now = set(entry_names(self.tree.entries)), set(entry_names(again.entries))
+        names, names_now = set(self.tree.entries.names), set(again.entries.names)
         came, went = sorted(names_now - names), sorted(names - names_now)
         parts = [f"{format_count(len(came), 'files')} more (first '{came[0]}')"] if came else []
         parts += [f"{len(went):,} fewer (first '{went[0]}')"] if went else []
@@ -436,11 +453,9 @@ class SourcePart(Closing):
         return f"'{self.path}' lists {found} than when it was first listed."
 
     def start(self) -> None:
-        """Begin to copy a remote archive. For a folder, drop what was read ahead, because its pack is planned."""
+        """Begin to copy a remote archive; do nothing for any other source."""
         if self._copy is not None:
             self._copy.start()
-        if isinstance(self.tree, FolderTree):
-            self.tree.drop_ahead()
 
     def read_in_place(self) -> None:
         """Read an archive that `opens_at_once` in place. Call this instead of `start`."""
@@ -507,6 +522,9 @@ def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenSource
         ComesWholeError: `opening.sparing` is set, and it cannot be read in place.
     """
     opened = expand_pattern(source) if isinstance(source, LocalSource) else source
+    # Copying takes files as they are.
+    if unpack and isinstance(opened, LocalSource | ManySource):
+        opened = whole_of(opened)
     if isinstance(opened, ManySource):
         # Imported here because lists open their parts with this module.
         from colabstage.sources.many import OpenList
@@ -560,14 +578,14 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
                 path,
                 workers=SLOW_LISTERS,
                 before_read=questions.ask_before_read,
-                ahead=opening.ahead,
                 leave_out=leave_out,
             )
             return SourcePart(source, transport, slow, opening, tree=tree, path=path, questions=questions)
         workers = SLOW_LISTERS if slow else 1
-        tree = FolderTree(path, workers=workers, ahead=opening.ahead, leave_out=leave_out)
+        tree = FolderTree(path, workers=workers, leave_out=leave_out)
         return SourcePart(source, transport, slow, opening, tree=tree, path=path)
-    file = MountedFile(path)
+    pieces = source.pieces if isinstance(source, LocalSource) else ()
+    file: RemoteFile = JoinedFile([MountedFile(piece) for piece in pieces], path) if pieces else MountedFile(path)
     # Downloads have been compared already.
     if opening.checksum is not None and isinstance(source, LocalSource):
         file.facts = replace(file.facts, checksum=opening.checksum)
@@ -603,6 +621,9 @@ def _open_brought(source: ShareSource | KaggleSource, opening: Opening) -> Sourc
         undo.callback(brought.download.close)
         part = _open_path(source, brought.path, "share link" if isinstance(source, ShareSource) else "kaggle", opening)
         part.brought, part.download = brought, brought.download
+        if part.tree is not None:
+            # Messages name what the person wrote, not where it was downloaded to.
+            part.tree.label = source.label
         undo.pop_all()
     return part
 

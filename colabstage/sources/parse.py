@@ -12,7 +12,7 @@ import glob
 import hashlib
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeGuard, Union
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
@@ -37,14 +37,16 @@ from colabstage.machine.mounts import (
 from colabstage.machine.platforms import detect_platform
 from colabstage.sources.kaggle_datasets import parse_kaggle
 from colabstage.sources.share_pages import parse_share_link
-from colabstage.trees.tree import as_tree
+from colabstage.trees.bytes import ARCHIVE_SUFFIXES
+from colabstage.trees.volumes import is_piece, may_be_part
+from colabstage.trees.volumes import parts_of as parts_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from colabstage.sources.kaggle_datasets import KaggleDataset
     from colabstage.sources.share_pages import ShareLink
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 _EXPECTED = (
     "a folder, a file or a pattern such as 'part-*.zip' on this machine or on a mounted Drive, a Google Drive share "
@@ -55,7 +57,6 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
 # `Path("s3://bucket/key")` drops one of the slashes.
 _COLLAPSED = re.compile(r"(https?|s3|gs|gcs|az|abfs|hf|ftp|sftp|kaggle|file):/[^/]")
 _NO_PATH = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|{_COLLAPSED.pattern}")
-_ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tzst", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 # They would copy everything that is read to the very disk that has to be spared.
 _CACHING = frozenset({"simplecache", "filecache", "blockcache", "cached"})
 # The limit of Linux's file systems and system calls.
@@ -95,6 +96,8 @@ class LocalSource(_SourceBase):
     """The absolute path."""
     leave_out: frozenset[str] = frozenset()
     """Names of folders in it that are not part of it, such as earlier output of colabstage."""
+    pieces: tuple[Path, ...] = ()
+    """The files that make up the archive when they follow each other; `path` is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,9 @@ def parse_source(source: SourceArgument) -> Source:
 def _parse_one(source: object) -> SingleSource:
     if isinstance(source, (str, os.PathLike)):
         return _parse_text(source)
+    # Imported here, because the command line asks this module for names, and must not load numpy for its help.
+    from colabstage.trees.listing import as_tree
+
     tree = as_tree(source)
     if tree is not None:
         # Callers choose labels freely, so trees in memory are distinguished by their contents.
@@ -513,9 +519,33 @@ def name_in_list(source: SingleSource) -> str:
 
 def _without_suffixes(name: str) -> str:
     name = name.rstrip("/").rpartition("/")[2]
-    while name.lower().endswith(_ARCHIVE_SUFFIXES) and "." in name[1:]:
+    while name.lower().endswith(ARCHIVE_SUFFIXES) and "." in name[1:]:
         name = name[: name.rindex(".")]
     return name
+
+
+def whole_of(source: LocalSource | ManySource) -> LocalSource | ManySource:
+    """Return what a source is a part of, by the names beside it: of an archive that was cut into pieces all of it, of a
+    folder that Google Drive downloaded as several zips all of these.
+
+    Raises:
+        ArchiveError: a part is missing, or it is a volume that only a tool joins; the message has the line.
+    """
+    files = [part.path for part in parts_of(source) if isinstance(part, LocalSource)]
+    if not any(may_be_part(path.name) for path in files) or len(files) < len(parts_of(source)):
+        return source
+    found: dict[Path, tuple[Path, ...]] = {}
+    for path in files:
+        names = parts_of_file(path.name, os.listdir(path.parent) if may_be_part(path.name) else ())  # noqa: PTH208 - names
+        group = tuple(path.with_name(name) for name in names)
+        found.update(dict.fromkeys([group[0]] if is_piece(path.name) else group, group))
+    parts = tuple(
+        replace(local_source(path), pieces=group) if is_piece(path.name) else local_source(path)
+        for path, group in found.items()
+    )
+    if len(parts) == 1:
+        return replace(parts[0], address=source.address, name=source.name, label=source.label)
+    return ManySource(source.address, source.name, source.label, parts)
 
 
 def expand_pattern(source: LocalSource) -> LocalSource | ManySource:

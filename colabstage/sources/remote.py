@@ -14,8 +14,9 @@ import string
 import threading
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceChangedError, SourceReadError
@@ -25,7 +26,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.mounts import is_slow_mount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Clock
@@ -366,6 +367,40 @@ class MountedFile(RemoteFile):
             what = "was listed but cannot be found" if error.errno == errno.ENOENT else f"answers: {error.strerror}"
             return TransientError(f"'{self._label}' {what}.")
         return translate_read_error(error, self._label, 1)
+
+
+class JoinedFile(RemoteFile):
+    """Several files that follow each other as one, as `cat` joins them; closed together.
+
+    `path`: the first of them, which the whole is called after.
+    """
+
+    def __init__(self, parts: Sequence[MountedFile], path: Path) -> None:
+        self._parts = parts
+        sizes = [part.facts.size or 0 for part in parts]
+        self._ends = list(accumulate(sizes))
+        self.facts = replace(
+            parts[0].facts,
+            label=str(path),
+            name=path.stem,
+            size=self._ends[-1],
+            version=" ".join(part.facts.version for part in parts),
+            mtime_ns=max(part.facts.mtime_ns for part in parts),
+        )
+
+    def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
+        """Read as `RemoteFile.read_range`."""
+        stop = self._ends[-1] if length is None else offset + length
+        for part, end in zip(self._parts, self._ends, strict=True):
+            start = end - (part.facts.size or 0)
+            first, last = max(offset, start), min(stop, end)
+            if first < last:
+                yield from part.read_range(first - start, last - first)
+
+    def close(self) -> None:
+        """Release the handles of all. Calling it twice is fine."""
+        for part in self._parts:
+            part.close()
 
 
 def _open_file(path: Path) -> tuple[int, os.stat_result]:

@@ -15,9 +15,9 @@ from colabstage.sources.identity import as_one_of_many, identify_remote
 from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
 from colabstage.sources.remote import MountedFile, given_up
 from colabstage.sources.transfer.connections import read_directly, read_through
-from colabstage.trees.entries import check_collisions, clean_member_name
-from colabstage.trees.open import distinct_names
-from colabstage.trees.tree import FileEntry, RequestedBytes, Tree, unknown_entry
+from colabstage.trees.bytes import RequestedBytes
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, unknown_entry
+from colabstage.trees.names import check_collisions, clean_member_name, distinct_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile
-    from colabstage.trees.tree import ByteSource
+    from colabstage.trees.bytes import ByteSource
 
 # Sources that can be a single file with an address.
 FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource
@@ -98,7 +98,7 @@ class RemoteFileTree(Tree):
             facts = pool.run(self._ask, names, cancellation=cancellation)
         # In the order of `files`.
         self.facts: dict[str, RemoteFacts] = dict(zip(names, facts, strict=True))
-        self.entries = tuple(
+        self.entries = FileEntries.of(
             sorted(
                 (
                     FileEntry(name, one.size or 0, one.mtime_ns, position)

@@ -23,7 +23,7 @@ from colabstage.sources.remote import RemoteFacts, TransientError, given_up
 from colabstage.sources.share_gdown import fetch_by_gdown, file_facts_by_gdown
 from colabstage.sources.share_service import IN_FLIGHT, DriveWeb, open_shared
 from colabstage.sources.transfer.whole_file import fetch_file
-from colabstage.trees.entries import check_collisions, clean_member_name
+from colabstage.trees.names import check_collisions, clean_member_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

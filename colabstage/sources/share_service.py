@@ -40,7 +40,7 @@ from colabstage.sources.share_pages import (
     read_folder_page,
     safe_name,
 )
-from colabstage.trees.entries import parent_folders
+from colabstage.trees.names import parent_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

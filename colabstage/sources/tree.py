@@ -42,14 +42,14 @@ from colabstage.io.workspace import (
     remove_own,
     temp_beside,
 )
-from colabstage.trees.entries import check_case_collisions, parent_folders
-from colabstage.trees.tree import cut_while_read
+from colabstage.trees.bytes import cut_while_read
+from colabstage.trees.names import check_case_collisions, parent_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from colabstage.io.progress import ProgressStep
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.listing import FileEntry, Tree
 
 Transport = Literal["local disk", "mount", "http", "object store", "share link", "kaggle", "tree"]
 

@@ -67,7 +67,7 @@ from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.parse import absolute_path
 from colabstage.sources.remote import Checksum, pieces_of
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,7 +31,6 @@ from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation
 from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
-from colabstage.pack.job import examined_extensions
 from colabstage.sources.identity import SourceIdentity, compare_states, file_seal, proof_of
 from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, ComesWholeError, Opening, open_source
@@ -213,20 +212,21 @@ class SourceOnce(Closing):
         self.opened: OpenSource | None = None
         """The source, once it is open."""
 
-    def open(self, report: StageReport | None = None, *, to_pack: bool = False) -> OpenSource:
-        """Return the source, open, which `report` tells, or else that of the call; raises as `open_source`.
-
-        `to_pack`: whether its pack is planned next, if one is wanted.
-        """
+    def open(self, report: StageReport | None = None) -> OpenSource:
+        """Return the source, open, which `report` tells, or else that of the call; raises as `open_source`."""
         if self.opened is not None:
             return self.opened
         request = self._call.request
         sparing = request.disk_limit is not None
         whole = comes_whole(request.source) and not sparing
         # Beside the dataset's own folder, so that the same source with other options finds what was downloaded.
-        ahead = examined_extensions(request.options) if to_pack and request.wants_pack else ()
         opening = Opening(
-            request.folder.parent, self._call.progress, self._call.cancellation, sparing=sparing, ahead=ahead
+            request.folder.parent,
+            self._call.progress,
+            self._call.cancellation,
+            only=request.options.parts,
+            zip_encoding=request.options.zip_encoding,
+            sparing=sparing,
         )
         if whole:
             make_own_folder(request.folder.parent)

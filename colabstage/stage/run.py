@@ -84,8 +84,8 @@ from colabstage.stage.request import (
 )
 from colabstage.stage.shards import pack_into_cache, plan_without_room
 from colabstage.stage.streaming import BackgroundPack
-from colabstage.trees.entries import total_size
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.listing import total_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.request import StageRequest
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 
 T = TypeVar("T")
@@ -258,7 +258,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         looks = request.cache_dir is not None and not request.refresh and not request.wants_files
         cached = looks and cache.find() is not None
         if not cached and (request.disk_limit is not None or not comes_whole(request.source)):
-            source.open(to_pack=True)
+            source.open()
         make_own_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
             # The process that held the lock before may have done the work.
@@ -376,7 +376,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         )
     report.origin = "source"
     try:
-        made = make_local(call, source.open(to_pack=True), cache)
+        made = make_local(call, source.open(), cache)
     except SourceListingError as error:
         # Training already uses rows of the first listing, and their numbers cannot change any more.
         if call.stream is not None and call.stream.arrival is not None:
@@ -384,7 +384,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         # A mounted Drive sometimes lists only a part of a folder, without an error. The second listing is complete.
         report.note(f"{error} It was listed and read again.")
         source.close()
-        made = make_local(call, source.open(to_pack=True), cache)
+        made = make_local(call, source.open(), cache)
     if isinstance(made, CachedPack):
         return open_in_part(call, made, origin="source")
     files = made
@@ -588,10 +588,12 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
             # Workers open the data by its path: those on other machines cannot share this process's open source.
             place = request.files_path if request.wants_files else request.opened_path
             assert place is not None
+            # Plain files are the part that was meant already.
+            options = replace(request.options, only=None) if request.wants_files else request.options
             done = pack_by_executor(
                 place,
                 request.pack_path,
-                request.options,
+                options,
                 executor,
                 progress=call.progress,
                 key=request.key,

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from colabstage.stage.places import CachedFile, CachePlace
     from colabstage.stage.request import StageRequest
     from colabstage.stage.run import StageCall
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 # One shard is published while the next is packed, which may take its space twice when gaps are closed at the end; and
 # a quarter is left for what nobody can know beforehand.

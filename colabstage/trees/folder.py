@@ -14,14 +14,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
 
+import numpy as np
+
 from colabstage.errors import SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy, block_ranges, pread_exactly, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import left_out
-from colabstage.trees.ahead import ReadAhead
-from colabstage.trees.entries import JUNK_FILES, FileEntries, Listing, is_junk, is_junk_folder, without_files
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, LocalBytes, Tree, count_by
+from colabstage.trees.bytes import PIECE_BYTES, LocalBytes
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, count_by, sorted_by_name, times_in_column
+from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,8 +37,8 @@ GOOGLE_NATIVE = (
     *(".gdoc", ".gsheet", ".gslides", ".gform", ".gdraw", ".gmap"),
     *(".gsite", ".gtable", ".gscript", ".gjam", ".glink"),
 )
-# Find in names, each between two slashes and all in lower case, what `_look_at_entry` may not take for a file of a
-# dataset. Each begins with one mark that `re` can leap to: both in one pattern take twenty times as long.
+# Find in names, each between two slashes and all in lower case, what may be no file of a dataset. Each begins with one
+# mark that `re` can leap to: both in one pattern take twenty times as long.
 _ODD_NAMES = re.compile(rf"/(?:\.|(?:{'|'.join(map(re.escape, sorted(JUNK_FILES)))})/)")
 _ODD_ENDINGS = re.compile(rf"\.(?:{'|'.join(re.escape(kind.removeprefix('.')) for kind in GOOGLE_NATIVE)})/")
 # One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) vanishes.
@@ -44,8 +46,7 @@ _LOOK_BATCH = 256
 # Entries of a folder by which its pace shows; the seconds for one above which it is that of round trips, of which
 # several at once take no longer than one; and those below which nobody but the kernel is asked.
 _FIRST_LOOKS, _SLOW_LOOK_S, _KERNEL_LOOK_S = 4, 0.001, 0.00005
-# Folders that are listed before what is in them is put in its place: enough for every worker, and a bound on what of a
-# listing is held as objects.
+# Folders that are listed before their entries join the others: enough for every worker.
 _LIST_FOLDERS = 512
 # Longer than the slowest listing anybody reported from a Drive mount (20 s) with its retries.
 _STALL_S = 300.0
@@ -53,81 +54,6 @@ _STALL_S = 300.0
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 _Identity = tuple[int, int]
-
-
-class _UnlistedFolder(NamedTuple):
-    """A folder still to be listed."""
-
-    name: str
-    """Its name in the tree, "" for the root."""
-    ancestors: frozenset[_Identity]
-    """The folders above it."""
-    through_link: bool
-    """Whether a link leads to it; only then can it be one of its ancestors."""
-
-    @property
-    def prefix(self) -> str:
-        """Return what is before the names of what is in it."""
-        return f"{self.name}/" if self.name else ""
-
-
-class _SeenEntry(NamedTuple):
-    """What one entry of a folder turned out to be."""
-
-    kind: Literal["file", "folder", "native", "broken", "left out"]
-    """What it is; "native" is a document of Google's own kinds, "broken" a link that leads nowhere."""
-    size: int = 0
-    """Of a file, in bytes."""
-    mtime_ns: int = 0
-    """Of a file, in nanoseconds since 1970."""
-    through_link: bool = False
-    """Whether the entry is a link."""
-
-
-class _Looked(NamedTuple):
-    """What some entries of a folder are."""
-
-    total: int
-    """How many there are, junk included."""
-    files: Listing
-    """The files, in columns since there may be millions."""
-    others: list[tuple[str, _SeenEntry]]
-    """The few that are none, by name."""
-
-
-class _ListedFolder(NamedTuple):
-    """What one folder holds."""
-
-    folder: _UnlistedFolder
-    """Which folder it is."""
-    mtime_ns: int
-    """When something in it was last added, removed or renamed."""
-    identity: _Identity
-    """Device and inode, by which a loop is known."""
-    looped: bool
-    """Whether a link leads back to a folder that it is in."""
-    entries: list[os.DirEntry[str]]
-    """Those that nobody has looked at yet."""
-    looked: list[_Looked]
-    """Those that somebody has."""
-
-
-@dataclass(slots=True)
-class _WalkResult:
-    """All that a walk brought home."""
-
-    files: Listing = field(default_factory=Listing)
-    """All regular files."""
-    stamp: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """As `FolderTree.listing_stamp` gives it."""
-    native: list[str] = field(default_factory=list)
-    """Documents of Google's own kinds, by name."""
-    broken: list[str] = field(default_factory=list)
-    """Links that lead nowhere, by name."""
-    looped: list[str] = field(default_factory=list)
-    """Links back to a folder that they are in, by name."""
-    own: list[str] = field(default_factory=list)
-    """Folders that the caller had left out, by name."""
 
 
 class FolderTree(Tree):
@@ -141,11 +67,8 @@ class FolderTree(Tree):
             where each answer takes 0.3 s and more; a local disk gains nothing from more than one.
         retry: how long a listing that fails is tried again.
         heard: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
-        found: called, in any thread, with the paths of some files as soon as these are known to be there, while others
-            are still looked for.
+        found: called, in any thread, with the paths of some files as soon as these are known to exist.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
-        ahead: extensions of files of which a few are read while others are listed, since who plans a pack asks for them
-            next; for several workers. Others are read as ever.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
 
     Raises:
@@ -155,7 +78,6 @@ class FolderTree(Tree):
     """
 
     kind = "folder"
-    entries: FileEntries
 
     def __init__(
         self,
@@ -166,50 +88,25 @@ class FolderTree(Tree):
         heard: Callable[[], object] = lambda: None,
         found: Callable[[Sequence[str]], object] | None = None,
         before_read: Callable[[str], object] | None = None,
-        ahead: Collection[str] = (),
         leave_out: Collection[str] = (),
     ) -> None:
         # A string: a path object for each of a million files would cost more than reading its entry.
-        self._root = os.fspath(path)
+        self._root = self.label = os.fspath(path)
         self._before_read = before_read
         # When files were written of which a part has been read, by path.
         self._times: dict[str, int] = {}
         _check_root(self._root)
-        self._ahead = ReadAhead(self._read, ahead) if ahead and workers > 1 else None
-        try:
-            with _Threads(workers) as threads:
-                walk = _LevelWalk(self._root, threads, retry, heard, found)
-                walked = walk.all_but(leave_out, self._ahead)
-        except BaseException:
-            self.drop_ahead()
-            raise
-        self.label = self._root
-        self.entries = walked.files.by_name().entries
-        self._stamp = walked.stamp
-        notes = []
-        if walked.native:
-            kinds = count_by(Path(name).suffix.lower() for name in walked.native)
-            notes.append(
-                f"{left_out(len(walked.native), 'Google documents')} ({kinds}; first '{min(walked.native)}'): a "
-                "mounted Drive cannot read them. Export them from Drive if they belong to the dataset."
-            )
-        if walked.broken:
-            notes.append(f"{left_out(len(walked.broken), 'links', 'to nothing')} (first '{min(walked.broken)}').")
-        if walked.looped:
-            first = min(walked.looped)
-            notes.append(f"{left_out(len(walked.looped), 'links', 'to a folder above')} (first '{first}').")
-        if walked.own:
-            named = ", ".join(f"'{name}'" for name in sorted(walked.own)[:3])
-            notes.append(
-                f"{left_out(len(walked.own), 'folders', 'in which colabstage keeps what it makes')} ({named})."
-            )
-        self.notes = tuple(notes)
-
-    @property
-    def empty_folders(self) -> tuple[str, ...]:
-        """Return the folders that hold no file at any depth, by name."""
+        with _Threads(workers) as threads:
+            walk = _LevelWalk(self._root, threads, retry, heard, found)
+            walk.all_but(leave_out)
+        files = walk.files
+        sizes, times_ns = np.array(files.sizes, np.int64), times_in_column(files.times_ns)
+        names, (sizes, times_ns), order = sorted_by_name(files.names, sizes, times_ns)
+        self.entries = FileEntries(names, sizes, times_ns, order, np.zeros(len(names), np.bool_))
+        self._stamp = walk.stamp
         # By the folders of files, which others ask for too, and not by each name again.
-        return without_files(self._stamp, (f"{folder}/" for folder in self.entries.folders[0]))
+        self.empty_folders = without_files(self._stamp, (f"{folder}/" for folder in self.entries.folders[0]))
+        self.notes = tuple(walk.notes())
 
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
         """Return for every folder its time in ns and its number of entries."""
@@ -230,19 +127,6 @@ class FolderTree(Tree):
             OSError: as the disk or mount answers.
             SourceReadError: the file is no longer `entry.size` bytes long.
         """
-        found = None if self._ahead is None else self._ahead.take(entry)
-        return self._read(entry) if found is None else found
-
-    def drop_ahead(self) -> None:
-        """Drop what was read ahead and nobody has asked for. Calling it twice is fine."""
-        if self._ahead is not None:
-            self._ahead.close()
-
-    def close(self) -> None:
-        """Drop what was read ahead; nothing else is held open."""
-        self.drop_ahead()
-
-    def _read(self, entry: FileEntry) -> bytes:
         handle = os.open(self._about_to_read(entry), _OPEN_FLAGS)
         try:
             # One byte more than listed: a longer file shows without a further call.
@@ -419,13 +303,9 @@ class _Threads:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+        self.many = workers > 1
         self._listers = DaemonPool(workers, "colabstage-list")
         self._lookers = DaemonPool(workers, "colabstage-look")
-
-    @property
-    def many(self) -> bool:
-        """Return whether there are any."""
-        return self.workers > 1
 
     def list_each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Call `function` with each item, and return the results in order; fails when nothing moves for `_STALL_S`."""
@@ -455,6 +335,66 @@ class _Threads:
             pool.close(abandon=error is not None)
 
 
+class _UnlistedFolder(NamedTuple):
+    """A folder still to be listed."""
+
+    name: str
+    """Its name in the tree, "" for the root."""
+    ancestors: frozenset[_Identity]
+    """The folders above it, by device and inode."""
+    through_link: bool
+    """Whether a link leads to it; only then can it be one of its ancestors."""
+
+
+class _Other(NamedTuple):
+    """An entry of a folder that is no file."""
+
+    name: str
+    """Its name in the tree."""
+    kind: Literal["folder", "native", "broken"]
+    """What it is; "native" is a document of Google's own kinds, "broken" a link that leads nowhere."""
+    through_link: bool
+    """Whether the entry is a link."""
+
+
+@dataclass(slots=True)
+class _Looked:
+    """What some entries of a folder are. Files are in columns, since there may be millions."""
+
+    total: int = 0
+    """How many there are, junk included."""
+    names: list[str] = field(default_factory=list)
+    """Of the files, as the tree has them."""
+    sizes: list[int] = field(default_factory=list)
+    """Of the files, in bytes."""
+    times_ns: list[int] = field(default_factory=list)
+    """When the files were written."""
+    others: list[_Other] = field(default_factory=list)
+    """The few that are none."""
+
+    def add(self, other: _Looked) -> None:
+        """Append others."""
+        self.total += other.total
+        self.names += other.names
+        self.sizes += other.sizes
+        self.times_ns += other.times_ns
+
+
+class _Listed(NamedTuple):
+    """What one folder holds."""
+
+    mtime_ns: int
+    """When something in it was last added, removed or renamed."""
+    identity: _Identity
+    """Device and inode, by which a loop is known."""
+    looped: bool
+    """Whether a link leads back to a folder that it is in."""
+    unseen: list[os.DirEntry[str]]
+    """Entries that nobody has looked at yet."""
+    looked: list[_Looked]
+    """What the others are."""
+
+
 class _LevelWalk:
     """List one level of a tree after the other: some folders at once, and what they hold meanwhile."""
 
@@ -466,62 +406,81 @@ class _LevelWalk:
         heard: Callable[[], object],
         found: Callable[[Sequence[str]], object] | None,
     ) -> None:
-        self._root = root
-        self._threads = threads
-        self._retry = retry
-        self._heard = heard
-        self._found = found
-        self._ahead: ReadAhead | None = None
-        self._chosen: Mapping[str, int] = {}
+        self._root, self._threads, self._retry, self._heard, self._found = root, threads, retry, heard, found
         self._turn = threading.Lock()
+        self.files = _Looked()
+        self.stamp: dict[str, tuple[int, int]] = {}
+        self._others: dict[str, list[str]] = {"native": [], "broken": [], "looped": [], "own": []}
 
-    def all_but(self, leave_out: Collection[str], ahead: ReadAhead | None) -> _WalkResult:
-        """Return all that is there, but for folders of these names; `ahead` begins to read some of it."""
-        self._ahead = ahead
-        found = _WalkResult()
+    def notes(self) -> Iterator[str]:
+        """Yield a sentence about each kind of entry that was left out and may be missed."""
+        native, broken, looped, own = self._others.values()
+        if native:
+            kinds = count_by(Path(name).suffix.lower() for name in native)
+            yield (
+                f"{left_out(len(native), 'Google documents')} ({kinds}; first '{min(native)}'): a mounted Drive cannot "
+                "read them. Export them from Drive if they belong to the dataset."
+            )
+        if broken:
+            yield f"{left_out(len(broken), 'links', 'to nothing')} (first '{min(broken)}')."
+        if looped:
+            yield f"{left_out(len(looped), 'links', 'to a folder above')} (first '{min(looped)}')."
+        if own:
+            named = ", ".join(f"'{name}'" for name in sorted(own)[:3])
+            yield f"{left_out(len(own), 'folders', 'in which colabstage keeps what it makes')} ({named})."
+
+    def all_but(self, leave_out: Collection[str]) -> None:
+        """List all folders but those of these names."""
         level = [_UnlistedFolder("", frozenset(), through_link=False)]
         at_once = _LIST_FOLDERS if self._threads.many else 1
         while level:
             deeper: list[_UnlistedFolder] = []
-            if self._ahead is not None:
-                self._chosen = self._ahead.choose(folder.name for folder in level)
             for first in range(0, len(level), at_once):
-                for listed in self._list_some(level[first : first + at_once]):
-                    inside = _sort_folder(found, listed)
-                    deeper += (folder for folder in inside if folder.name not in leave_out)
-                    found.own += [folder.name for folder in inside if folder.name in leave_out]
+                some = level[first : first + at_once]
+                for folder, listed in zip(some, self._threads.list_each(self._list, some), strict=True):
+                    inside = self._take(folder, listed)
+                    deeper += (below for below in inside if below.name not in leave_out)
+                    self._others["own"] += [below.name for below in inside if below.name in leave_out]
             level = deeper
-        return found
 
-    def _list_some(self, folders: Sequence[_UnlistedFolder]) -> list[_ListedFolder]:
-        """List some folders at once, those first of which files are read ahead; return them in their order."""
-        chosen_first = sorted(folders, key=lambda folder: folder.name not in self._chosen)
-        listed = {one.folder.name: one for one in self._threads.list_each(self._list, chosen_first)}
-        return [listed[folder.name] for folder in folders]
+    def _take(self, folder: _UnlistedFolder, listed: _Listed) -> list[_UnlistedFolder]:
+        """Put what was seen in a folder where it belongs; return the folders in it."""
+        if listed.looped:
+            self._others["looped"].append(folder.name)
+            return []
+        self.stamp[folder.name] = (listed.mtime_ns, sum(some.total for some in listed.looked))
+        ancestors = folder.ancestors | {listed.identity}
+        inside: list[_UnlistedFolder] = []
+        for some in listed.looked:
+            self.files.add(some)
+            for other in some.others:
+                if other.kind == "folder":
+                    inside.append(_UnlistedFolder(other.name, ancestors, other.through_link))
+                else:
+                    self._others[other.kind].append(other.name)
+        return inside
 
-    def _list(self, folder: _UnlistedFolder) -> _ListedFolder:
+    def _list(self, folder: _UnlistedFolder) -> _Listed:
         """List one folder, and look at what is in it."""
-        name = _path_below(self._root, folder.name)
-        listed = read_with_retry(lambda: self._read(folder, name), name, policy=self._retry)
+        path = _path_below(self._root, folder.name)
+        listed = read_with_retry(lambda: self._read(folder, path), path, policy=self._retry)
         self._heard()
-        entries = listed.entries
+        entries = listed.unseen
         length = min(max(1, -(-len(entries) // (4 * self._threads.workers))), _LOOK_BATCH)
         batches = [entries[start : start + length] for start in range(0, len(entries), length)]
-        looks = [self._threads.look(functools.partial(self._look_and_tell, folder, batch)) for batch in batches]
+        looks = [self._threads.look(functools.partial(self._look_at, folder, batch)) for batch in batches]
         # Each entry is to go when it has been looked at.
         entries.clear()
         listed.looked.extend(self._threads.results(looks))
-        if self._ahead is not None and folder.name in self._chosen:
-            self._ahead.start([some.files for some in listed.looked], self._chosen[folder.name])
         return listed
 
-    def _read(self, folder: _UnlistedFolder, path: str) -> _ListedFolder:
+    def _read(self, folder: _UnlistedFolder, path: str) -> _Listed:
         """Read one folder, and look at its entries meanwhile; among other threads, only until that proves slow."""
         # Asked before the listing: a change while the folder is being listed then shows in the stamp.
         status = os.stat(path)  # noqa: PTH116
         identity = (status.st_dev, status.st_ino)
         looped = folder.through_link and identity in folder.ancestors
-        listed = _ListedFolder(folder, status.st_mtime_ns, identity, looped, [], [])
+        listed = _Listed(status.st_mtime_ns, identity, looped, [], [])
         if looped:
             return listed
         alone = not self._threads.many
@@ -537,98 +496,68 @@ class _LevelWalk:
                     # from each other, at each entry.
                     with self._turn if look_s < _KERNEL_LOOK_S and not alone else contextlib.nullcontext():
                         began = SYSTEM_CLOCK.now()
-                        looked = self._look_at(folder, batch)
+                        listed.looked.append(self._look_at(folder, batch))
                         look_s = (SYSTEM_CLOCK.now() - began) / count
-                    listed.looked.append(self._told(looked))
                     # On a mount that leaves them out each look is a round trip of its own.
                     if not alone and look_s > _SLOW_LOOK_S:
-                        listed.entries.extend(scan)
+                        listed.unseen.extend(scan)
                     count = _LOOK_BATCH
         finally:
             if handle is not None:
                 os.close(handle)
         return listed
 
-    def _look_and_tell(self, folder: _UnlistedFolder, entries: list[os.DirEntry[str]]) -> _Looked:
-        return self._told(self._look_at(folder, entries))
-
     def _look_at(self, folder: _UnlistedFolder, entries: list[os.DirEntry[str]]) -> _Looked:
         """Look at each entry once, which empties the list; what they are is checked by all names at once, because
         nearly all are plain files."""
-        prefix = folder.prefix
-        looked = _Looked(len(entries), Listing(), [])
+        prefix = f"{folder.name}/" if folder.name else ""
         names = [entry.name for entry in entries]
         named = f"/{'/'.join(names).lower()}/"
         odd_names = _ODD_NAMES.search(named) is not None or _ODD_ENDINGS.search(named) is not None
         odd: list[os.DirEntry[str]] = []
-        sizes: list[int] = []
-        times: list[int] = []
+        looked = _Looked(len(entries))
         for entry in entries:
             try:
                 if odd_names or not entry.is_file(follow_symlinks=False):
                     odd.append(entry)
                     continue
-                found = entry.stat()
+                status = entry.stat()
             except OSError:
                 odd.append(entry)
                 continue
-            sizes.append(found.st_size)
-            times.append(found.st_mtime_ns)
+            looked.names.append(prefix + entry.name)
+            looked.sizes.append(status.st_size)
+            looked.times_ns.append(status.st_mtime_ns)
         # An entry that was looked at holds nearly a kilobyte, and there may be millions.
         entries.clear()
-        if odd:
-            others = {entry.name for entry in odd}
-            names = [name for name in names if name not in others]
-        looked.files.add_all(prefix, names, sizes, times)
         for entry in odd:
-            path = f"{self._root}/{prefix}{entry.name}"
-            seen = read_with_retry(functools.partial(_look_at_entry, entry), path, policy=self._retry)
-            if seen.kind == "file":
-                looked.files.add_all(prefix, [entry.name], [seen.size], [seen.mtime_ns])
-            elif seen.kind != "left out":
-                looked.others.append((prefix + entry.name, seen))
-        return looked
-
-    def _told(self, looked: _Looked) -> _Looked:
-        """Tell of the files that are now known to be there."""
+            name = prefix + entry.name
+            look = functools.partial(_look_closely, entry, name)
+            seen = read_with_retry(look, f"{self._root}/{name}", policy=self._retry)
+            if isinstance(seen, _Other):
+                looked.others.append(seen)
+            elif seen is not None:
+                looked.names.append(name)
+                looked.sizes.append(seen.st_size)
+                looked.times_ns.append(seen.st_mtime_ns)
         if self._found is not None:
-            self._found([f"{self._root}/{name}" for name in looked.files.names])
+            self._found([f"{self._root}/{name}" for name in looked.names])
         return looked
 
 
-def _look_at_entry(entry: os.DirEntry[str]) -> _SeenEntry:
+def _look_closely(entry: os.DirEntry[str], name: str) -> os.stat_result | _Other | None:
+    """Return the status of a file, or what else an entry is; `None` for junk, and for pipes and sockets."""
     linked = entry.is_symlink()
     try:
         if entry.is_dir():
-            return _SeenEntry("left out" if is_junk_folder(entry.name) else "folder", through_link=linked)
+            return None if is_junk_folder(entry.name) else _Other(name, "folder", linked)
         if is_junk(entry.name):
-            return _SeenEntry("left out")
+            return None
         if entry.name.lower().endswith(GOOGLE_NATIVE):
-            return _SeenEntry("native")
+            return _Other(name, "native", linked)
         status = entry.stat()
     except OSError as error:
         if linked and error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
-            return _SeenEntry("broken")
+            return _Other(name, "broken", linked)
         raise
-    if not stat.S_ISREG(status.st_mode):
-        return _SeenEntry("left out")
-    return _SeenEntry("file", status.st_size, status.st_mtime_ns)
-
-
-def _sort_folder(found: _WalkResult, listed: _ListedFolder) -> list[_UnlistedFolder]:
-    """Put what was seen in a folder where it belongs; returns the folders in it."""
-    folder = listed.folder
-    if listed.looped:
-        found.looped.append(folder.name)
-        return []
-    found.stamp[folder.name] = (listed.mtime_ns, sum(some.total for some in listed.looked))
-    ancestors = folder.ancestors | {listed.identity}
-    inside: list[_UnlistedFolder] = []
-    for some in listed.looked:
-        found.files.extend(some.files)
-        for name, (kind, _, _, through_link) in some.others:
-            if kind == "folder":
-                inside.append(_UnlistedFolder(name, ancestors, through_link))
-            else:
-                (found.native if kind == "native" else found.broken).append(name)
-    return inside
+    return status if stat.S_ISREG(status.st_mode) else None

@@ -1,73 +1,60 @@
-"""Find out what a path holds, by its content and never by its name, and open it as a tree.
-
-Here, too, are the trees of one file: one that is a whole dataset by itself (arrays, records, tokens), or was compressed
-by itself; and the tree of several, of a dataset that comes in several archives or folders.
-"""
+"""Find out what a path holds, by its content and never by its name, and open it as a tree; or open a part of one."""
 
 from __future__ import annotations
 
-import posixpath
+import difflib
 import re
 import stat
-from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
-from urllib.parse import unquote, urlsplit
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
 from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.missing import whereabouts
-from colabstage.io.units import listed
-from colabstage.trees.decompress import open_stream, unpack_into
-from colabstage.trees.entries import (
-    DEFAULT_LIMITS,
-    ArchiveLimits,
-    FileEntries,
-    Listing,
-    clean_member_name,
-    parent_folders,
-    refuse_member,
-)
-from colabstage.trees.folder import FolderTree
-from colabstage.trees.strings import narrowed
-from colabstage.trees.tar import TarTree
-from colabstage.trees.tool_archives import ToolArchiveTree
-from colabstage.trees.tree import (
+from colabstage.trees.bytes import (
+    ARCHIVE_SUFFIXES,
     HEAD_BYTES,
     ArchiveKind,
     Compression,
-    FileEntry,
     LocalBytes,
     SharedBytes,
-    Tree,
-    TreeView,
+    base_name,
     compression_of,
     describe_contents,
     is_tar_head,
     is_zip_head,
     tool_archive_kind,
-    unknown_entry,
 )
-from colabstage.trees.zip import ZipTree
+from colabstage.trees.compressed import inner_name, open_stream, unpack_into
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, TreeView, sorted_by_name
+from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, parent_folders
+from colabstage.trees.seven_zip import ToolArchiveTree
+from colabstage.trees.tar import TarTree
+from colabstage.trees.zip import ZipTree, refuse_volume
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
+    from pathlib import Path
 
     from colabstage.io.progress import Cancellation
-    from colabstage.trees.tree import ByteSource
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.zip_member import ZipMember
 
-_WEB = re.compile(r"(?i)https?://")
+TreeFormat = Literal["folder"] | ArchiveKind
+
 # What layouts read of one file. An .npz is a zip, and opened as one; a .csv is nothing without the files it names.
 _SUFFIXES = (
     *(".npy", ".h5", ".hdf5", ".hdf", ".he5", ".mat"),
     *(".tfrecord", ".tfrecords", ".tfrec", ".parquet", ".arrow", ".mdb", ".lmdb"),
     *(".bin", ".txt", ".jsonl"),
 )
+_TABLE_SUFFIXES = (".csv", ".tsv")
+_TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
+# Of a compressed file, to see what is in it.
+_LOOK_BYTES = 64 * 1024
 
 
 def may_be_single_file(label: str) -> bool:
@@ -75,135 +62,33 @@ def may_be_single_file(label: str) -> bool:
     return base_name(label).lower().endswith(_SUFFIXES)
 
 
-def base_name(label: str) -> str:
-    """Return what a file is called by its address: the last part of a path; of a web address without its query.
-
-    >>> base_name("https://example.org/records/7/data.npy?download=1")
-    'data.npy'
-    """
-    # Only what is a web address: a path may hold a question mark or a percent sign.
-    path = unquote(urlsplit(label).path) if _WEB.match(label) else label
-    return path.rstrip("/").rpartition("/")[2]
-
-
 class SingleFileTree(Tree):
     """One file as a tree.
 
     Args:
         source: its bytes; closed with the tree.
-        name: what the file is called; the last part of the source's address where not given.
+        name: what the file is called.
+        packed: the bytes that those were unpacked from, if any; closed with the tree.
     """
 
     kind = "file"
     source: ByteSource
 
-    def __init__(self, source: ByteSource, name: str = "") -> None:
+    def __init__(self, source: ByteSource, name: str, packed: ByteSource | None = None) -> None:
         self.source, self.label = source, source.label
-        self.entries = (FileEntry(name or base_name(source.label), source.size, 0, 0),)
+        self._packed = packed
+        self.entries = FileEntries.of([FileEntry(name, source.size, 0, 0, place=0)])
 
     def open(self, entry: FileEntry) -> ByteSource:
         """Return the file's bytes, which stay open until the tree is closed."""
-        if entry.name != self.entries[0].name:
-            raise unknown_entry(self.label, entry.name)
+        self._own(entry)
         return SharedBytes(self.source)
 
-
-_COMPRESSED_SUFFIXES = {
-    "gz": (".gz", ".tgz", ".z"),
-    "bz2": (".bz2", ".tbz2", ".tbz"),
-    "xz": (".xz", ".txz"),
-    "zst": (".zst", ".zstd", ".tzst"),
-}
-# RFC 1952: the flags of a gzip header, and the parts that may stand before the name.
-_FEXTRA, _FNAME = 4, 8
-
-
-class CompressedFileTree(SingleFileTree):
-    """The one file in a gzip, bzip2, xz or Zstandard file that is no tar; unpacked once, into an unnamed file.
-
-    It is named like the compressed file without its suffix; where that has none, as gzip noted its name. Gzip, bzip2
-    and xz verify the content by their checksums while it is unpacked.
-
-    Args:
-        source: the compressed bytes; closed with the tree.
-        spool: a folder on a local disk with room for the content; created if need be.
-        limits: how much it may unpack to.
-        name: what the service calls it, for where its address does not say how it is compressed.
-        cancellation: looked at while it is unpacked.
-
-    Raises:
-        ArchiveError: not compressed.
-        CorruptArchiveError: truncated or damaged.
-        UnsafeArchiveError: it unpacks to more than `limits` allow, or its noted name leads elsewhere.
-        NotEnoughSpaceError, TargetNotWritableError: the content does not fit in `spool`, or nothing can be written.
-    """
-
-    def __init__(
-        self,
-        source: ByteSource,
-        *,
-        spool: Path,
-        limits: ArchiveLimits = DEFAULT_LIMITS,
-        name: str = "",
-        cancellation: Cancellation | None = None,
-    ) -> None:
-        # Before unpacking, which takes long: a name that leads elsewhere refuses the file.
-        inside = single_name(source, name)
-        super().__init__(unpack_into(spool, source, limits, cancellation), inside)
-        self._compressed = source
-
     def close(self) -> None:
-        """Close the source and drop the content. Calling it twice is fine."""
+        """Close the file. Calling it twice is fine."""
         super().close()
-        self._compressed.close()
-
-
-def single_name(source: ByteSource, name: str = "") -> str:
-    """Return what the file inside a compressed one is called, whose service calls it `name`.
-
-    Raises:
-        ArchiveError: the source is not compressed.
-        UnsafeArchiveError: only gzip's header names it, and with a path.
-    """
-    head = source.pread(HEAD_BYTES, 0)
-    compression = compression_of(head)
-    if compression is None:
-        msg = f"'{source.label}' is not compressed with gzip, bzip2, xz or Zstandard."
-        raise ArchiveError(msg)
-    base = base_name(source.label) or "content"
-    for called in (base, name):
-        stem, suffix = posixpath.splitext(called)
-        if stem and suffix.lower() in _COMPRESSED_SUFFIXES[compression]:
-            return stem
-    # Only gzip notes a name, and only the name of the file that was compressed, whatever it is called now.
-    noted = _gzip_name(head) if compression == "gz" else ""
-    if not noted:
-        return base
-    name = clean_member_name(source.label, noted)
-    if "/" in name:
-        raise refuse_member(source.label, noted, "gzip notes a name without folders, and this one has some")
-    return name
-
-
-def _gzip_name(head: bytes) -> str:
-    if len(head) < 10 or not head[3] & _FNAME:
-        return ""
-    at = 10
-    if head[3] & _FEXTRA:
-        at += 2 + int.from_bytes(head[10:12], "little")
-    name, end, _ = head[at:].partition(b"\0")
-    return name.decode("latin-1") if end else ""
-
-
-TreeFormat = Literal["folder"] | ArchiveKind
-
-_TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
-_ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
-_TABLE_SUFFIXES = (".csv", ".tsv")
-# Where there is one of these, it may have the labels.
-_NO_CLASSES = (*_TABLE_SUFFIXES, ".json", ".jsonl", ".parquet", ".txt", ".xml")
-# Of a compressed file, to see what is in it.
-_LOOK_BYTES = 64 * 1024
+        if self._packed is not None:
+            self._packed.close()
 
 
 def recognise(path: Path) -> TreeFormat | None:
@@ -244,13 +129,7 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
     return _TARS[compression] if is_tar_head(inside) else compression
 
 
-def open_tree(
-    path: Path,
-    *,
-    spool: Path,
-    workers: int = 1,
-    limits: ArchiveLimits = DEFAULT_LIMITS,
-) -> Tree:
+def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
     """Open a folder, an archive or a compressed file as a tree.
 
     Args:
@@ -280,6 +159,7 @@ def open_archive(
     limits: ArchiveLimits = DEFAULT_LIMITS,
     single_files: bool = False,
     name: str = "",
+    zip_encoding: str | None = None,
     cancellation: Cancellation | None = None,
 ) -> Tree:
     """Open the archive whose bytes `source` gives; the source is closed with the tree, and when this fails.
@@ -289,26 +169,29 @@ def open_archive(
         spool, limits: as of `open_tree`.
         single_files: whether a file of arrays or records counts too, as a tree of that one file.
         name: what the service calls it, for where its address does not say what it is.
+        zip_encoding: of a zip's names, where it does not declare it.
         cancellation: looked at while what is compressed as a whole is unpacked.
 
     Raises:
         Everything that `open_tree` raises for a file.
     """
     try:
-        called = next(filter(may_be_single_file, (source.label, name)), None)
-        if single_files and called is not None and recognise_archive(source) is None:
-            return SingleFileTree(source, base_name(called))
         kind = recognise_archive(source)
         if kind is None:
-            _refuse_file(source, single_files=single_files)
+            called = next(filter(may_be_single_file, (source.label, name)), None)
+            if not single_files or called is None:
+                _refuse_file(source, single_files=single_files)
+            return SingleFileTree(source, base_name(called))
         if kind == "zip":
-            return ZipTree(source, limits=limits)
+            return ZipTree(source, limits=limits, encoding=zip_encoding)
         if kind in ("7z", "rar"):
             return ToolArchiveTree(source, spool=spool, limits=limits, cancellation=cancellation)
         # The tree unpacks a compressed tar by itself, since its headers are only read in the unpacked form.
         if kind.startswith("tar"):
             return TarTree(source, spool=spool, limits=limits, cancellation=cancellation)
-        return CompressedFileTree(source, spool=spool, limits=limits, name=name, cancellation=cancellation)
+        # Before unpacking, which takes long: a name that leads elsewhere refuses the file.
+        inside = inner_name(source, base_name(source.label), name)
+        return SingleFileTree(unpack_into(spool, source, limits, cancellation), inside, source)
     # The tree would have closed it; without one nobody else knows of it.
     except BaseException:
         source.close()
@@ -328,13 +211,15 @@ def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
         )
     msg = f"'{source.label}' is {what}, not an archive. {read}"
     name = base_name(source.label)
+    if name.lower().endswith(".zip"):
+        refuse_volume(source)
     if name.lower().endswith(_TABLE_SUFFIXES):
         msg = (
             f"'{source.label}' is {what}. A table is read from the folder that it is in. Give that folder, in a list "
             "the folder in place of the table: ['FOLDER', 'FOLDER/train.zip']."
         )
     # Called like an archive and none: a download or copy that failed, which trying again may mend.
-    named = name.lower().endswith(_ARCHIVE_SUFFIXES)
+    named = name.lower().endswith(ARCHIVE_SUFFIXES)
     raise (CorruptArchiveError(msg) if named else ArchiveError(msg))
 
 
@@ -355,169 +240,80 @@ def _is_folder(path: Path) -> bool:
     return stat.S_ISDIR(mode)
 
 
-# What people call the parts of a dataset that are to stay apart.
-_SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
-_FOLDERS_SHOWN = 4
+class OnlyTree(TreeView):
+    """The part of a tree that `only=` names; closing it closes the tree.
 
-
-@dataclass(frozen=True, slots=True)
-class Joining:
-    """How the files of several trees are named in one."""
-
-    prefixes: tuple[str, ...]
-    """For each tree the folder that its files are put into, "" for none."""
-    reason: str
-    """Why, as a sentence."""
-
-
-def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_folders: bool = True) -> Joining:
-    """Decide how to name the files of several trees in one. Pure.
-
-    They are united as they are, unless a name would be there twice, or the trees are named like splits (train, val,
-    test …): then each part goes into a folder of its own name.
+    A single folder becomes the root, as if it were the source: its files lose its name. Whatever else is chosen, files
+    and folders, patterns, or several of these, keeps the names that it has.
 
     Args:
-        stems: the readable name of each tree; need not be distinct.
-        names: the file names in each tree.
-        of_folders: whether all trees are folders, and none an archive.
-    """
-    # Splits come first: united, train/ and test/ of two archives would lose which is which.
-    folders = distinct_names(stems)
-    if all(stem.lower() in _SPLIT_NAMES for stem in stems) and folders == tuple(stems):
-        prefixes = tuple(
-            # A tree may have the folder of its own name already, and nothing beside it.
-            "" if part and all(name.lower().startswith(f"{stem.lower()}/") for name in part) else folder
-            for folder, stem, part in zip(folders, stems, names, strict=True)
-        )
-        return Joining(
-            prefixes, f"The parts are named like splits, so each is a folder: {listed(folders, _FOLDERS_SHOWN)}."
-        )
-    collision = _first_collision(names)
-    if collision is None:
-        reason = f"The files of {len(stems):,} parts are united; no name is there twice."
-        # photos/* of a shell: the folders of classes, each as a part, whose own names are nowhere then.
-        is_flat = not any("/" in name or name.lower().endswith(_NO_CLASSES) for part in names for name in part)
-        # Parts of one thing that are counted, as images_001 and images_002, are no classes; 0 and 1 may be.
-        is_counted = any(map(str.isalpha, stems[0])) and len({re.sub(r"\d+", "", stem) for stem in stems}) == 1
-        if is_flat and len(set(stems)) == len(stems) > 1 and not is_counted:
-            remedy = "stage the folder that they are in" if of_folders else "extract each into a folder of its name"
-            reason += (
-                f" What the parts are called ({listed(stems, _FOLDERS_SHOWN)}) is lost: if these are classes, {remedy}."
-            )
-        return Joining(("",) * len(stems), reason)
-    reason = f"'{collision}' is in more than one part, so each part is a folder: {listed(folders, _FOLDERS_SHOWN)}."
-    return Joining(folders, reason)
+        tree: the whole.
+        only: what `read_only` gives: paths in the tree, and patterns. In these `*` stands for a part of a name and
+            `**` for any folders; a folder that fits stands for all in it.
 
-
-def distinct_names(names: Sequence[str], *, of_files: bool = False) -> tuple[str, ...]:
-    """Return the names, those that were there before with a number behind them; two that differ in case are the same.
-
-    Args:
-        names: in the order in which they keep their own.
-        of_files: whether they have extensions, before which the number goes.
-
-    >>> distinct_names(["a", "b", "A"])
-    ('a', 'b', 'A-2')
-    >>> distinct_names(["x/a.jpg", "x/a.jpg"], of_files=True)
-    ('x/a.jpg', 'x/a-2.jpg')
-    """
-    taken: set[str] = set()
-    found = []
-    for name in names:
-        suffix = PurePosixPath(name).suffix if of_files else ""
-        free, number = name, 1
-        # A disk that ignores case would lay the two over each other.
-        while free.lower() in taken:
-            number += 1
-            free = f"{name.removesuffix(suffix)}-{number}{suffix}"
-        taken.add(free.lower())
-        found.append(free)
-    return tuple(found)
-
-
-def _first_collision(names: Sequence[Collection[str]]) -> str | None:
-    """Return a name that is in two trees, or a file in one and a folder in another; the first in order."""
-    files = Counter(name for part in names for name in part)
-    twice = [name for name, count in files.items() if count > 1]
-    # One tree is written into one folder later, where a name cannot be a file and a folder.
-    folders = parent_folders(files)
-    return min([*twice, *(folders & files.keys())], default=None)
-
-
-class JoinedTree(TreeView):
-    """The files of several trees as one tree; closing it closes them all.
-
-    Args:
-        label: its address, for messages.
-        parts: the readable name of each tree, and the tree.
-        joining: how their files are named; decided by `plan_joining` without it.
+    Raises:
+        SourceNotFoundError: one fits nothing; the message has names that are near.
     """
 
-    entries: FileEntries
-
-    def __init__(self, label: str, parts: Sequence[tuple[str, Tree]], *, joining: Joining | None = None) -> None:
-        self.label = label
-        self._trees = [tree for _, tree in parts]
-        kinds = [tree.kind for tree in self._trees]
-        # A folder's files can all be read at once, which is what its kind is looked at for.
-        self.kind = "folder" if "folder" in kinds else kinds[0]
-        parts_of = [FileEntries.of(tree.entries) for tree in self._trees]
-        joining = joining or plan_joining(
-            [stem for stem, _ in parts],
-            [entries.names for entries in parts_of],
-            of_folders=all(kind == "folder" for kind in kinds),
-        )
-        listing = Listing()
-        start = 0
-        for prefix, entries in zip(joining.prefixes, parts_of, strict=True):
-            end = start
-            # Into columns at once: as many entries as objects would be most of the memory that joining takes.
-            for entry in entries:
-                name, position = f"{prefix}/{entry.name}" if prefix else entry.name, start + entry.position
-                listing.add(name, entry.size, entry.mtime_ns, position, executable=entry.executable)
-                end = max(end, position + 1)
-            # One part after the other is the order that each of them likes best.
-            start = end
-        self._prefixes = joining.prefixes
-        self.entries, order = listing.by_name()
-        self._parts = parts_of
-        self._firsts = np.cumsum([0, *(len(entries) for entries in parts_of)])
-        self._origins = narrowed(order)
-        self.notes = (
-            *filter(None, [joining.reason]),
-            # Parts that come from one place say the same, which is said once.
-            *dict.fromkeys(note for tree in self._trees for note in tree.notes),
+    def __init__(self, tree: Tree, only: Sequence[str]) -> None:
+        self._tree = tree
+        names = tree.entries.names
+        chosen = np.zeros(len(names), np.bool_)
+        for part in only:
+            fits = np.fromiter((name.startswith(f"{part}/") or name == part for name in names), np.bool_, len(names))
+            if not fits.any() and any(mark in part for mark in "*?["):
+                pattern = _regex_of(part)
+                fits = np.fromiter((pattern.fullmatch(name) is not None for name in names), np.bool_, len(names))
+            if not fits.any():
+                raise _nothing_fits(tree, part)
+            chosen |= fits
+        rows = np.flatnonzero(chosen)
+        prefix = f"{only[0]}/" if len(only) == 1 and names[rows[0]].startswith(f"{only[0]}/") else ""
+        kept, (self._rows,), _ = sorted_by_name([names[row].removeprefix(prefix) for row in rows.tolist()], rows)
+        self.entries = replace(tree.entries.take(self._rows), names=kept, places=None)
+        self.kind, self.label, self.notes, self.source = tree.kind, tree.label, tree.notes, tree.source
+        self.by_request, self.prefix = tree.by_request, prefix
+        self.crcs = None if tree.crcs is None else tree.crcs[self._rows]
+        self.unpacked = None if tree.unpacked is None else tree.unpacked / prefix
+        self.empty_folders = tuple(
+            name.removeprefix(prefix) for name in tree.empty_folders if prefix and name.startswith(prefix)
         )
 
     @property
-    def empty_folders(self) -> tuple[str, ...]:
-        """Return those of the parts that know, named as their files are."""
-        parts = zip(self._prefixes, self._trees, strict=True)
-        return tuple(f"{prefix}/{name}" if prefix else name for prefix, tree in parts for name in tree.empty_folders)
+    def stamp(self) -> str:
+        return self._tree.stamp
+
+    def _inner(self, entry: FileEntry) -> FileEntry:
+        return self._tree.entries[int(self._rows[self._own(entry)])]
 
     def parts(self) -> tuple[Tree, ...]:
-        """Return the trees that have files, in the order of their first ones."""
-        numbers, firsts = np.unique(self._part_number(self._origins), return_index=True)
-        return tuple(part for number in numbers[np.argsort(firsts)] for part in self._trees[number].parts())
+        return self._tree.parts()
 
     def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
-        """Return the tree that has a file, and the file as that one has it.
+        return self._tree.origin(self._inner(entry))
 
-        Raises:
-            SourceReadError: the entry is another tree's.
-        """
-        place = self.entries.find(entry)
-        if place is None:
-            raise unknown_entry(self.label, entry.name)
-        origin = int(self._origins[place])
-        part = int(self._part_number(origin))
-        return self._trees[part].origin(self._parts[part][origin - int(self._firsts[part])])
-
-    def _part_number(self, origins: int | NDArray[Any]) -> Any:
-        # Numbers count through all parts, so the part is the last that begins at or before one.
-        return np.searchsorted(self._firsts, origins, side="right") - 1
+    def packing(self, entry: FileEntry) -> ZipMember | None:
+        return self._tree.packing(self._inner(entry))
 
     def close(self) -> None:
-        """Close all parts. Calling it twice is fine."""
-        for tree in self._trees:
-            tree.close()
+        self._tree.close()
+
+
+def _regex_of(pattern: str) -> re.Pattern[str]:
+    """Return what matches a name that fits a pattern, or is in a folder that does."""
+    marks = {"**/": "(?:.+/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    found = re.split(r"(\*\*/|\*\*|\*|\?|\[[^/\]]+\])", pattern)
+    written = (
+        marks.get(part) or (part.replace("[!", "[^") if part.startswith("[") else re.escape(part)) for part in found
+    )
+    return re.compile(f"(?:{''.join(written)})(?:/.*)?", re.DOTALL)
+
+
+def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
+    names = [*sorted(parent_folders(tree.entries.names)), *tree.entries.names]
+    base = part.rpartition("/")[2].lower()
+    near = [name for name in names if name.rpartition("/")[2].lower() == base]
+    near += difflib.get_close_matches(part, names[:5000], n=3, cutoff=0.6)
+    shown = list(dict.fromkeys(near))[:3] or sorted({name.partition("/")[0] for name in names})[:5]
+    written = " or ".join(f"only={name!r}" for name in shown)
+    return SourceNotFoundError(f"only={part!r} fits nothing in '{tree.label}'. Write one that does, such as {written}.")

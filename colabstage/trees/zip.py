@@ -1,283 +1,402 @@
 """A zip as a tree: members are read by offset, each in one positioned read, from any number of threads.
 
-Whatever the directory says of a member is held against its own header and content: an archive that was changed in
-between is damage, never other data.
+Written here rather than left to `zipfile`, which needs a seekable file and one lock for all readers, takes the tail of
+a truncated archive that contains another zip for a whole one, and builds a large object for every member. Layout:
+PKWARE's APPNOTE 6.3.10, sections 4.3 to 4.5.
 """
 
 from __future__ import annotations
 
-import bz2
-import importlib
-import io
-import lzma
+import calendar
+import contextlib
+import functools
 import stat
 import struct
-from typing import TYPE_CHECKING, Any, Protocol, cast
+import zlib
+from array import array
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from isal import igzip_lib, isal_zlib
 
-from colabstage.errors import ArchiveError, CorruptArchiveError
-from colabstage.trees.entries import (
+from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
+from colabstage.io.files import block_ranges
+from colabstage.io.pipeline import DaemonPool
+from colabstage.io.units import format_count
+from colabstage.trees.bytes import (
+    HEAD_BYTES,
+    ByteSource,
+    LocalBytes,
+    base_name,
+    describe_contents,
+    owners_bytes,
+    truncated,
+)
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, sorted_by_name
+from colabstage.trees.names import (
     DEFAULT_LIMITS,
-    JUNK_FILES,
-    JUNK_FOLDERS,
-    MOST_FOLDERS,
     ArchiveLimits,
     check_collisions,
     check_limits,
-    clean_folder_name,
     clean_member_name,
     is_junk,
+    is_odd_name,
+    notes_on_members,
     refuse_member,
     resolve_link,
     resolve_links,
-    sorted_by_name,
     without_files,
 )
-from colabstage.trees.strings import StringArray, narrowed
-from colabstage.trees.tree import PIECE_BYTES, Tree, cut_while_read, skipped_links, unknown_entry
-from colabstage.trees.zip_directory import ZipDirectory, ZipMember, read_directory
-from colabstage.trees.zip_names import other_readings, undeclared_note, undeclared_remedy
+from colabstage.trees.zip_member import (
+    FLAG_ENCRYPTED,
+    FLAG_UTF8,
+    LOCAL,
+    READABLE,
+    ZipMember,
+    member_chunks,
+    read_member,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.entries import FileEntries
-    from colabstage.trees.tree import ByteSource, FileEntry
-
-STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ = 0, 8, 12, 14, 93, 95
-READABLE_METHODS = frozenset({STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ})
-
-_LOCAL = struct.Struct("<4s5H3L2H")
-_FLAG_ENCRYPTED = 0x1
-_FLAG_LZMA_END = 0x2
-# The part of a gap behind a member that is read along with it: its data descriptor (24 bytes) and alignment.
-_MAX_GAP_BYTES = 64 * 1024
-# A member longer than this is read after its local header, not with it: that spares copying it once more.
-_SPLIT_BYTES = 1 << 20
-_LZMA_MEMORY_BYTES = 1 << 30
-# Deflate grows data 1,032 times at most, so up to here one unbounded call makes 66 MB of a lie and is found out after.
-_ONE_SHOT_BYTES = 64 * 1024
-_PACKED_PIECE_BYTES = 1 << 20
-_HEAD_BYTES = 1 << 17
-
-# isal's type information declares the exception class as an instance.
-_UNPACK_ERRORS = (cast("type[Exception]", isal_zlib.IsalError), lzma.LZMAError, OSError, EOFError, ValueError)
-
-
-class _Decompressor(Protocol):
-    """What the decompressors of bz2, lzma and isal have in common."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
-
-
-def read_member(source: ByteSource, member: ZipMember) -> bytes:
-    """Return the content of one member, unpacked and verified.
-
-    Raises:
-        OSError: as the medium answers.
-        SourceReadError: the archive is shorter than it was when opened.
-        CorruptArchiveError: the member is damaged, or its two headers disagree.
-    """
-    data = _packed_bytes(source, member)
-    if member.method:
-        try:
-            data = _unpack(data, member)
-        except _unpack_errors(member) as error:
-            raise _damaged(source, member, f"it does not unpack ({error})") from error
-    if len(data) != member.size:
-        raise _wrong_size(source, member, len(data))
-    # ISA-L's CRC-32 is four times as fast as zlib's: 8 against 32 µs for 100 kB.
-    if isal_zlib.crc32(data) != member.crc:
-        raise _damaged(source, member, "its checksum is wrong")
-    return data
-
-
-def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
-    """Yield the content of one member in pieces of at most `PIECE_BYTES`; an error after the last if it is not the
-    right one.
-
-    Raises:
-        As `read_member`.
-    """
-    crc = done = 0
-    pieces = _pieces(_packed_pieces(source, member), member)
-    while True:
-        try:
-            piece = next(pieces, None)
-        except _unpack_errors(member) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise _damaged(source, member, f"it does not unpack ({error})") from error
-        if piece is None:
-            break
-        done += len(piece)
-        if done > member.size:
-            raise _wrong_size(source, member, done)
-        crc = isal_zlib.crc32(piece, crc)
-        yield piece
-    if done != member.size:
-        raise _wrong_size(source, member, done)
-    if crc != member.crc:
-        raise _damaged(source, member, "its checksum is wrong")
-
-
-def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
-    """Return the member as it is in the archive. Its place depends on the local header, so both come in one read."""
-    least = _LOCAL.size + len(member.stored_name)
-    wanted = least + member.packed_size
-    gap = member.end - member.offset - wanted
-    # The local header's extra field may be longer than the directory's, so a little more is read.
-    length = wanted + gap if gap <= _MAX_GAP_BYTES else wanted + 64
-    split = member.packed_size > _SPLIT_BYTES
-    block = source.pread(least if split else length, member.offset)
-    start = _content_at(source, member, block)
-    if not split and start + member.packed_size <= len(block):
-        return block[start : start + member.packed_size]
-    data = source.pread(member.packed_size, member.offset + start)
-    if len(data) != member.packed_size:
-        raise cut_while_read(source.label, member.name)
-    return data
-
-
-def _content_at(source: ByteSource, member: ZipMember, block: bytes) -> int:
-    """Return where the content begins, counted from the local header that `block` begins with."""
-    if len(block) < _LOCAL.size + len(member.stored_name):
-        raise cut_while_read(source.label, member.name)
-    mark, _, flags, method, _, _, _, packed, size, name_length, extra_length = _LOCAL.unpack_from(block)
-    if mark != b"PK\3\4" or block[_LOCAL.size : _LOCAL.size + name_length] != member.stored_name:
-        raise _damaged(source, member, "the archive's directory points to something else")
-    if method != member.method or (flags ^ member.flags) & _FLAG_ENCRYPTED:
-        raise _damaged(source, member, "its own header and the archive's directory disagree on how it is packed")
-    # Zeros where a descriptor follows the content, all ones where a zip64 field has the number.
-    if packed not in (0, 0xFFFFFFFF, member.packed_size) or size not in (0, 0xFFFFFFFF, member.size):
-        raise _damaged(source, member, "its own header and the archive's directory disagree on its size")
-    start: int = _LOCAL.size + name_length + extra_length
-    if member.offset + start + member.packed_size > member.end:
-        raise _damaged(source, member, "it reaches into what follows it")
-    return start
-
-
-def _packed_pieces(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
-    head = source.pread(_LOCAL.size + len(member.stored_name), member.offset)
-    at = member.offset + _content_at(source, member, head)
-    end = at + member.packed_size
-    most = PIECE_BYTES if member.method == STORED else _PACKED_PIECE_BYTES
-    # Whoever wants only the head of a large member, as of an array, does not wait for more.
-    wanted = _HEAD_BYTES if member.packed_size > _PACKED_PIECE_BYTES else most
-    while at < end:
-        length = min(wanted, end - at)
-        data = source.pread(length, at)
-        if len(data) != length:
-            raise cut_while_read(source.label, member.name)
-        yield data
-        at += length
-        wanted = most
-
-
-def _pieces(packed: Iterable[bytes], member: ZipMember) -> Iterator[bytes]:
-    if member.method == STORED:
-        yield from packed
-    elif member.method == ZSTANDARD:
-        reader = _zstandard().ZstdDecompressor().stream_reader(_PieceStream(iter(packed)))
-        yield from iter(lambda: reader.read(PIECE_BYTES), b"")
-    else:
-        yield from _fed(packed, member)
-
-
-def _fed(packed: Iterable[bytes], member: ZipMember) -> Iterator[bytes]:
-    parts = iter(packed)
-    if member.method == LZMA:
-        parts = _with_alone_header(parts, member)
-    make: dict[int, Callable[[], Any]] = {
-        DEFLATED: lambda: igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE),
-        BZIP2: bz2.BZ2Decompressor,
-        LZMA: lambda: lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_LZMA_MEMORY_BYTES),
-        XZ: lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY_BYTES),
-    }
-    decompressor = cast("_Decompressor", make[member.method]())
-    while not decompressor.eof:
-        data = next(parts, b"") if decompressor.needs_input else b""
-        if not data and decompressor.needs_input:
-            raise EOFError("its data end early")  # noqa: EM101
-        if piece := decompressor.decompress(data, PIECE_BYTES):
-            yield piece
-
-
-def _with_alone_header(parts: Iterator[bytes], member: ZipMember) -> Iterator[bytes]:
-    # APPNOTE 5.8.8: version (2), length of properties (2), properties (5), stream. The stand-alone format that
-    # liblzma reads has the properties, the size (8; all ones when an end mark follows), the stream.
-    head = next(parts, b"")
-    if len(head) < 9 or head[2:4] != b"\5\0":
-        raise lzma.LZMAError("its LZMA header is not readable")  # noqa: EM101
-    ends_marked = member.flags & _FLAG_LZMA_END
-    size = b"\xff" * 8 if ends_marked else member.size.to_bytes(8, "little")
-    yield b"".join((head[4:9], size, head[9:]))
-    yield from parts
-
-
-class _PieceStream(io.RawIOBase):
-    """A readable stream over pieces."""
-
-    def __init__(self, parts: Iterator[bytes]) -> None:
-        super().__init__()
-        self._parts = parts
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed's WriteableBuffer
-        if not self._rest:
-            self._rest = memoryview(next(self._parts, b""))
-        length = min(len(buffer), len(self._rest))
-        buffer[:length] = self._rest[:length]
-        self._rest = self._rest[length:]
-        return length
-
-
-def _unpack(data: bytes, member: ZipMember) -> bytes:
-    if member.method == DEFLATED and len(data) <= _ONE_SHOT_BYTES:
-        content: bytes = igzip_lib.decompress(data, igzip_lib.DECOMP_DEFLATE, 15, member.size + 1)
-        return content
-    parts: list[bytes] = []
-    done = 0
-    for piece in _pieces((data,), member):
-        parts.append(piece)
-        done += len(piece)
-        # A member that says 100 bytes and unpacks to a terabyte ends after one piece.
-        if done > member.size:
-            break
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _zstandard() -> Any:
-    return importlib.import_module("zstandard")
-
-
-def _unpack_errors(member: ZipMember) -> tuple[type[Exception], ...]:
-    return (*_UNPACK_ERRORS, _zstandard().ZstdError) if member.method == ZSTANDARD else _UNPACK_ERRORS
-
-
-def _wrong_size(source: ByteSource, member: ZipMember, found: int) -> CorruptArchiveError:
-    holds = f"{found:,}" if found < member.size else "more"
-    return _damaged(source, member, f"it should hold {member.size:,} bytes but holds {holds}")
-
-
-def _damaged(source: ByteSource, member: ZipMember, reason: str) -> CorruptArchiveError:
-    return CorruptArchiveError(
-        f"The member {member.name!r} of '{source.label}' is damaged: {reason}. Copy or upload the archive again."
-    )
-
-
 _METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 20: "Zstandard", 97: "WavPack", 98: "PPMd", 99: "AES"}
+_END = struct.Struct("<4s4H2LH")
+_END_MARK = b"PK\5\6"
+_END64_LOCATOR = struct.Struct("<4sLQL")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+# The last record, its comment of at most 64 KiB, and the two zip64 records before it.
+_TAIL_BYTES = 65_535 + _END.size + _END64_LOCATOR.size + _END64.size
+_MEMBER_MARK = b"PK\1\2"
+_MEMBER_BYTES = 46
+_MARK_AND_LENGTHS = struct.Struct("<4s24x3H")
+_RECORD_FIELDS = {
+    "system": ("u1", 5),
+    "flags": ("<u2", 8),
+    "method": ("<u2", 10),
+    "stamp": ("<u4", 12),
+    "crc": ("<u4", 16),
+    "packed_size": ("<u4", 20),
+    "size": ("<u4", 24),
+    "name_length": ("<u2", 28),
+    "extra_length": ("<u2", 30),
+    "attributes": ("<u4", 38),
+    "offset": ("<u4", 42),
+}
+_RECORD = np.dtype(
+    {
+        "names": list(_RECORD_FIELDS),
+        "formats": [kind for kind, _ in _RECORD_FIELDS.values()],
+        "offsets": [offset for _, offset in _RECORD_FIELDS.values()],
+        "itemsize": _MEMBER_BYTES,
+    }
+)
+# Systems in "version made by" whose archivers write the mode of a file into its attributes.
+_UNIX_SYSTEMS = (3, 19)
+# Where a field of 32 bits says that a zip64 field has the number; in the order in which that has them.
+_NARROW_FULL = 0xFFFFFFFF
+_WIDE_FIELDS = ("size", "packed_size", "offset")
+_EXTRA_ZIP64, _EXTRA_UNICODE_PATH = 0x0001, 0x7075
+# A local header, the marker that some multi-volume tools leave before it, or the end record of an empty archive.
+_FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
+# Of ten million members; a directory that claims to be longer is not read only to be compared.
+_MAX_DIRECTORY_BYTES = 1 << 30
+# No file is as long; what claims to be more is refused for this just as well, and sums of two fit 64 bits.
+_BEYOND = 1 << 61
+# Of a directory that is far away, what is read at once, and how many of these are in flight.
+_READ_BYTES, _READERS = 4 << 20, 4
+
+
+class _End(NamedTuple):
+    """Where the directory lies, by the archive's last record."""
+
+    position: int
+    """Where the directory ends, since this record, or zip64's, follows it."""
+    members: int
+    """How many it holds, modulo 65,536 without zip64."""
+    size: int
+    """Its length in bytes."""
+    offset: int
+    """Where the record says that it begins; bytes put before the archive move it."""
+    has_64: bool
+    """Whether the numbers are those of a zip64 record."""
+
+
+class _Directory(NamedTuple):
+    """Every member of a zip in the directory's order, N of them."""
+
+    stored_names: list[bytes]
+    """As they stand there."""
+    unicode_names: dict[int, bytes]
+    """Info-ZIP's fields with names in UTF-8, by the member's number."""
+    facts: dict[str, NDArray[Any]]
+    """By name, each `(N,)`: offset, end, packed_size, size, crc, method, flags, mode, mtime_ns."""
+
+
+def _read_directory(source: ByteSource) -> _Directory:
+    """Return every member of a zip; reads the end of the file only.
+
+    Raises:
+        CorruptArchiveError: the file is truncated, damaged or no zip, and the message says which.
+        ArchiveError: the archive is one part of several.
+    """
+    tail_at = max(0, source.size - _TAIL_BYTES)
+    tail = source.pread(_TAIL_BYTES, tail_at)
+    end = _find_end(source, tail, tail_at)
+    # Bytes that were put before the archive, as a self-extracting one has, move every offset alike.
+    start = end.position - end.size
+    shift = start - end.offset
+    if start < 0 or shift < 0:
+        raise truncated(source, "its directory should be beyond the file's end")
+    if shift % (1 << 32):
+        raise truncated(source, "its last bytes are the end of another archive")
+    if start >= tail_at:
+        data = tail[start - tail_at : end.position - tail_at]
+    else:
+        # A disk has no round trips to share.
+        readers = 1 if isinstance(owners_bytes(source), LocalBytes) else _READERS
+        with DaemonPool(readers, "colabstage-directory") as pool:
+            blocks = list(block_ranges(end.size, _READ_BYTES))
+            data = b"".join(pool.run(lambda block: source.pread(block[1], start + block[0]), blocks))
+    if len(data) < end.size:
+        raise truncated(source, "its directory is cut")
+    found = _parse(source, data)
+    offsets = found.facts["offset"]
+    if shift > 0:
+        # Offsets are modulo 4 GiB, as macOS writes them into large archives.
+        offsets += np.cumsum(offsets < np.concatenate([[0], offsets[:-1]])) << 32
+    # A directory of the wrong length may still end where a record does; then only the counts tell.
+    count = len(found.stored_names)
+    if count % 65_536 != end.members % 65_536 or (end.has_64 and count != end.members):
+        reason = f"its last record counts {end.members:,} members, its directory holds {count:,}"
+        raise _damaged_directory(source, reason)
+    _set_ends(source, found, start)
+    return found
+
+
+def refuse_volume(source: ByteSource) -> None:
+    """Refuse the end of a zip in several parts, which does not begin as a zip.
+
+    Raises:
+        ArchiveError: it is one; the message has the line that joins them.
+    """
+    tail_at = max(0, source.size - _TAIL_BYTES)
+    with contextlib.suppress(CorruptArchiveError):
+        _find_end(source, source.pread(_TAIL_BYTES, tail_at), tail_at)
+
+
+def directory_bytes(source: ByteSource) -> bytes | None:
+    """Return the directory of a zip as it is stored, with the checksum of every member; `None` where there is none
+    whole. Reads no member, and judges nothing."""
+    tail_at = max(0, source.size - _TAIL_BYTES)
+    tail = source.pread(_TAIL_BYTES, tail_at)
+    if _END_MARK not in tail:
+        return None
+    try:
+        end = _find_end(source, tail, tail_at)
+    except ArchiveError:
+        return None
+    start = end.position - end.size
+    if start < 0 or not 0 < end.size <= _MAX_DIRECTORY_BYTES:
+        return None
+    found = tail[start - tail_at : end.position - tail_at] if start >= tail_at else source.pread(end.size, start)
+    return found if found.startswith(_MEMBER_MARK) else None
+
+
+def _find_end(source: ByteSource, tail: bytes, tail_at: int) -> _End:
+    """Return the record that a zip ends with, with its zip64 extension where there is one."""
+    at = tail.rfind(_END_MARK)
+    while at >= 0:
+        # The record ends the file; bytes that something appended are fine as long as a directory is before it.
+        if at + _END.size <= len(tail) and (end := _end_at(source, tail, tail_at, at)) is not None:
+            return end
+        at = tail.rfind(_END_MARK, 0, at + 3)
+    head = source.pread(HEAD_BYTES, 0)
+    if not head.startswith(_FIRST_MARKS):
+        msg = f"'{source.label}' is not a zip but {describe_contents(head)}. Fetch or copy the archive again."
+        raise CorruptArchiveError(msg)
+    if tail and not tail[-1024:].strip(b"\0"):
+        raise truncated(source, "it ends in zeros, as a copy or an upload does that was cut")
+    raise truncated(source, "its directory, which a zip has at its end, is missing")
+
+
+def _end_at(source: ByteSource, tail: bytes, tail_at: int, at: int) -> _End | None:
+    _, disk, first_disk, _, count, size, offset, comment = _END.unpack_from(tail, at)
+    if at + _END.size + comment > len(tail):
+        return None
+    found = _end64_before(tail, tail_at, at)
+    end = _End(tail_at + at, count, size, offset, has_64=False) if found is None else found
+    whole = at + _END.size + comment == len(tail)
+    is_volume = found is None and (disk not in (0, 0xFFFF) or first_disk not in (0, 0xFFFF))
+    if not whole and end.position - end.size != end.offset and not is_volume:
+        return None
+    if _END_MARK in tail[at + _END.size :]:
+        # Other programs take the last mark for the end, and read another archive than this one, or none.
+        msg = f"'{source.label}' is refused: its comment contains the mark of a zip's end. Make it without a comment."
+        raise UnsafeArchiveError(msg)
+    if is_volume:
+        # Offsets count in each part, so gluing these does not make one archive: zip itself has to join them.
+        msg = (
+            f"'{source.label}' is the end of a zip in several parts (.z01, .z02, … .zip), or these glued together. "
+            f'Join them beside each other, and stage whole.zip: zip -s 0 "{base_name(source.label)}" --out whole.zip'
+        )
+        raise ArchiveError(msg)
+    return end
+
+
+def _end64_before(tail: bytes, tail_at: int, at: int) -> _End | None:
+    at -= _END64_LOCATOR.size
+    if at < 0 or tail[at : at + 4] != b"PK\6\7":
+        return None
+    _, _, position, _ = _END64_LOCATOR.unpack_from(tail, at)
+    record_at = position - tail_at
+    if not 0 <= record_at <= at - _END64.size or tail[record_at : record_at + 4] != b"PK\6\6":
+        return None
+    count, size, offset = _END64.unpack_from(tail, record_at)[7:10]
+    return _End(tail_at + record_at, count, size, offset, has_64=True)
+
+
+def _damaged_directory(source: ByteSource, reason: str) -> CorruptArchiveError:
+    return CorruptArchiveError(f"'{source.label}' is damaged: {reason}. Copy or upload the archive again.")
+
+
+def _parse(source: ByteSource, data: bytes) -> _Directory:
+    names: list[bytes] = []
+    starts = array("q")
+    at, length = 0, len(data)
+    read, add_name, add_start = _MARK_AND_LENGTHS.unpack_from, names.append, starts.append
+    # Each says where the next begins: one step for each of what may be millions of members.
+    while at + _MEMBER_BYTES <= length:
+        mark, name_length, extra_length, comment_length = read(data, at)
+        if mark != _MEMBER_MARK:
+            break
+        begin = at + _MEMBER_BYTES
+        add_start(at)
+        add_name(data[begin : begin + name_length])
+        at = begin + name_length + extra_length + comment_length
+    if at > length:
+        raise _damaged_directory(source, "the last entry of its directory is cut")
+    if at < length:
+        raise _damaged_directory(source, f"its directory is not readable at byte {at:,}")
+    # Records of one length that may begin at any byte: those at the members' places are taken.
+    anywhere = np.ndarray((max(0, length - _MEMBER_BYTES + 1),), _RECORD, data, strides=(1,))
+    records = anywhere[np.frombuffer(starts, np.int64)]
+
+    def extra_of(number: int) -> bytes:
+        begin = starts[number] + _MEMBER_BYTES + len(names[number])
+        return data[begin : begin + int(records["extra_length"][number])]
+
+    wide = {name: records[name].astype(np.int64) for name in _WIDE_FIELDS}
+    for number in np.flatnonzero(np.any([column == _NARROW_FULL for column in wide.values()], axis=0)).tolist():
+        values = _wide_fields(source, extra_of(number), [column.item(number) for column in wide.values()])
+        for column, value in zip(wide.values(), values, strict=True):
+            column[number] = min(value, _BEYOND)
+    unicode_names = {}
+    if struct.pack("<H", _EXTRA_UNICODE_PATH) in data:
+        extras = ((number, extra_of(number)) for number in np.flatnonzero(records["extra_length"]).tolist())
+        fields = ((number, _extra_field(extra, _EXTRA_UNICODE_PATH)) for number, extra in extras)
+        unicode_names = {number: field for number, field in fields if field is not None}
+    # Files are written in the same seconds, so there are far fewer times than members.
+    stamps, of_stamp = np.unique(records["stamp"], return_inverse=True)
+    times = np.array([_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()], np.int64)
+    facts: dict[str, NDArray[Any]] = {
+        **wide,
+        **{name: records[name].copy() for name in ("crc", "method", "flags")},
+        "mode": np.where(np.isin(records["system"], _UNIX_SYSTEMS), records["attributes"] >> 16, 0),
+        "mtime_ns": times[of_stamp.reshape(-1)],
+    }
+    return _Directory(names, unicode_names, facts)
+
+
+def _set_ends(source: ByteSource, found: _Directory, directory_at: int) -> None:
+    """Give every member the place where its bytes must end, and refuse those that overlap."""
+    facts = found.facts
+    offsets = facts["offset"]
+    order = np.argsort(offsets, kind="stable")
+    ends = facts["end"] = np.empty_like(offsets)
+    ends[order] = np.append(offsets[order][1:], directory_at)[: len(order)]
+    # Members that share bytes are how a small archive unpacks to petabytes.
+    lengths = np.fromiter(map(len, found.stored_names), np.int64, len(order))
+    over = np.flatnonzero(facts["packed_size"] > ends - offsets - LOCAL.size - lengths)
+    if len(over):
+        name = found.stored_names[int(over[np.argmax(offsets[over])])].decode("utf-8", "replace")
+        raise refuse_member(source.label, name, "its bytes overlap those of what follows it")
+
+
+def _extra_field(extra: bytes, wanted: int) -> bytes | None:
+    at = 0
+    # A field whose length is wrong ends the search: archivers pad with a few stray bytes.
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        if kind == wanted:
+            return extra[at + 4 : at + 4 + length]
+        at += 4 + length
+    return None
+
+
+def _wide_fields(source: ByteSource, extra: bytes, narrow: list[int]) -> list[int]:
+    """Return the 64-bit values of those fields that do not fit 32 bits; they stand in the zip64 field in this order."""
+    field = _extra_field(extra, _EXTRA_ZIP64)
+    if field is None:
+        return narrow
+    wide = iter(struct.unpack(f"<{len(field) // 8}Q", field[: len(field) // 8 * 8]))
+    try:
+        return [next(wide) if value == _NARROW_FULL else value for value in narrow]
+    except StopIteration:
+        raise _damaged_directory(source, "a zip64 field of its directory is cut") from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _unix_time_ns(date: int, time: int) -> int:
+    """Return a DOS date and time as nanoseconds since 1970. It has no zone and is taken as UTC; 0 for none."""
+    if date == 0:
+        return 0
+    year, month, day = 1980 + (date >> 9), max(1, min(12, date >> 5 & 15)), max(1, date & 31)
+    hour, minute, second = time >> 11, time >> 5 & 63, 2 * (time & 31)
+    return calendar.timegm((year, month, day, hour, minute, second)) * 1_000_000_000
+
+
+def _decode_names(archive: str, directory: _Directory, encoding: str | None) -> tuple[list[str], set[int]]:
+    """Return the names as text, and the numbers of those whose encoding the archive leaves open and ASCII does not
+    settle.
+
+    Raises:
+        ArchiveError: one of those is none in `encoding`.
+    """
+    stored = directory.stored_names
+    if not directory.unicode_names and b"".join(stored).isascii():
+        return [name.decode("ascii") for name in stored], set()
+    names: list[str] = []
+    undeclared: set[int] = set()
+    for number, (raw, flags) in enumerate(zip(stored, directory.facts["flags"].tolist(), strict=True)):
+        field = directory.unicode_names.get(number, b"")
+        # The field is of this name only if it has its checksum: other tools rename members and leave the field.
+        is_its_own = field[:1] == b"\1" and int.from_bytes(field[1:5], "little") == zlib.crc32(raw)
+        text = _as_utf8(field[5:] if is_its_own else raw)
+        if text is None or not (raw.isascii() or is_its_own or flags & FLAG_UTF8):
+            undeclared.add(number)
+        names.append("" if text is None else text)
+    # One name in UTF-8 may be chance, as of two Chinese characters in GBK: either all are, or none is taken for it.
+    if encoding is None and all(names[number] or not stored[number] for number in undeclared):
+        return names, set()
+    for number in undeclared:
+        try:
+            names[number] = stored[number].decode(encoding or "cp437")
+        except UnicodeDecodeError as error:
+            msg = (
+                f"zip_encoding={encoding!r} does not fit '{archive}': {stored[number]!r}, the name of a file in it, is "
+                "none in that encoding. Name the one of the machine that made the zip (gbk, cp932, cp949, cp866)."
+            )
+            raise ArchiveError(msg) from error
+    return names, undeclared
+
+
+def _as_utf8(stored: bytes) -> str | None:
+    try:
+        return stored.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 class ZipTree(Tree):
@@ -286,75 +405,142 @@ class ZipTree(Tree):
     Args:
         source: the archive's bytes; closed with the tree.
         limits: what the headers may promise.
+        encoding: of names whose encoding the archive does not declare; by default UTF-8 where all of them are in it,
+            and cp437, the format's own, where not.
 
     Raises:
         CorruptArchiveError: truncated, damaged, or no zip.
         UnsafeArchiveError: a member that no archive should have, or more content than `limits` allow.
-        ArchiveError: password-protected, or packed with a method that is not read here.
+        ArchiveError: password-protected, packed with a method that is not read here, or not in `encoding`.
     """
 
     kind = "zip"
     source: ByteSource
-    entries: FileEntries
 
-    def __init__(self, source: ByteSource, *, limits: ArchiveLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, source: ByteSource, *, limits: ArchiveLimits = DEFAULT_LIMITS, encoding: str | None = None
+    ) -> None:
         self.source, self.label = source, source.label
-        directory = read_directory(source)
-        # Each size may be near 2 ** 61, so the sum is one of floats.
-        total = int(directory.facts["size"].sum(dtype=np.float64))
-        check_limits(source.label, len(directory), total, source.size, limits)
-        self._take_files(directory)
-
-    def _take_files(self, directory: ZipDirectory) -> None:
-        """Take the files of a directory by cleaned name, junk left out, links in the place of what they lead to; and
-        the facts out of the directory."""
-        names, numbers, folders, renamed = _check_members(self.label, directory)
-        self._empty_folders = without_files(folders, names) if folders else ()
+        directory = _read_directory(source)
         facts = directory.facts
-        # By the directory alone, so that nothing is staged for an hour before the first locked member.
-        locked = numbers[(facts["flags"][numbers] & _FLAG_ENCRYPTED) != 0]
+        # Each size may be near 2 ** 61, so the sum is one of floats.
+        total = int(facts["size"].sum(dtype=np.float64))
+        check_limits(self.label, len(directory.stored_names), total, source.size, limits)
+        names, undeclared = _decode_names(self.label, directory, encoding)
+        rows, folders, repeated = self._choose(names, undeclared, facts)
+        check_collisions(self.label, rows.keys(), folders)
+        self.empty_folders = without_files(folders, rows) if folders else ()
+        self._check_readable(facts, rows)
+        skipped: list[str] = []
+        if np.any(stat_kinds(facts["mode"]) == stat.S_IFLNK):
+            rows, skipped = self._resolve_links(directory, rows)
+        self.notes = notes_on_members(skipped, repeated)
+        unclear = [number for number in rows.values() if number in undeclared] if undeclared else []
+        if unclear and encoding is None:
+            note = (
+                f"The zip does not say how {format_count(len(unclear), 'names')} in it are encoded, and not all are in "
+                f"UTF-8; read as cp437, the format's default, the first is '{names[unclear[0]]}'. If that is wrong, "
+                'add the encoding of the machine that made it: zip_encoding="gbk".'
+            )
+            self.notes += (note,)
+        numbers = np.fromiter(rows.values(), np.int64, len(rows))
+        sorted_names, (numbers,), _ = sorted_by_name(list(rows), numbers)
+        columns = {name: column[numbers] for name, column in facts.items()}
+        executable = (columns.pop("mode") & stat.S_IXUSR) != 0
+        self.entries = FileEntries(
+            sorted_names, columns.pop("size"), columns.pop("mtime_ns"), columns.pop("offset"), executable
+        )
+        self.crcs = columns["crc"]
+        self._packing = [columns[name] for name in ("end", "packed_size", "crc", "method", "flags")]
+        # In bytes only those that differ.
+        stored = [directory.stored_names[number] for number in numbers.tolist()]
+        self._stored_names: dict[int, bytes] = {}
+        # All at once, as nearly always all are the same.
+        if "\0".join(sorted_names).encode("utf-8", "surrogatepass") != b"\0".join(stored):
+            pairs = enumerate(zip(sorted_names, stored, strict=True))
+            self._stored_names = {place: raw for place, (name, raw) in pairs if _encoded(name) != raw}
+
+    def _choose(
+        self, names: list[str], undeclared: set[int], facts: dict[str, NDArray[Any]]
+    ) -> tuple[dict[str, int], list[str], list[str]]:
+        """Return the number of each member that is a file or a link, by its cleaned name, junk left out; the cleaned
+        names of those that are folders; the names that occur more than once.
+
+        Raises:
+            UnsafeArchiveError: one breaks a rule of `names`.
+        """
+        rows: dict[str, int] = {}
+        folders: list[str] = []
+        repeated: list[str] = []
+        kinds = stat_kinds(facts["mode"])
+        plain = np.isin(kinds, (0, stat.S_IFREG, stat.S_IFLNK)).tolist()
+        for number, (raw, is_plain) in enumerate(zip(names, plain, strict=True)):
+            name = raw
+            if not is_plain or is_odd_name(raw) or "\\" in raw:
+                # Windows' own separator; in a name whose encoding is unknown it may be half a character.
+                if number not in undeclared:
+                    name = raw.replace("\\", "/")
+                kind, size = int(kinds[number]), int(facts["size"][number])
+                if name.endswith("/") or (kind == stat.S_IFDIR and size == 0):
+                    folders.append(clean_member_name(self.label, name, folder=True))
+                    if size:
+                        raise refuse_member(self.label, raw, "it is named like a folder but has content")
+                    continue
+                name = clean_member_name(self.label, name)
+                if not is_plain:
+                    raise refuse_member(self.label, raw, "it is a device, a pipe or a folder with content")
+                if is_junk(name):
+                    continue
+            before = rows.setdefault(name, number)
+            if before != number:
+                if any(facts[fact][before] != facts[fact][number] for fact in ("size", "crc")):
+                    reason = "it is there twice, with two contents, so which of the two is meant is unclear"
+                    raise refuse_member(self.label, raw, reason)
+                repeated.append(name)
+        return rows, folders, repeated
+
+    def _check_readable(self, facts: dict[str, NDArray[Any]], rows: dict[str, int]) -> None:
+        """Refuse what no member can be read of, by the directory alone: nothing is staged for an hour before the first
+        locked member.
+
+        Raises:
+            ArchiveError: members are encrypted, or packed with a method that is not read here.
+        """
+        names, numbers = list(rows), np.fromiter(rows.values(), np.int64, len(rows))
+        locked = np.flatnonzero(facts["flags"][numbers] & FLAG_ENCRYPTED)
         if len(locked):
             msg = (
-                f"'{self.label}' is password-protected ({len(locked):,} of {len(numbers):,} files, first "
-                f"{directory.names[int(locked[0])]!r}). Unpack it with its password, and stage the folder or a zip "
-                "without one."
+                f"'{self.label}' is password-protected ({len(locked):,} of {len(names):,} files, first "
+                f"{names[int(locked[0])]!r}). Unpack it with its password, and stage the folder or a zip without one."
             )
             raise ArchiveError(msg)
-        unreadable = numbers[~np.isin(facts["method"][numbers], list(READABLE_METHODS))]
+        unreadable = np.flatnonzero(~np.isin(facts["method"][numbers], READABLE))
         if len(unreadable):
-            member = directory.member(int(unreadable[0]))
-            method = _METHODS.get(member.method, f"method {member.method}")
+            number = int(facts["method"][numbers[unreadable[0]]])
             msg = (
-                f"'{self.label}' packs {member.name!r} with {method}, which is not read here. "
-                "Unpack it and make the zip again with Deflate or without compression."
+                f"'{self.label}' packs {names[int(unreadable[0])]!r} with {_METHODS.get(number, f'method {number}')}, "
+                "which is not read here. Unpack it and make the zip again with Deflate or without compression."
             )
             raise ArchiveError(msg)
-        if np.any(facts["mode"][numbers] & np.uint16(0o170000) == stat.S_IFLNK):
-            files, skipped = _resolve_links(self.source, directory, dict(zip(names, numbers.tolist(), strict=True)))
-            self.notes = skipped_links(skipped)
-            names, numbers, renamed = StringArray.of(files), np.array(list(files.values()), np.int64), True
-        # Junk and links to nothing do not count.
-        undeclared = np.intersect1d(directory.undeclared, numbers).tolist() if directory.undeclared else []
-        if undeclared:
-            self.notes += (undeclared_note([directory.stored_name(number) for number in undeclared]),)
-        facts["executable"] = (facts["mode"] & stat.S_IXUSR) != 0
-        self.entries, rows = sorted_by_name(names, facts, rows=numbers)
-        self._packing = {name: narrowed(facts.pop(name)[rows]) for name in ("end", "packed_size")}
-        self._packing |= {name: facts.pop(name)[rows] for name in ("crc", "method", "flags", "mode")}
-        # In bytes only those that differ: all of them would double what the listing takes.
-        self._stored_names: dict[int, bytes] = {}
-        if renamed or directory.stored_names:
-            stored = directory.names.take(rows)
-            self._stored_names = {
-                place: directory.stored_name(int(row))
-                for place, (name, raw, row) in enumerate(zip(self.entries.names, stored, rows, strict=True))
-                if row in directory.stored_names or raw != name
-            }
 
-    @property
-    def empty_folders(self) -> tuple[str, ...]:
-        """Return the members that are folders and hold no file."""
-        return self._empty_folders
+    def _resolve_links(self, directory: _Directory, rows: dict[str, int]) -> tuple[dict[str, int], list[str]]:
+        """Return all files with links replaced by the files they lead to, and the links that lead to none. A zip keeps
+        a link's target as its content, so those few are read."""
+        links: dict[str, str] = {}
+        facts = directory.facts
+        for name, number in rows.items():
+            if stat.S_ISLNK(int(facts["mode"][number])):
+                columns = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
+                values = [int(facts[column][number]) for column in columns]
+                member = ZipMember(name, directory.stored_names[number], *values)
+                # No path is longer on Linux; what claims to be is not read into memory.
+                if member.size > 4096:
+                    raise refuse_member(self.label, name, "it is a link with a target of more than 4,096 bytes")
+                target = read_member(self.source, member).decode("utf-8", "surrogateescape")
+                links[name] = resolve_link(self.label, name, target)
+        regular = {name: number for name, number in rows.items() if name not in links}
+        found = {name: regular[target] for name, target in resolve_links(links, regular).items()}
+        return regular | found, sorted(links.keys() - found.keys())
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one member, its CRC-32 verified."""
@@ -366,106 +552,18 @@ class ZipTree(Tree):
 
     def packing(self, entry: FileEntry) -> ZipMember:
         """Return what the directory says of a file."""
-        place = self.entries.find(entry)
-        if place is None:
-            raise unknown_entry(self.label, entry.name)
+        place = self._own(entry)
         # An entry that a caller has created may carry other facts than the directory has.
         own = entry if entry.place == place else self.entries[place]
-        stored = self._stored_names.get(place) or own.name.encode("utf-8", "surrogatepass")
-        end, packed_size, crc, method, flags, mode = [column.item(place) for column in self._packing.values()]
-        return ZipMember(
-            own.name, stored, own.position, end, packed_size, own.size, crc, method, flags, mode, own.mtime_ns
-        )
+        end, packed_size, crc, method, flags = [column.item(place) for column in self._packing]
+        stored = self._stored_names.get(place) or _encoded(own.name)
+        return ZipMember(own.name, stored, own.position, end, packed_size, own.size, crc, method, flags, own.mtime_ns)
 
 
-def _check_members(archive: str, directory: ZipDirectory) -> tuple[StringArray, NDArray[Any], list[str], bool]:
-    """Check that the rules of `entries` hold for all members.
-
-    Returns:
-        Of the members that are files or links, junk left out, the cleaned names and the places in the directory, both
-        `(M,)`; the cleaned names of those that are folders; whether any name is not as the archive has it.
-
-    Raises:
-        UnsafeArchiveError: one breaks a rule of `entries`.
-    """
-    keep = np.ones(len(directory), np.bool_)
-    renamed: dict[int, str] = {}
-    folders: list[str] = []
-    facts = directory.facts
-    _check_backslashes(archive, directory)
-    # All others are files with names as they should be: nearly all of what may be ten million.
-    for number in np.flatnonzero(_needs_a_look(directory)).tolist():
-        raw, mode, size = directory.names[number], int(facts["mode"][number]), int(facts["size"][number])
-        kind = stat.S_IFMT(mode)
-        if raw.endswith("/") or (kind == stat.S_IFDIR and size == 0):
-            folders.append(clean_folder_name(archive, raw))
-            if size:
-                raise refuse_member(archive, raw, "it is named like a folder but has content")
-            keep[number] = False
-            continue
-        name = clean_member_name(archive, raw)
-        if kind not in (0, stat.S_IFREG, stat.S_IFLNK):
-            raise refuse_member(archive, raw, "it is a device, a pipe or a folder with content")
-        keep[number] = not is_junk(name)
-        if name != raw:
-            renamed[number] = name
-    numbers = narrowed(np.flatnonzero(keep))
-    names = directory.names if keep.all() else directory.names.take(numbers)
-    if renamed:
-        pairs = zip(numbers.tolist(), names, strict=True)
-        names = StringArray.of(renamed.get(number, name) for number, name in pairs)
-    check_collisions(archive, names, folders)
-    return names, numbers, folders, bool(renamed)
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogatepass")
 
 
-def _check_backslashes(archive: str, directory: ZipDirectory) -> None:
-    """Refuse names that have a backslash only because their encoding is not declared.
-
-    In cp932, gbk and big5 the second byte of a character may be that of a backslash, so a folder of such names would be
-    told to be unsafe, which it is not.
-
-    Raises:
-        ArchiveError: there is such a name.
-    """
-    stored = [directory.stored_name(number) for number in directory.undeclared]
-    odd = next((name for name in stored if b"\\" in name), None)
-    if odd is None or all("\\" in text for text in other_readings([odd, *stored]).values()):
-        return
-    msg = (
-        f"'{archive}' does not say how its names are encoded. Read as cp437, the format's default, the name "
-        f"{odd.decode('cp437')!r} contains a backslash. {undeclared_remedy([odd, *stored])}"
-    )
-    raise ArchiveError(msg)
-
-
-def _needs_a_look(directory: ZipDirectory) -> NDArray[np.bool_]:
-    """Return which members are no files, or have names that may break a rule, be junk, or have parts to drop."""
-    # What begins with a dot, as most junk does, is among them.
-    names = directory.names.packed()
-    found = names.containing(b"/.", b"//", b"\\", b"\0", *(folder.encode() for folder in JUNK_FOLDERS))
-    found |= names.containing(*(file.encode() for file in JUNK_FILES), any_case=True)
-    found |= np.isin(names.bytes_at(0), (0, *b"/.")) | (names.bytes_at(1) == ord(":"))
-    found |= (names.bytes_at(-1) == ord("/")) | (names.lengths > MOST_FOLDERS)
-    return found | ~np.isin(directory.facts["mode"] & np.uint16(0o170000), (0, stat.S_IFREG, stat.S_IFLNK))
-
-
-def _resolve_links(
-    source: ByteSource, directory: ZipDirectory, files: dict[str, int]
-) -> tuple[dict[str, int], list[str]]:
-    """Replace links by the files they lead to. A zip keeps a link's target as its content, so those few are read.
-
-    Returns:
-        All files by name with their numbers in the directory, and the links that lead to none.
-    """
-    links: dict[str, str] = {}
-    for name, number in files.items():
-        if stat.S_ISLNK(int(directory.facts["mode"][number])):
-            member = directory.member(number)
-            # No path is longer on Linux; what claims to be is not read into memory.
-            if member.size > 4096:
-                raise refuse_member(source.label, name, "it is a link with a target of more than 4,096 bytes")
-            target = read_member(source, member).decode("utf-8", "surrogateescape")
-            links[name] = resolve_link(source.label, name, target)
-    regular = {name: number for name, number in files.items() if name not in links}
-    found = {name: regular[target] for name, target in resolve_links(links, regular).items()}
-    return regular | found, sorted(links.keys() - found.keys())
+def stat_kinds(modes: NDArray[Any]) -> NDArray[Any]:
+    """Return what of some Unix modes says whether each is a file, a folder, a link or else."""
+    return modes & np.uint16(0o170000)

@@ -198,6 +198,8 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, FormField]:
         "splits": text("splits", "as found; else 0.8,0.2", read_splits, write_splits),
         "keep": choice("keep", get_args(Keep)),
         "group_by": text("group_by", r"e.g. patient\d+", read_place, write_place),
+        "only": text("only", "all of it; e.g. train/images", read_place, write_place),
+        "zip_encoding": text("zip_encoding", "as declared; e.g. gbk", read_place, write_place),
         "seed": FormField(widgets.IntText(value=start["seed"], **look("seed")), int),
         "on_error": choice("on_error", _ERRORS),
         "local_dir": text("local_dir", "fast local folder", read_place, write_place),
@@ -269,7 +271,19 @@ def show_with_picture(widget: Any, picture: str, text: str) -> None:
 
 # The most used arguments; the others are folded.
 _FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
-_MORE = ("group_by", "seed", "on_error", "local_dir", "cache_dir", "verify", "hash", "disk_limit", "refresh")
+_MORE = (
+    "only",
+    "group_by",
+    "seed",
+    "on_error",
+    "local_dir",
+    "cache_dir",
+    "verify",
+    "hash",
+    "disk_limit",
+    "zip_encoding",
+    "refresh",
+)
 _WIDTH = "720px"
 
 

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colabstage.layouts.tfrecord import masked_crc32c
-from colabstage.trees.entries import FileEntries
-from colabstage.trees.tree import FileEntry, Tree
+from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 

@@ -21,9 +21,10 @@ from colabstage.layouts.csv_table import read_table
 from colabstage.layouts.detect import TableFile, detect_layout, table_rows
 from colabstage.layouts.evidence import check_spellings
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
-from colabstage.trees.entries import FileEntries
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.open import JoinedTree, open_tree
+from colabstage.trees.joined import JoinedTree
+from colabstage.trees.listing import FileEntries
+from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,9 +17,9 @@ from colabstage.errors import EmptySourceError, LayoutError, OptionError
 from colabstage.layouts import detect
 from colabstage.layouts.detect import READERS, LayoutReader, TableFile, check_layout_name, detect_layout, file_names
 from colabstage.layouts.table import Boxes, BrokenDatasetError, NearMissError
-from colabstage.trees.entries import FileEntries
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.listing import FileEntries
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from colabstage.trees.tree import FileEntry
+    from colabstage.trees.listing import FileEntry
 
 
 @pytest.fixture

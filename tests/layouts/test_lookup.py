@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.layouts.names import FileLookup, is_split_folder, same_split, split_name, split_of_path
-from colabstage.trees.tree import FileEntry
+from colabstage.trees.listing import FileEntry
 
 
 def find(files: list[str], written: str, *, folder: str = "", split: str = "") -> str | None:

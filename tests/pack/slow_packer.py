@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from colabstage.trees.tree import FileEntry
+    from colabstage.trees.listing import FileEntry
 
 READ_S = 0.01
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.detect import LayoutFunction
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 N = 60
 

@@ -14,12 +14,12 @@ from colabstage.errors import DecodeError, LayoutError
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleTable, TreeFiles
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
-from colabstage.trees.entries import FileEntries
+from colabstage.trees.listing import FileEntries
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 SIZE = 6
 FIRST, ALL = 16, 40

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.pack.execute import PackReport
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 # Pillow warns of broken EXIF blocks and large pictures; what comes of the files is what is looked at here.
 pytestmark = [pytest.mark.filterwarnings("ignore:::PIL"), pytest.mark.filterwarnings("ignore::UserWarning")]

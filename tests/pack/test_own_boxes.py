@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 COUNT = 24
 

@@ -21,10 +21,10 @@ from colabstage.pack.plan import (
     plan_pack,
     why_kept,
 )
-from colabstage.trees.tree import FileEntry
+from colabstage.trees.listing import FileEntry
 
 if TYPE_CHECKING:
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 SIZES = (100, 7, 0, 60)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.pack.execute import PackReport
-    from colabstage.trees.tree import FileEntry
+    from colabstage.trees.listing import FileEntry
 
 pytestmark = pytest.mark.skipif(
     not can_torch_resize(), reason="needs torch's kernel: pip install torch, on a processor with AVX2"

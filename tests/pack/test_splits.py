@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from colabstage.errors import LayoutError, OptionError
 from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values
 from colabstage.pack.plan import assign_groups, assign_splits, key_hashes, split_rows
-from colabstage.trees.tree import FileEntry
+from colabstage.trees.listing import FileEntry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 USUAL = (("train", 0.8), ("dev", 0.1), ("test", 0.1))
 

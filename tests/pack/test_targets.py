@@ -13,7 +13,7 @@ from colabstage.errors import DecodeError, LayoutError
 from colabstage.layouts.stored_arrays import fixed_rows
 from colabstage.layouts.table import Arrays, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.pack.run import pack_dataset
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 COUNT = 24
 COLORS = ((0, 0, 0), (255, 0, 0), (0, 255, 0))

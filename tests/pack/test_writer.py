@@ -33,12 +33,12 @@ from colabstage.pack.options import PackOptions
 from colabstage.pack.plan import pack_content
 from colabstage.pack.writer import SampleCoder, WriteJob, write_samples
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import Tree
+from colabstage.trees.listing import Tree
 
 if TYPE_CHECKING:
     from colabstage.io.progress import ProgressStep
     from colabstage.pack.execute import PackReport
-    from colabstage.trees.tree import FileEntry
+    from colabstage.trees.listing import FileEntry
 
 MakeImages = Callable[..., Path]
 

@@ -11,8 +11,8 @@ import pytest
 from colabstage.io.progress import Cancellation, LateStep, NullProgress
 from colabstage.sources.http_file import open_http
 from colabstage.sources.transfer.streaming_copy import STRETCH_BYTES, ArchiveWalk
+from colabstage.trees.bytes import LocalBytes, RequestedBytes
 from colabstage.trees.tar import scan_members
-from colabstage.trees.tree import LocalBytes, RequestedBytes
 from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:

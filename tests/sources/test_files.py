@@ -26,8 +26,8 @@ from colabstage.io.progress import Cancellation
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.sources import tree as files
 from colabstage.sources.tree import fetch_tree
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.simulate.drive import SimulatedDrive
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 MIB = 1024 * 1024
 LIMITS = PipelineLimits(readers=3, max_readers=3, workers=2, stall_timeout_s=20.0)

@@ -23,8 +23,8 @@ from colabstage.sources.identity import (
     identify_many,
     identify_tree,
 )
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -29,7 +29,7 @@ from colabstage.sources.parse import parse_source
 from colabstage.stage.record import read_record, write_record
 from colabstage.stage.request import make_request
 from colabstage.stage.run import stage_dataset
-from colabstage.trees.tree import FileEntry, TreeKind
+from colabstage.trees.listing import FileEntry, TreeKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.stage.dataset import StagedDataset
-    from colabstage.trees.tree import FileEntry
+    from colabstage.trees.listing import FileEntry
 
 pytestmark = pytest.mark.torch
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
 # A machine that is busy with something else is no failure.
 settings.register_profile("colabstage", deadline=None)

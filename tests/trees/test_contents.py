@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.io.stand_ins import is_html
-from colabstage.trees.tree import compression_of, describe_contents, is_tar_head, is_zip_head
+from colabstage.trees.bytes import compression_of, describe_contents, is_tar_head, is_zip_head
 
 if TYPE_CHECKING:
     from tests.trees.conftest import TarBytes, ZipBytes

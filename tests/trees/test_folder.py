@@ -15,15 +15,15 @@ import pytest
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy
 from colabstage.trees import folder
-from colabstage.trees.entries import JUNK_FILES, is_junk
+from colabstage.trees.bytes import PIECE_BYTES
 from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps
-from colabstage.trees.tree import PIECE_BYTES
+from colabstage.trees.names import JUNK_FILES, is_junk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
     WriteFiles = Callable[[Path, Mapping[str, bytes]], Path]
     ReadAll = Callable[[Tree], dict[str, bytes]]
@@ -351,60 +351,6 @@ def _classes(count: int) -> dict[str, bytes]:
         for number in range(count)
         for name in ("a.txt", *(f"{image}.jpg" for image in range(5)))
     }
-
-
-def test_a_few_images_are_read_while_others_are_listed(
-    tmp_path: Path, write_files: WriteFiles, read_all: ReadAll
-) -> None:
-    """One image of each of sixteen folders is read without being asked for, and handed out once, as it is on the disk.
-
-    Which ones these are follows from the names alone.
-    """
-    files = _classes(40)
-    asked: list[str] = []
-    with FolderTree(write_files(tmp_path, files), workers=4, before_read=asked.append, ahead=(".jpg",)) as tree:
-        assert read_all(tree) == files
-        assert Counter(asked) == {f"{tmp_path}/{name}": 1 for name in files}
-        assert read_all(tree) == files
-    chosen = [f"c{(2 * number + 1) * 40 // 32:02}/2.jpg" for number in range(16)]
-    asked.clear()
-    with FolderTree(tmp_path, workers=4, before_read=asked.append, ahead=(".jpg",)) as tree:
-        wanted = [entry for entry in tree.entries if entry.name in chosen]
-        assert [tree.read(entry) for entry in wanted] == [files[name] for name in chosen]
-    assert sorted(asked) == [f"{tmp_path}/{name}" for name in chosen]
-
-
-def test_what_was_read_ahead_can_be_dropped(tmp_path: Path, write_files: WriteFiles, read_all: ReadAll) -> None:
-    """Nobody has to ask for it: a tree that has dropped it, and one of a single thread, read each file when asked."""
-    files = _classes(20)
-    asked: list[str] = []
-    write_files(tmp_path, files)
-    with FolderTree(tmp_path, workers=4, ahead=(".jpg",)) as tree:
-        tree.drop_ahead()
-        tree.drop_ahead()
-        assert read_all(tree) == files
-    with FolderTree(tmp_path, workers=1, before_read=asked.append, ahead=(".jpg",)) as tree:
-        assert not asked
-        assert read_all(tree) == files
-
-
-def test_a_file_that_could_not_be_read_ahead_is_read_again(tmp_path: Path, write_files: WriteFiles) -> None:
-    """A read that failed while nobody waited for it says nothing; who asks for the file reads it, or hears why not."""
-    files = _classes(20)
-    bad = Counter[str]()
-
-    def fail_once(path: str) -> None:
-        bad[path] += 1
-        if bad[path] == 1:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
-    with FolderTree(write_files(tmp_path, files), workers=4, before_read=fail_once, ahead=(".jpg",)) as tree:
-        entry = next(entry for entry in tree.entries if entry.name == "c00/2.jpg")
-        assert tree.read(entry) == files[entry.name]
-        assert bad[f"{tmp_path}/{entry.name}"] == 2
-        (tmp_path / entry.name).write_bytes(b"longer than it was listed")
-        with pytest.raises(SourceReadError, match="it changed"):
-            tree.read(entry)
 
 
 @pytest.mark.parametrize("in_order", [True, False])

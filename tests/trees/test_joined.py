@@ -7,10 +7,9 @@ from zipfile import ZipFile
 
 import pytest
 
-from colabstage.errors import SourceReadError
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.open import JoinedTree, plan_joining
-from colabstage.trees.tree import FileEntry, LocalBytes
+from colabstage.trees.joined import JoinedTree, plan_joining
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -94,25 +93,3 @@ def test_files_are_read_from_the_tree_they_are_in(tmp_path: Path) -> None:
         assert max(positions["cat/a.txt"], positions["cat/b.txt"]) < positions["cat/d.txt"] < positions["cat/c.txt"]
         assert (joined.kind, joined.label) == ("folder", "both")
         assert "united" in joined.notes[0]
-
-
-def test_parts_that_collide_are_folders(tmp_path: Path) -> None:
-    """The same tree twice is there twice, under two names."""
-    _, two = make_parts(tmp_path)
-    again = ZipTree(LocalBytes(tmp_path / "two.zip"))
-    with JoinedTree("both", [("two", two), ("two", again)]) as joined:
-        assert [entry.name for entry in joined.entries] == [
-            "two-2/cat/c.txt",
-            "two-2/cat/d.txt",
-            "two/cat/c.txt",
-            "two/cat/d.txt",
-        ]
-        assert joined.kind == "zip"
-        assert {joined.read(entry) for entry in joined.entries} == {b"two cat/c.txt", b"two cat/d.txt"}
-
-
-def test_an_entry_of_another_tree_is_refused(tmp_path: Path) -> None:
-    """What the tree does not have cannot be read from it."""
-    one, two = make_parts(tmp_path)
-    with JoinedTree("both", [("one", one), ("two", two)]) as joined, pytest.raises(SourceReadError, match="nothing"):
-        joined.read(FileEntry("nothing", 1, 0, 0))

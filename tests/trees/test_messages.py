@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import doctest
 
-from colabstage.trees import tree as messages
-from colabstage.trees.tree import count_by
+from colabstage.trees import bytes as addresses
+from colabstage.trees import listing, names
+from colabstage.trees.listing import count_by
 
 
 def test_counts_are_written_commonest_first() -> None:
@@ -16,4 +17,7 @@ def test_counts_are_written_commonest_first() -> None:
 
 def test_the_examples_are_true() -> None:
     """Documentation that runs."""
-    assert doctest.testmod(messages).failed == 0
+    for module in (addresses, listing, names):
+        tried = doctest.testmod(module)
+        assert tried.attempted
+        assert tried.failed == 0

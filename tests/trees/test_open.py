@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, DriveDisconnectedError, SourceNotFoundError
-from colabstage.trees.entries import ArchiveLimits
 from colabstage.trees.open import open_archive, open_tree, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
     from tests.trees.conftest import RecordingBytes, TarBytes, ZipBytes
 
     WriteFiles = Callable[[Path, Mapping[str, bytes]], Path]
@@ -110,13 +109,6 @@ def test_a_folder_of_hidden_names_shows_them(tmp_path: Path) -> None:
         open_tree(tmp_path / "photos", spool=tmp_path / "spool")
 
 
-def test_a_path_below_a_file_is_missing_too(tmp_path: Path) -> None:
-    """'data.zip/train' is not looked for inside the archive."""
-    (tmp_path / "data.zip").write_bytes(b"")
-    with pytest.raises(SourceNotFoundError, match="nothing at"):
-        recognise(tmp_path / "data.zip" / "train")
-
-
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     """There is no name to suggest."""
     (tmp_path / "data").mkdir()
@@ -144,14 +136,6 @@ def test_a_table_among_archives_has_the_line(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("id,label\n")
     with pytest.raises(ArchiveError, match=r"train\.csv' is a text file\. .* \['FOLDER', 'FOLDER/train\.zip'\]"):
         open_tree(tmp_path / "train.csv", spool=tmp_path)
-
-
-def test_limits_reach_the_archive(tmp_path: Path, zip_bytes: ZipBytes, tar_bytes: TarBytes) -> None:
-    """Both kinds of archive obey them."""
-    for name, content in (("a.zip", zip_bytes(_FILES)), ("a.tar", tar_bytes(_FILES))):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(ArchiveError, match="max_members"):
-            open_tree(tmp_path / name, spool=tmp_path, limits=ArchiveLimits(max_members=1))
 
 
 def test_a_source_is_closed_when_opening_fails(recording: Recording, tmp_path: Path, zip_bytes: ZipBytes) -> None:

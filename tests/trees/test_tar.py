@@ -13,7 +13,6 @@ import tarfile
 import threading
 import time
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,24 +23,21 @@ from hypothesis import strategies as st
 from colabstage.errors import (
     ArchiveError,
     CancelledError,
-    ColabstageError,
     CorruptArchiveError,
-    DriveDisconnectedError,
     SourceReadError,
     TargetNotWritableError,
-    UnsafeArchiveError,
 )
 from colabstage.io.progress import Cancellation
-from colabstage.trees.entries import ArchiveLimits
-from colabstage.trees.open import CompressedFileTree, open_archive
+from colabstage.trees.bytes import LocalBytes
+from colabstage.trees.listing import FileEntry
+from colabstage.trees.open import open_archive
 from colabstage.trees.tar import TarTree
-from colabstage.trees.tree import FileEntry, LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
     from tests.trees.conftest import RecordingBytes, TarBytes
 
     ReadAll = Callable[[Tree], dict[str, bytes]]
@@ -155,29 +151,6 @@ def test_names_from_a_dot_are_those_without_it(tar_bytes: TarBytes, tmp_path: Pa
         assert [entry.name for entry in tree.entries] == ["a/1.jpg"]
 
 
-def test_links_inside_are_resolved_and_others_noted(tmp_path: Path, read_all: ReadAll) -> None:
-    """tar stores the second name of a file as a hard link; that, and symbolic links to files, are those files."""
-    root = tmp_path / "root"
-    (root / "a").mkdir(parents=True)
-    (root / "a" / "1.jpg").write_bytes(b"one")
-    os.link(root / "a" / "1.jpg", root / "a" / "2.jpg")
-    (root / "link.jpg").symlink_to("a/1.jpg")
-    (root / "chain.jpg").symlink_to("link.jpg")
-    (root / "folder").symlink_to("a")
-    (root / "gone.jpg").symlink_to("missing.jpg")
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        archive.add(root, ".")
-    with TarTree(LocalBytes(tmp_path / "a.tar"), spool=tmp_path) as tree:
-        assert read_all(tree) == dict.fromkeys(("a/1.jpg", "a/2.jpg", "chain.jpg", "link.jpg"), b"one")
-        assert "2 links" in tree.notes[0]
-
-
-def test_junk_is_no_entry(tar_bytes: TarBytes, tmp_path: Path) -> None:
-    """macOS adds a '._' file to every file of a tar."""
-    with TarTree(_Memory(tar_bytes({"a/1.jpg": b"1", "a/._1.jpg": b"x"})), spool=tmp_path) as tree:
-        assert [entry.name for entry in tree.entries] == ["a/1.jpg"]
-
-
 def test_scanning_reads_headers_and_reading_only_the_member(
     tar_bytes: TarBytes, recording: Recording, tmp_path: Path
 ) -> None:
@@ -213,15 +186,6 @@ def test_headers_close_together_are_read_together(
             TarTree(recording(source.content[:cut]), spool=tmp_path)
 
 
-def test_every_truncation_is_noticed_when_opening(tar_bytes: TarBytes, tmp_path: Path) -> None:
-    """Wherever a copy stopped, down to the missing mark of the end, the archive is not taken for a whole one."""
-    whole = tar_bytes(_FILES)
-    end = len(whole.rstrip(b"\0")) // 512 * 512 + 512
-    for length in [*range(0, end, 97), end - 512, end]:
-        with pytest.raises(CorruptArchiveError):
-            TarTree(_Memory(whole[:length]), spool=tmp_path)
-
-
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
 def test_a_truncated_or_damaged_compressed_tar_is_noticed(tar_bytes: TarBytes, tmp_path: Path, mode: str) -> None:
     """The stream's own checks speak, and nothing stays in the spool."""
@@ -255,28 +219,6 @@ def test_archives_joined_with_cat_are_refused(tar_bytes: TarBytes, tmp_path: Pat
     """tar shows only the first of them; missing half of the data without a word is worse than an error."""
     with pytest.raises(CorruptArchiveError, match="several archives were joined"):
         TarTree(_Memory(tar_bytes({"a": b"1"}) + tar_bytes({"b": b"2"})), spool=tmp_path)
-
-
-@settings(max_examples=150)
-@given(at=st.integers(0, 8191), bit=st.integers(0, 7))
-def test_a_flipped_bit_gives_a_tree_or_a_typed_error(
-    tmp_path_factory: pytest.TempPathFactory, at: int, bit: int
-) -> None:
-    """No damage escapes as an error of Python's own, and none lengthens or shortens a member."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, content in _FILES.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    damaged = bytearray(buffer.getvalue())
-    damaged[at] ^= 1 << bit
-    try:
-        with TarTree(_Memory(bytes(damaged)), spool=tmp_path_factory.getbasetemp()) as tree:
-            sizes = sorted(len(tree.read(entry)) for entry in tree.entries)
-    except ColabstageError:
-        return
-    assert sizes == sorted(len(content) for content in _FILES.values())
 
 
 def test_sparse_members_are_refused_clearly(tmp_path: Path) -> None:
@@ -379,35 +321,6 @@ def test_what_follows_a_compressed_stream_is_another_one_or_damage(
             TarTree(_Memory(bad), spool=tmp_path)
 
 
-class _Dying(_Memory):
-    """A source whose Drive dies behind the first bytes."""
-
-    def pread(self, length: int, offset: int) -> bytes:
-        if offset:
-            msg = "The Drive client has died."
-            raise DriveDisconnectedError(msg)
-        return super().pread(min(length, 4096), offset)
-
-
-@pytest.mark.parametrize(
-    "pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress], ids=["gz", "bz2", "xz", "zst"]
-)
-def test_a_source_that_dies_is_not_called_damaged(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
-    """What the source raises comes through decompression as it is, so that its Drive is mounted again."""
-    content = pack(random.Random(2).randbytes(100_000))
-    with pytest.raises(DriveDisconnectedError, match="died"):
-        CompressedFileTree(_Dying(content), spool=tmp_path)
-
-
-def test_a_zstandard_bomb_is_refused_as_one(tmp_path: Path) -> None:
-    """Not as an archive to be uploaded again."""
-    bomb = zstandard.compress(bytes(20_000_000))
-    with pytest.raises(UnsafeArchiveError, match="bomb"):
-        CompressedFileTree(
-            _Memory(bomb), spool=tmp_path, limits=ArchiveLimits(max_ratio=10, ratio_from_bytes=1_000_000)
-        )
-
-
 def test_unpacking_stops_when_it_is_asked_to(tar_bytes: TarBytes, tmp_path: Path) -> None:
     """Between two reads of the source, and while one of them waits."""
     cancellation, waits = Cancellation(), threading.Event()
@@ -430,7 +343,7 @@ def test_unpacking_stops_when_it_is_asked_to(tar_bytes: TarBytes, tmp_path: Path
 
 def test_the_content_of_a_compressed_file_is_held_once(tmp_path: Path) -> None:
     """Reading it takes as much memory as it has bytes, and not that again."""
-    with CompressedFileTree(_Memory(gzip.compress(bytes(60_000_000), 1)), spool=tmp_path) as tree:
+    with open_archive(_Memory(gzip.compress(bytes(60_000_000), 1)), spool=tmp_path) as tree:
         tracemalloc.start()
         try:
             assert len(tree.read(tree.entries[0])) == 60_000_000
@@ -463,10 +376,3 @@ def test_an_unwritable_spool_is_reported_before_unpacking(tar_bytes: TarBytes, t
     with pytest.raises(TargetNotWritableError, match="spool"):
         TarTree(_Memory(tar_bytes({"a": b"1"}, "w:gz")), spool=tmp_path / "spool")
     assert (tmp_path / "spool").read_bytes() == b"mine"
-
-
-def test_many_threads_read_at_once(tar_bytes: TarBytes, read_all: ReadAll, tmp_path: Path) -> None:
-    """Eight threads over one unpacked file get what one gets."""
-    files = {f"c/{number}.jpg": random.Random(number).randbytes(2000) for number in range(200)}
-    with TarTree(_Memory(tar_bytes(files, "w:gz")), spool=tmp_path) as tree, ThreadPoolExecutor(8) as pool:
-        assert all(found == files for found in pool.map(lambda _: read_all(tree), range(8)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from colabstage.errors import (
@@ -18,7 +18,7 @@ from colabstage.errors import (
     TargetNotWritableError,
     printable,
 )
-from colabstage.io.arguments import GOES_ON, stops_with, takes
+from colabstage.io.arguments import GOES_ON, check_zip_encoding, read_only, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import RetryPolicy, hash_block, make_folder
 from colabstage.io.ownership import look_at, put_folder, sweep_orphans
@@ -31,20 +31,21 @@ from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
 from colabstage.sources.extract.run import Extraction, archive_ends, bytes_of, released_by
-from colabstage.sources.parse import absolute_path, refuse_address
-from colabstage.sources.remote import MountedFile
+from colabstage.sources.parse import LocalSource, absolute_path, local_source, refuse_address, whole_of
+from colabstage.sources.remote import JoinedFile, MountedFile
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.tree import check_names_fit
-from colabstage.trees.entries import DEFAULT_LIMITS, ArchiveLimits, check_lengths
-from colabstage.trees.open import base_name, open_archive
-from colabstage.trees.tree import LocalBytes, SharedBytes, TemporaryBytes
+from colabstage.trees.bytes import JoinedBytes, LocalBytes, SharedBytes, TemporaryBytes, base_name
+from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_lengths
+from colabstage.trees.open import OnlyTree, open_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import FileEntry, Tree
 
 _PATH_BYTES = 4095
 # Space to keep free beyond the plan: for folders, the journal, and other programs.
@@ -68,16 +69,18 @@ class ArchiveIdentity:
     """Its modification time in ns."""
     edges: str
     """A hash of its beginning and end."""
+    part: str = ""
+    """Which part of it is meant, and how its names are read; "" for all of it as it is."""
 
     @property
     def fingerprint(self) -> str:
         """Return a text that changes when the content may have changed; an interrupted extraction continues only if it
         is equal."""
-        return f"{self.address} {self.size} {self.mtime_ns} {self.edges}"
+        return " ".join(filter(None, (f"{self.address} {self.size} {self.mtime_ns} {self.edges}", self.part)))
 
     def is_same_content(self, other: ArchiveIdentity) -> bool:
         """Return whether the content is the same, as far as can be seen without reading all of it."""
-        return (self.size, self.mtime_ns, self.edges) == (other.size, other.mtime_ns, other.edges)
+        return self == replace(other, address=self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,8 @@ def extract_archive(
     path: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
+    only: str | Sequence[str] | None = None,
+    zip_encoding: str | None = None,
     limits: ArchiveLimits = DEFAULT_LIMITS,
     overwrite: bool = False,
     progress: bool | Progress = True,
@@ -174,6 +179,10 @@ def extract_archive(
         path: the archive.
         target: the folder to create. It may exist if it is empty, or if this function made it from the same archive and
             it is unchanged.
+        only: the part of the archive that is meant, a path in it such as `"train/images"`, or a pattern, or a list of
+            these; a single folder's files lose its name.
+        zip_encoding: the encoding of a zip's file names where it declares none, such as `"gbk"`. `None` takes UTF-8 if
+            all of them are in it, otherwise cp437, the format's own.
         limits: how much the archive's headers may announce, and its content hold.
         overwrite: whether to replace any other folder at `target`.
         progress: `True` for a bar, `False` for silence, or an object with a method `step()`.
@@ -198,7 +207,8 @@ def extract_archive(
         CancelledError: `cancellation` was used; another call continues where this one stopped.
     """
     refuse_address("path", path, "bring the archive here with fetch_files first")
-    archive, place = absolute_path(path), absolute_path(target, "target")
+    archive, place, parts = absolute_path(path), absolute_path(target, "target"), read_only(only)
+    check_zip_encoding(zip_encoding)
     shown = resolve_progress(progress)
 
     def extract() -> ExtractReport:
@@ -216,7 +226,9 @@ def extract_archive(
             return extract_bytes(
                 source,
                 place,
-                identity=identify(source, mtime_ns),
+                identity=replace(identify(source, mtime_ns), part=_part_named(parts, zip_encoding)),
+                only=parts,
+                zip_encoding=zip_encoding,
                 limits=limits,
                 overwrite=overwrite,
                 progress=shown,
@@ -233,6 +245,8 @@ def extract_bytes(
     target: Path,
     *,
     identity: ArchiveIdentity,
+    only: tuple[str, ...] = (),
+    zip_encoding: str | None = None,
     limits: ArchiveLimits,
     overwrite: bool,
     progress: Progress,
@@ -258,9 +272,12 @@ def extract_bytes(
         with (
             # For archives that must be unpacked before their members are known.
             open_spool(target.with_name(_spool_name(target))) as spool,
-            open_archive(lent, spool=spool, limits=limits, cancellation=cancellation) as tree,
+            open_archive(
+                lent, spool=spool, limits=limits, zip_encoding=zip_encoding, cancellation=cancellation
+            ) as whole,
             contextlib.ExitStack() as stack,
         ):
+            tree = OnlyTree(whole, only) if only else whole
             entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
             # Before anything is written, because a name that is too long would stop it midway.
             names = [entry.name for entry in entries]
@@ -299,6 +316,10 @@ def extract_bytes(
     )
 
 
+def _part_named(only: tuple[str, ...], zip_encoding: str | None) -> str:
+    return repr((only, zip_encoding)) if only or zip_encoding else ""
+
+
 def plan_for(tree: Tree, entries: list[FileEntry]) -> ExtractPlan:
     """Return the plan for an open archive on this machine; `entries` by ascending position."""
     own = released_by(tree)
@@ -327,22 +348,25 @@ def _check_file(path: Path) -> None:
 def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[ByteSource, int]]:
     """Yield the archive's bytes and its time; one on a slow mount is copied here in one pass, and read while it
     arrives."""
+    whole = whole_of(local_source(path))
+    pieces = whole.pieces if isinstance(whole, LocalSource) else ()
     if not is_slow_mount(path):
         try:
-            local = LocalBytes(path)
+            parts = [LocalBytes(piece) for piece in pieces or (path,)]
         except PermissionError as error:
             msg = f"'{path}' cannot be read by this user ({error.strerror}). Give yourself the right to read it."
             raise SourceAccessError(msg) from error
-        with local as source:
-            yield source, os.fstat(source.fileno()).st_mtime_ns
+        with JoinedBytes(str(path), parts) if pieces else parts[0] as source:
+            yield source, max(os.fstat(part.fileno()).st_mtime_ns for part in parts)
         return
-    with contextlib.closing(MountedFile(path)) as remote:
+    file = JoinedFile([MountedFile(piece) for piece in pieces], path) if pieces else MountedFile(path)
+    with contextlib.closing(file) as remote:
         step = progress.step(f"Copying {path.name}", total=remote.facts.size, unit="B")
         # A name of its own: the folder's leftovers are of another kind.
         copy = target.with_name(f"{target.name}.archive")
         with step, StreamingCopy(remote, copy, step=step, policy=RetryPolicy()) as copying:
             # After an error the copy stays, for the next call to continue with.
-            yield copying, path.stat().st_mtime_ns
+            yield copying, remote.facts.mtime_ns
             copying.discard()
 
 
@@ -361,7 +385,8 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     if record is not None and ours and here.is_as_made and record.archive.is_same_content(identity):
         return record
     # A changed archive is extracted again; nothing is lost but the content of its earlier state.
-    same = record is not None and record.archive.address == identity.address
+    here_from = None if record is None else (record.archive.address, record.archive.part)
+    same = here_from == (identity.address, identity.part)
     if overwrite or (ours and same and here.is_as_made):
         return None
     if not ours or here.kind != "folder":
@@ -369,7 +394,7 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     elif not here.is_as_made:
         what = f"is an extracted folder and {here}"
     else:
-        what = "is a folder extracted from another archive"
+        what = "is a folder extracted from another archive, or another part of this one"
     msg = f"'{target}' {what}. Choose another target, or pass overwrite=True to replace it."
     raise TargetExistsError(msg)
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from colabstage.io.files import block_ranges, pwrite_exactly, translate_write_error, typed_write_errors
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import remove_own
-from colabstage.trees.tree import PIECE_BYTES, RequestedBytes, cut_while_read
-from colabstage.trees.zip import member_chunks, read_member
-from colabstage.trees.zip_directory import ZipMember
+from colabstage.trees.bytes import PIECE_BYTES, RequestedBytes, cut_while_read
+from colabstage.trees.zip_member import ZipMember, member_chunks, read_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from colabstage.trees.tree import ByteSource, FileEntry, TreeKind
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import FileEntry, TreeKind
 
 # One batch is one read of the archive, one message to a process and one line of the journal, so that each of these
 # costs little for a small member; and a kill undoes no more than the batches under way.
@@ -166,7 +166,7 @@ def zip_job(name: str, executable: bool, member: ZipMember) -> Job:
     """Return what has to be known to write a member of a zip."""
     fields = (
         *(member.name, member.stored_name, member.offset, member.end, member.packed_size, member.size),
-        *(member.crc, member.method, member.flags, member.mode, member.mtime_ns),
+        *(member.crc, member.method, member.flags, member.mtime_ns),
     )
     return (name, executable, member.mtime_ns, member.offset, member.size, fields)
 

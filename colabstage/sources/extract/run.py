@@ -30,15 +30,16 @@ from colabstage.io.progress import start_at
 from colabstage.io.workspace import Journal, current_world, read_journal, remove_own, rename_own
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.sources.tree import make_folders
-from colabstage.trees.decompress import pieces_ahead
-from colabstage.trees.tree import LocalBytes, RequestedBytes, TemporaryBytes, owners_bytes
+from colabstage.trees.bytes import LocalBytes, RequestedBytes, TemporaryBytes, owners_bytes
+from colabstage.trees.compressed import pieces_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.sources.extract.batches import Batch, ExtractPlan, Job
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import FileEntry, Tree
 
 # Batches that a process has in hand: the one it works at and the next.
 _IN_HAND = 2

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, Clock, LateStep, ProgressStep
     from colabstage.sources.remote import RemoteFile
     from colabstage.sources.transfer.partial_file import PartialFile
-    from colabstage.trees.tree import ByteSource
+    from colabstage.trees.bytes import ByteSource
 
 
 # Before a copy, reads are scattered, but often close to the last one; this many bytes take as long as a round trip.

@@ -195,6 +195,7 @@ def fetch(
             offers=complete_files,
         ),
     ],
+    only: o.Only = [],  # noqa: B006 - typer reads it
     hash_: Annotated[str | None, o.option("--hash", "ALGORITHM:DIGEST", "The expected hash of the file.")] = None,
     overwrite: o.Overwrite = False,
     refresh: o.Refresh = False,
@@ -221,6 +222,7 @@ def fetch(
         done = fetch_files(
             o.read_sources(source),
             target,
+            only=only or None,
             hash=hash_,
             overwrite=overwrite,
             refresh=refresh,
@@ -234,6 +236,8 @@ def extract(
     archive: Annotated[str, o.argument("ARCHIVE", "A zip, tar, 7z, rar or gz.", offers=complete_files)],
     target: Annotated[str, o.argument("TARGET", "The folder to create.", offers=complete_files)],
     *,
+    only: o.Only = [],  # noqa: B006 - typer reads it
+    zip_encoding: o.ZipEncoding = None,
     overwrite: o.Overwrite = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
@@ -245,11 +249,20 @@ def extract(
     Examples:
       colabstage extract photos.zip photos
       colabstage extract photos.tar.zst photos --overwrite --json
+      colabstage extract photos.zip train --only photos/train
     """
     with exit_codes(debug=debug):
         from colabstage.sources.extract.archive import extract_archive
 
-        tell(extract_archive(archive, target, overwrite=overwrite, progress=shows_progress()), as_json=as_json)
+        done = extract_archive(
+            archive,
+            target,
+            only=only or None,
+            zip_encoding=zip_encoding,
+            overwrite=overwrite,
+            progress=shows_progress(),
+        )
+        tell(done, as_json=as_json)
 
 
 @o.with_flags(o.PACK_FLAGS)

@@ -83,6 +83,14 @@ Shards = Annotated[
     int | None,
     option("--shards", "N", "Write N files, OUT-00000-of-0000N.h5 …, which a pattern reads as one.", _IMAGES),
 ]
+Only = Annotated[
+    list[str],
+    option("--only", "PATH", "The part of the source that is meant: a path in it, or a quoted pattern. Repeatable."),
+]
+ZipEncoding = Annotated[
+    str | None,
+    option("--zip-encoding", "NAME", "The encoding of a zip's file names where it declares none, for example gbk."),
+]
 CacheDir = Annotated[
     str,
     option(
@@ -332,6 +340,8 @@ PACK_FLAGS: dict[str, Any] = {
     "group_by": Groups,
     "seed": Seed,
     "on_error": Errors,
+    "only": Only,
+    "zip_encoding": ZipEncoding,
 }
 # Those that say where the pack goes, and whether to make it again.
 STAGE_FLAGS: dict[str, Any] = PACK_FLAGS | {
@@ -354,7 +364,13 @@ def with_flags(flags: Mapping[str, Any]) -> Callable[[Callable[..., None]], Call
         # Typer reads signatures, so options are defined once and are the same in every command.
         signature = inspect.signature(command, eval_str=True)
         options = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known[name], annotation=kind)
+            inspect.Parameter(
+                # A list is a repeatable option, which the shell leaves empty and not None.
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=[] if name == "only" else known[name],
+                annotation=kind,
+            )
             for name, kind in flags.items()
         ]
         others = [one for one in signature.parameters.values() if one.name != "flags"]

@@ -37,7 +37,7 @@ _MARK = re.compile(r"^(?:✓|✗|!|–)(?= )|(?<=^)→|(?<=  )→(?= )")
 # Messages are written once, for Python; on the command line the same arguments have other names.
 _ARGUMENT = re.compile(
     r"\b(?P<name>append_to|batch_size|budget_s|cache_dir|color_mode|disk_limit|encoding|everything|group_by|hash|image_size|keep"
-    r"|layout|local_dir|older_than_days|on_error|overwrite|refresh|resize|seed|shards|splits|step|verify)="
+    r"|layout|local_dir|older_than_days|on_error|only|overwrite|refresh|resize|seed|shards|splits|step|verify|zip_encoding)="
     r"(?P<value>True|None|'[-+\w:.%]+'|\"[-+\w:.%]+\"|[\d.]*\d(?: [kMGTP]?B\b)?"
     r"|\(height, width\)|\((?:Height|ImageS)\w*[^)]*\)"
     r"|ImageSize\(height=\d+, width=\d+\)|…|'[^']*'|(?=[\s.,;:]))"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from colabstage.simulate.drive import SimulatedDrive
     from colabstage.stage.dataset import StagedDataset, StageReport
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
     from colabstage.ui.demo.report import Narrator
     from colabstage.ui.demo.train import GreyImages, Training
     from colabstage.ui.plots import SessionTimes

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.listing import Tree
 
     Batches = Iterable[tuple[Tensor, Tensor]]
 

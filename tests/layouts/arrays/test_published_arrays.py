@@ -16,8 +16,8 @@ import pytest
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.detect import array_rows, detect_layout
 from colabstage.layouts.table import Images, SampleTable, Values
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from colabstage.layouts.row_arrays import find_splits, read_arrays
 from colabstage.layouts.stored_arrays import FileRows
 from colabstage.layouts.table import Arrays, Images, Masks, Values
 from colabstage.pack.run import pack_dataset
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.tar import TarTree
-from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

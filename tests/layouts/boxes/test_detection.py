@@ -23,8 +23,9 @@ from colabstage.layouts.detection import POSES, read_detection
 from colabstage.layouts.image_boxes import LabelledImage, detection_table
 from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.pack.run import pack_dataset
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import FileEntry, LocalBytes
+from colabstage.trees.listing import FileEntry
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

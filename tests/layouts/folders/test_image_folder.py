@@ -18,10 +18,10 @@ from colabstage.layouts.class_folders import read_image_folder
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.table import Values
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.open import JoinedTree
+from colabstage.trees.joined import JoinedTree
 from colabstage.trees.tar import TarTree
-from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

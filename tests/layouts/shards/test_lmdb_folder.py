@@ -16,8 +16,8 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.lmdb import scan_values
 from colabstage.layouts.table import BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

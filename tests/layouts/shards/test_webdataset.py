@@ -24,9 +24,10 @@ from colabstage.layouts.shards import ScanWindow, ShardFile, split_of_shard
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Masks, Values
 from colabstage.layouts.webdataset import scan_shard
 from colabstage.pack.run import pack_dataset
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.open import JoinedTree, open_tree
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.joined import JoinedTree
+from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

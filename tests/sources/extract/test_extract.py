@@ -32,8 +32,9 @@ from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.sources.extract.archive import extract_archive, extract_bytes, identify
 from colabstage.sources.extract.batches import plan_extract
-from colabstage.trees.entries import DEFAULT_LIMITS
-from colabstage.trees.tree import FileEntry, TemporaryBytes
+from colabstage.trees.bytes import TemporaryBytes
+from colabstage.trees.listing import FileEntry
+from colabstage.trees.names import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ import zstandard
 from colabstage.errors import ArchiveError
 from colabstage.sources import tree as files
 from colabstage.sources.extract.archive import extract_archive
-from colabstage.trees.entries import ArchiveLimits
+from colabstage.trees.names import ArchiveLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,21 +140,22 @@ _NAMES: dict[str, tuple[str, str]] = {
     "parent in the middle": ("a/../../evil", "climbs out"),
     "sibling prefix": ("../out-evil/evil", "climbs out"),
     "parent under junk": ("__MACOSX/../../evil", "climbs out"),
-    "absolute": ("/tmp/colabstage-evil", "absolute"),
-    "two slashes": ("//tmp/colabstage-evil", "absolute"),
-    "drive letter": ("C:/evil", "drive letter"),
-    "backslash": ("..\\..\\evil", "backslash"),
     "part too long": ("n" * 256, "256 bytes long"),
     "part too long in bytes": ("ü" * 128, "256 bytes long"),
     "whole too long": ("/".join(["n" * 200] * 21), "bytes long"),
     "case": ("GOOD.jpg", "upper and lower case"),
     "folder of a file": ("good.jpg/evil", "also a folder"),
-    "twice": ("good.jpg", "twice"),
-    "twice in other words": ("./good.jpg", "twice"),
     "dot": ("./.", "without a name"),
 }
 
+_ODD = ("/tmp/colabstage-evil", "//tmp/colabstage-evil", "C:/evil", "a:b")
 CASES: dict[str, Case] = {
+    **{f"zip: {name}": Case(_one(name)) for name in _ODD},
+    **{f"tar: {name}": Case(_tar_one(name)) for name in (*_ODD, "a\\b", "..\\evil", "good.jpg", "./good.jpg")},
+    "zip: backslash": Case(_one("..\\..\\evil"), "climbs out"),
+    "zip: twice": Case(_one("good.jpg"), "twice"),
+    "zip: twice in other words": Case(_one("/./good.jpg"), "twice"),
+    "zip: twice the same": Case(_zip(*[("good.jpg", _REG, b"good")] * 2)),
     **{f"zip: {key}": Case(_one(name), why) for key, (name, why) in _NAMES.items()},
     **{f"tar: {key}": Case(_tar_one(name), why) for key, (name, why) in _NAMES.items()},
     "zip: case of folders": Case(_zip(("Dogs/a", _REG, b"1"), ("dogs/b", _REG, b"2")), "upper and lower case"),
@@ -187,7 +188,7 @@ CASES: dict[str, Case] = {
     "zip: truncated": Case(_TWO[:-40], "truncated|damaged"),
     "zip: truncated in a member": Case(_TWO[:80], "truncated"),
     "zip: its end filled with zeros": Case(_TWO[:-60] + bytes(5000), "truncated"),
-    "zip: one part of several": Case(_patched(_TWO, _END, 4, "<H", 2), "several files"),
+    "zip: one part of several": Case(_patched(_TWO, _END, 4, "<H", 2), "several parts"),
     "zip: counts another number": Case(_patched(_TWO, _END, 10, "<H", 3), "counts"),
     "zip: junk in front": Case(b"#!/bin/sh\nexit\n" + _TWO, "not an archive"),
     "zip: in a picture": Case(b"\x89PNG\r\n\x1a\n" + bytes(99) + _TWO, "PNG image"),
@@ -251,7 +252,7 @@ CASES: dict[str, Case] = {
     "xz: of one file": Case(lzma.compress(b"content" * 999), like="archive"),
     "zst: of one file": Case(zstandard.compress(b"content" * 999), like="archive"),
     "gz: noted name that climbs": Case(_gzip_named(b"../evil"), "climbs out"),
-    "gz: noted name that is absolute": Case(_gzip_named(b"/tmp/colabstage-evil"), "absolute"),
+    "gz: noted name that is absolute": Case(_gzip_named(b"/tmp/colabstage-evil"), "without folders"),
     "gz: noted name": Case(_gzip_named(b"noted.csv"), like="noted.csv"),
     "gz: truncated": Case(gzip.compress(os.urandom(5000))[:-9], "truncated|does not unpack"),
     "zst: truncated": Case(zstandard.compress(os.urandom(5000))[:-9], "truncated|does not unpack"),

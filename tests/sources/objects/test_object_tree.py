@@ -26,7 +26,7 @@ from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.objects_fsspec import ObjectTree
 from colabstage.sources.remote import TransientError
 from colabstage.sources.tree import fetch_tree
-from colabstage.trees.tree import FileEntry
+from colabstage.trees.listing import FileEntry
 from tests.clocks import ManualClock
 from tests.sources.servers import BucketService, FolderService, ftp_service, use_login
 
@@ -159,7 +159,7 @@ def test_a_folder_with_nothing_but_its_marker_is_empty(s3: BucketService) -> Non
 
 
 @pytest.mark.parametrize(
-    "names", [["../out.txt"], ["a/../../x"], ["/etc/x"], ["a//b", "a/b"], ["a", "a/b"], ["c:/x"], ["a\\b"], ["dir/"]]
+    "names", [["../out.txt"], ["a/../../x"], ["/../x"], ["a//b", "a/b"], ["/a", "a"], ["a", "a/b"], ["dir/"]]
 )
 def test_names_that_no_folder_can_hold_are_refused(s3: BucketService, names: list[str]) -> None:
     """A bucket's keys are any text; those that would leave the folder or collide in it refuse the tree."""

@@ -83,7 +83,8 @@ def test_stage_takes_addresses_and_lists(
     staged = result(run("stage", server.url("photos.zip"), later, *places))
     assert staged["splits"] == {"train": 20}
     assert len(staged["classes"]) == 2
-    assert "photos-2" in reason(run("stage", server.url("photos.zip"), archive, *places), 1)
+    # The same archive twice has the same files, and these are there once.
+    assert result(run("stage", server.url("photos.zip"), archive, *places))["splits"] == {"train": 10}
     assert "s3://" in reason(run("stage", "s4://bucket/a.zip"), 2)
 
 

@@ -1,8 +1,7 @@
 """Compressed streams: one reader over any `ByteSource` for gzip, bzip2, xz and Zstandard, chosen by content.
 
-Whatever the library, a stream that ends early is an error: Python's own readers and Zstandard's return what they have
-then, and say nothing. So the streams of bzip2 and xz are joined here, and Zstandard's frames walked (RFC 8878, 3.1.1
-and 3.1.2).
+Whatever the library, a stream that ends early is an error: Python's own readers for bzip2 and xz, and Zstandard's, take
+what follows a stream for the end of the file, so that one cut between two of its streams would pass for whole.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import contextlib
 import errno
 import importlib
 import io
+import posixpath
 from collections import deque
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -20,8 +20,9 @@ from colabstage.io.files import make_folder
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import remove_own, temp_beside
-from colabstage.trees.entries import ArchiveLimits, check_limits
-from colabstage.trees.tree import HEAD_BYTES, Compression, SourceFile, TemporaryBytes, compression_of
+from colabstage.trees.bytes import COMPRESSED_SUFFIXES, HEAD_BYTES, SourceFile, TemporaryBytes, compression_of
+from colabstage.trees.names import ArchiveLimits, check_limits, clean_member_name, refuse_member
+from colabstage.trees.zip_member import zstd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -29,68 +30,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
-    from colabstage.trees.tree import ByteSource
-
-_MAGIC = 0xFD2FB528
-_SKIPPABLE = range(0x184D2A50, 0x184D2A60)
-_RLE, _RESERVED = 1, 3
-_ID_BYTES = (0, 1, 2, 4)
-_SIZE_BYTES = (0, 2, 4, 8)
-
-
-def check_frames(source: ByteSource) -> None:
-    """Walk all frames of a Zstandard file.
-
-    Raises:
-        EOFError: the last frame is cut.
-        ValueError: something else than a frame follows one.
-    """
-    at = 0
-    while at < source.size:
-        magic = int.from_bytes(_exactly(source, 4, at), "little")
-        if magic in _SKIPPABLE:
-            at += 8 + int.from_bytes(_exactly(source, 4, at + 4), "little")
-        elif magic == _MAGIC:
-            # RFC 8878, 3.1.1: the header says by its first byte how long it is; blocks follow, the last one marked.
-            (descriptor,) = _exactly(source, 1, at + 4)
-            single = descriptor >> 5 & 1
-            # A frame in one segment has no byte for its window, and at least one for its size.
-            size_bytes = _SIZE_BYTES[descriptor >> 6] or single
-            at += 5 + (1 - single) + _ID_BYTES[descriptor & 3] + size_bytes
-            last = 0
-            while not last:
-                header = int.from_bytes(_exactly(source, 3, at), "little")
-                last, kind, size = header & 1, header >> 1 & 3, header >> 3
-                if kind == _RESERVED:
-                    msg = f"there is no block at byte {at:,}"
-                    raise ValueError(msg)
-                at += 3 + (1 if kind == _RLE else size)
-            at = at + 4 * (descriptor >> 2 & 1)
-        else:
-            msg = f"no frame begins at byte {at:,}"
-            raise ValueError(msg)
-    if at > source.size:
-        raise EOFError
-
-
-def _exactly(source: ByteSource, length: int, offset: int) -> bytes:
-    data = source.pread(length, offset)
-    if len(data) < length:
-        raise EOFError
-    return data
-
-
-_Damage = tuple[type[Exception], ...]
+    from colabstage.trees.bytes import ByteSource, Compression
 
 # Of the compressed file at a time, so that one that is still being copied here is followed closely.
 _READ_BYTES = 1 << 20
+_PIECE_BYTES = 4 << 20
 # What `zstd --long=30` needs; more than that only bombs ask for.
-_ZSTD_WINDOW_BYTES = 1 << 30
+_ZSTD_WINDOW_LOG = 30
 # What a dictionary of a gigabyte takes; `xz -9` needs 65 MiB.
 _XZ_MEMORY_BYTES = (1 << 30) + (1 << 26)
 _THREAD_END_S = 1.0
 # Pieces that are made, or wait, while one is used.
 _AHEAD = 2
+# RFC 1952: the flags of a gzip header, and the parts that may stand before the name.
+_FEXTRA, _FNAME = 4, 8
 
 
 @contextlib.contextmanager
@@ -107,75 +60,62 @@ def open_stream(
         ArchiveError: the source is not compressed.
         CorruptArchiveError: the stream is truncated or damaged.
     """
-    compression = compression_of(source.pread(HEAD_BYTES, 0))
-    if compression is None:
-        msg = f"'{source.label}' is not compressed with gzip, bzip2, xz or Zstandard."
-        raise ArchiveError(msg)
+    compression = _compression(source)
     with io.BufferedReader(SourceFile(source, cancellation), read_bytes) as packed:
         stream, damage = _unpacker(cast("IO[bytes]", packed), compression)
         # Whoever reads raises inside the `with` block too, so what is theirs must pass.
         with stream:
             try:
                 yield stream
-                # Its decompressor takes the end of the file for the end of the data, wherever that is.
-                if compression == "zst" and not stream.read(1):
-                    check_frames(source)
             except ColabstageError:
                 raise
             except damage as error:
                 # The medium's answer has a number; a decompressor's complaint has none.
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
-                raise _broken(source, error) from error
+                reason = f"is damaged and does not unpack ({error})"
+                if isinstance(error, EOFError):
+                    reason = "is truncated: its compressed data end early"
+                msg = f"'{source.label}' {reason}. Copy or upload the archive again."
+                raise CorruptArchiveError(msg) from error
 
 
-def _broken(source: ByteSource, error: Exception) -> CorruptArchiveError:
-    if isinstance(error, EOFError):
-        reason = "is truncated: its compressed data end early"
-    else:
-        reason = f"is damaged and does not unpack ({error})"
-    return CorruptArchiveError(f"'{source.label}' {reason}. Copy or upload the archive again.")
+def _compression(source: ByteSource) -> Compression:
+    compression = compression_of(source.pread(HEAD_BYTES, 0))
+    if compression is None:
+        msg = f"'{source.label}' is not compressed with gzip, bzip2, xz or Zstandard."
+        raise ArchiveError(msg)
+    return compression
 
 
-def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], _Damage]:
+def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], tuple[type[Exception], ...]]:
     """Return the decompressing stream, and the exceptions it raises for damaged data; an `OSError` among them has no
     errno."""
+    damage: tuple[type[Exception], ...] = (EOFError, OSError, ValueError)
     if compression == "gz":
         # ISA-L's reader in place of Python's, which is slower: all of a compressed tar comes through it.
         igzip: Any = importlib.import_module("isal.igzip")
-        return igzip.IGzipFile(fileobj=packed), (EOFError, OSError, igzip.igzip_lib.IsalError)
+        return igzip.IGzipFile(fileobj=packed), (*damage, igzip.igzip_lib.IsalError)
     if compression == "bz2":
-        import bz2
-
-        return _joined_streams(packed, bz2.BZ2Decompressor, b"BZh"), (EOFError, OSError, ValueError)
-    if compression == "xz":
-        import lzma
-
-        def new() -> Any:
-            return lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY_BYTES)
-
-        return _joined_streams(packed, new, b"\xfd7zXZ\0"), (EOFError, OSError, ValueError, lzma.LZMAError)
-    zstandard: Any = importlib.import_module("zstandard")
-    unpacker = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
-    return unpacker.stream_reader(packed, read_across_frames=True), (EOFError, OSError, ValueError, zstandard.ZstdError)
-
-
-def _joined_streams(packed: IO[bytes], new: Callable[[], Any], magic: bytes) -> IO[bytes]:
-    return cast("IO[bytes]", io.BufferedReader(_Streams(packed, new, magic), _READ_BYTES))
+        new = importlib.import_module("bz2").BZ2Decompressor
+    elif compression == "xz":
+        lzma: Any = importlib.import_module("lzma")
+        new, damage = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY_BYTES), (*damage, lzma.LZMAError)
+    else:
+        options = {zstd().DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
+        new, damage = partial(zstd().ZstdDecompressor, options=options), (*damage, zstd().ZstdError)
+    streams = _Streams(packed, new)
+    return cast("IO[bytes]", io.BufferedReader(streams, _READ_BYTES)), damage
 
 
 class _Streams(io.RawIOBase):
-    """Compressed streams one after the other, with nothing but zeros between and behind them.
+    """Compressed streams one after the other, with zeros between and behind them; anything else is no stream, which its
+    decompressor says."""
 
-    Python's own readers for bzip2 and xz take whatever follows a stream for the end of the file: a file that was cut
-    between two of its streams, or written over, would pass for whole.
-    """
-
-    def __init__(self, packed: IO[bytes], new: Callable[[], Any], magic: bytes) -> None:
+    def __init__(self, packed: IO[bytes], new: Callable[[], Any]) -> None:
         super().__init__()
         self._packed = packed
         self._new = new
-        self._magic = magic
         self._stream = new()
 
     def readable(self) -> bool:
@@ -199,14 +139,8 @@ class _Streams(io.RawIOBase):
     def _next_stream(self) -> bytes:
         """Return what has been read of the next stream, from its beginning; empty when there is none."""
         data = self._stream.unused_data.lstrip(b"\0")
-        while len(data) < len(self._magic):
-            more = self._packed.read(_READ_BYTES)
-            if not more:
-                break
-            data = (data + more).lstrip(b"\0")
-        if data and not data.startswith(self._magic):
-            msg = "something else follows its end"
-            raise ValueError(msg)
+        while not data and (more := self._packed.read(_READ_BYTES)):
+            data = more.lstrip(b"\0")
         return bytes(data)
 
 
@@ -248,9 +182,6 @@ def pieces_ahead(
         with contextlib.suppress(Exception):
             pool.results([pool.submit(pieces.close)], stall_timeout_s=_THREAD_END_S)
         pool.close(abandon=True)
-
-
-_SPOOL_BYTES = 4 << 20
 
 
 def unpack_into(
@@ -298,5 +229,37 @@ def unpack_into(
 def _unpack_pieces(source: ByteSource, cancellation: Cancellation | None) -> Generator[bytes]:
     """Yield the content in pieces. Opened and closed by the thread that reads: closing waits for a read that hangs."""
     with open_stream(source, cancellation) as stream:
-        while piece := stream.read(_SPOOL_BYTES):
+        while piece := stream.read(_PIECE_BYTES):
             yield piece
+
+
+def inner_name(source: ByteSource, base: str, name: str = "") -> str:
+    """Return what the file inside a compressed one is called: like the compressed one, which is `base` by its address
+    and `name` by its service, without its suffix; where that has none, as gzip noted it.
+
+    Raises:
+        ArchiveError: the source is not compressed.
+        UnsafeArchiveError: only gzip's header names it, and with a path.
+    """
+    compression = _compression(source)
+    for called in (base, name):
+        stem, suffix = posixpath.splitext(called)
+        if stem and suffix.lower() in COMPRESSED_SUFFIXES[compression]:
+            return stem
+    # Only gzip notes a name, and only the name of the file that was compressed, whatever it is called now.
+    noted = _gzip_name(source.pread(HEAD_BYTES, 0)) if compression == "gz" else ""
+    if not noted:
+        return base or "content"
+    if "/" in (inside := clean_member_name(source.label, noted)):
+        raise refuse_member(source.label, noted, "gzip notes a name without folders, and this one has some")
+    return inside
+
+
+def _gzip_name(head: bytes) -> str:
+    if len(head) < 10 or not head[3] & _FNAME:
+        return ""
+    at = 10
+    if head[3] & _FEXTRA:
+        at += 2 + int.from_bytes(head[10:12], "little")
+    name, end, _ = head[at:].partition(b"\0")
+    return name.decode("latin-1") if end else ""

@@ -1,0 +1,445 @@
+"""A listing: the files of a tree in columns, and what every tree offers: any file's content by one positioned read."""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+
+from colabstage.errors import SourceReadError
+from colabstage.io.files import Closing, block_ranges
+from colabstage.trees.bytes import PIECE_BYTES, ByteSource, cut_while_read
+from colabstage.trees.names import check_collisions, clean_member_name, extension_of, refuse_member
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.trees.zip_member import ZipMember
+
+TreeKind = Literal["folder", "zip", "tar", "7z", "rar", "file"]
+
+# Entries that are created together while iterating.
+_PAGE_ENTRIES = 1024
+_TIME_END_NS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One regular file of a tree."""
+
+    # Entries are made and dropped by the million, so this holds facts only; what reads them is the tree.
+    name: str
+    """Path inside the tree, with `/`, never absolute, never with `..`."""
+    size: int
+    """Length of its content in bytes."""
+    mtime_ns: int
+    """Modification time in nanoseconds since 1970; 0 where the container keeps none."""
+    position: int
+    """Reading entries by ascending position is sequential for the medium: the offset in an archive, the place in the
+    listing of a folder."""
+    executable: bool = False
+    """Whether an archive marks it as a program of its owner; a folder does not tell."""
+    # No part of what an entry is: two listings of one file are equal wherever it is in them.
+    place: int = field(default=-1, compare=False, repr=False)
+    """Its number among the entries of its tree, where it is found sooner than by name; -1 where nobody said."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FileEntries(Sequence[FileEntry]):
+    """N files of a tree in columns: all, sorted by name, or some in any order. Immutable; equal to any sequence of the
+    same entries."""
+
+    names: list[str]
+    """As `FileEntry` has them, like all that follow."""
+    sizes: NDArray[np.int64]
+    """`(N,)`, like all that follow."""
+    mtimes_ns: NDArray[np.int64]
+    """Modification times."""
+    positions: NDArray[np.int64]
+    """Where the medium has them."""
+    executable: NDArray[np.bool_]
+    """Which are programs."""
+    places: NDArray[np.int64] | None = None
+    """The number of each among the entries of its tree; `None` where that is its number here."""
+
+    @classmethod
+    def of(cls, entries: Iterable[FileEntry]) -> FileEntries:
+        """Return the entries of an iterable, in its order."""
+        if isinstance(entries, FileEntries):
+            return entries
+        found = list(entries)
+        return cls(
+            [entry.name for entry in found],
+            np.array([entry.size for entry in found], np.int64),
+            times_in_column([entry.mtime_ns for entry in found]),
+            np.array([entry.position for entry in found], np.int64),
+            np.array([entry.executable for entry in found], np.bool_),
+            np.array([entry.place for entry in found], np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> FileEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> FileEntries: ...
+
+    def __getitem__(self, index: int | slice) -> FileEntry | FileEntries:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        row = range(len(self))[index]
+        size, mtime_ns, position, executable = [column.item(row) for column in self._columns]
+        place = row if self.places is None else self.places.item(row)
+        return FileEntry(self.names[row], size, mtime_ns, position, executable, place)
+
+    def __iter__(self) -> Iterator[FileEntry]:
+        # Page by page: an object for each of millions would be most of a listing's memory.
+        for first in range(0, len(self), _PAGE_ENTRIES):
+            page = slice(first, min(first + _PAGE_ENTRIES, len(self)))
+            places = range(page.start, page.stop) if self.places is None else self.places[page].tolist()
+            yield from map(FileEntry, self.names[page], *[column[page].tolist() for column in self._columns], places)
+
+    @property
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return self.sizes, self.mtimes_ns, self.positions, self.executable
+
+    def take(self, rows: NDArray[Any]) -> FileEntries:
+        """Return some of them, in the order of `rows`; all of them in their order are these entries themselves."""
+        if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
+            return self
+        sizes, times, positions, executable = [column[rows] for column in self._columns]
+        places = rows.astype(np.int64) if self.places is None else self.places[rows]
+        return FileEntries(take_strings(self.names, rows), sizes, times, positions, executable, places)
+
+    def where(self, fits: Callable[[str], bool]) -> FileEntries:
+        """Return those whose names fit, in the same order."""
+        return self.take(np.flatnonzero(np.fromiter(map(fits, self.names), np.bool_, len(self))))
+
+    def ending_in(self, extensions: Collection[str]) -> FileEntries:
+        """Return those with one of these extensions, as `extension_of` has them, in the same order."""
+        return self.take(np.flatnonzero(self._end_in(extensions)))
+
+    def not_ending_in(self, extensions: Collection[str]) -> FileEntries:
+        """Return all others than `ending_in`."""
+        return self.take(np.flatnonzero(~self._end_in(extensions)))
+
+    def _end_in(self, extensions: Collection[str]) -> NDArray[np.bool_]:
+        endings, of_files = self.endings
+        found: NDArray[np.bool_] = np.array([extension_of(end) in extensions for end in endings], np.bool_)[of_files]
+        return found
+
+    # Computed once, because every layout asks for its own extensions, and most look at the folders.
+
+    @cached_property
+    def folders(self) -> tuple[list[str], NDArray[np.int64]]:
+        """Return the folders that hold the files, "" for the root, the first that occurs first; and the number of each
+        file's, `(N,)`."""
+        return folders_of(self.names)
+
+    @cached_property
+    def endings(self) -> tuple[list[str], NDArray[np.int64]]:
+        """Return what follows the last dots of the bare names (".JPG"; "" where there is none), and the number of each
+        file's, `(N,)`."""
+        # A dot in a folder's name begins no ending.
+        return _numbered([name[at:] if (at := name.rfind(".")) > name.rfind("/") else "" for name in self.names])
+
+    def in_folders(self, fits: Callable[[str], bool]) -> FileEntries:
+        """Return those in folders whose names fit, in the same order."""
+        folders, of_files = self.folders
+        return self.take(np.flatnonzero(np.array([fits(folder) for folder in folders], np.bool_)[of_files]))
+
+    def find(self, entry: FileEntry | str) -> int | None:
+        """Return the number of an entry, by its name; `None` where it is missing. Only where names ascend."""
+        # Entries of this very listing know their number.
+        if isinstance(entry, FileEntry):
+            if 0 <= entry.place < len(self) and self.names[entry.place] == entry.name:
+                return entry.place
+            entry = entry.name
+        at = bisect_left(self.names, entry)
+        return at if at < len(self) and self.names[at] == entry else None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(own == entry for own, entry in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none either
+
+    def __repr__(self) -> str:
+        return f"FileEntries({self.names[:3]!r}{', …' if len(self) > 3 else ''}; {len(self):,})"
+
+
+def folders_of(names: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the folders of some files' names, the first that occurs first, "" for the root; and the number of each
+    file's, `(N,)`."""
+    return _numbered([name[:at] if (at := name.rfind("/")) > 0 else "" for name in names])
+
+
+def _numbered(texts: list[str]) -> tuple[list[str], NDArray[np.int64]]:
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    return list(numbers), np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
+
+
+def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> list[str]:
+    """Return the strings of some rows, in their order."""
+    return [strings[row] for row in rows.tolist()]
+
+
+def sorted_by_name(names: list[str], *columns: NDArray[Any]) -> tuple[list[str], list[NDArray[Any]], NDArray[np.int64]]:
+    """Return names in their order, the columns in the same, and for each its number before."""
+    order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
+    return take_strings(names, order), [column[order] for column in columns], order
+
+
+def times_in_column(times_ns: Sequence[int]) -> NDArray[np.int64]:
+    """Return times as a column; 0 for those that 64 bits of nanoseconds cannot hold, which a disk may have after
+    2262."""
+    try:
+        return np.array(times_ns, np.int64)
+    except OverflowError:
+        return np.array([time if abs(time) < _TIME_END_NS else 0 for time in times_ns], np.int64)
+
+
+def total_size(entries: Sequence[FileEntry]) -> int:
+    """Return the length of all files together in bytes."""
+    # In Python's whole numbers: sums of what some archives claim do not fit 64 bits.
+    return sum(FileEntries.of(entries).sizes.tolist())
+
+
+def count_by(keys: Iterable[str] | Mapping[str, int], *, most: int = 5) -> str:
+    """Write how often each key occurs, or the counts of keys, the commonest first.
+
+    >>> count_by([".txt", ".csv", ".csv"])
+    '2 .csv, 1 .txt'
+    """
+    # By name where counts are equal, so that the sentence is the same each time.
+    counts = sorted(Counter(keys).items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{count:,} {key}" for key, count in counts[:most]]
+    if len(counts) > most:
+        shown.append(f"{sum(count for _, count in counts[most:]):,} others")
+    return ", ".join(shown)
+
+
+class Tree(Closing):
+    """A dataset's files by name. Every method may be called from any thread, `read` from many at once.
+
+    A kind of tree sets `kind`, `label` and `entries`, and says in `open` how any part of a file is had; where only the
+    whole of one can be, in `read` and `chunks`.
+    """
+
+    kind: TreeKind
+    """What holds the files."""
+    label: str
+    """The tree's address as a person would write it, for messages."""
+    entries: FileEntries
+    """All regular files, sorted by name; junk that operating systems leave (`__MACOSX`, `.DS_Store`) left out."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what was left out and why (Google-native documents, for example)."""
+    source: ByteSource | None = None
+    """The bytes that positions of entries count in; `None` where each file is by itself. Closed with the tree."""
+    by_request: bool = False
+    """True if every read is a network request; copy the file before random access."""
+    waits_for: str = ""
+    """Why no file comes at present although it is still asked for; "" where they do."""
+    unpacked: Path | None = None
+    """The folder with all files in it that an archive was unpacked to, to be moved or removed with the tree."""
+    empty_folders: tuple[str, ...] = ()
+    """The folders in which no file lies, by name; none where that cannot be known, as in a bucket."""
+    prefix: str = ""
+    """What the names lack of those in the source: the folder, with its slash, that `only=` chose."""
+    crcs: NDArray[np.uint32] | None = None
+    """The CRC-32 of each file, `(N,)`; `None` where the container keeps none."""
+
+    @property
+    def stamp(self) -> str:
+        """Return what is the same while nothing is added, removed or rewritten; "" where only its times tell."""
+        return ""
+
+    def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
+        """Return for every folder that was listed ("" is the root): its modification time in ns and its number of
+        entries; nothing for a tree that is no folder.
+
+        A folder's time changes when something in it is added, removed or renamed, not when a file is rewritten.
+        """
+        return {}
+
+    def parts(self) -> tuple[Tree, ...]:
+        """Return the trees that this one is made of, in the order of their first files."""
+        return (self,)
+
+    def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
+        """Return the part that has a file, and the file as that part has it.
+
+        Raises:
+            SourceReadError: the entry is another tree's.
+        """
+        return self, entry
+
+    def path_of(self, entry: FileEntry) -> Path | None:
+        """Return where a file lies by itself among the dataset's others; `None` where it is part of something."""
+        return None
+
+    def packing(self, entry: FileEntry) -> ZipMember | None:
+        """Return how a file is packed in `source`; `None` where it is stored unchanged."""
+        return None
+
+    def open(self, entry: FileEntry) -> ByteSource | None:
+        """Return the bytes of one file, any part of which is read from where it is; `None` where only the whole can
+        be had, because it is packed, or has a checksum that only the whole of it meets.
+
+        Raises:
+            OSError: as the medium answers.
+            SourceReadError: the entry is another tree's.
+        """
+        return None
+
+    def read(self, entry: FileEntry) -> bytes:
+        """Return the whole content of one file, `entry.size` bytes, verified by the container's checksum where it has
+        one.
+
+        Raises:
+            OSError: as the medium answers (a mount's errno 5, 107, …).
+            SourceReadError: the content is shorter or longer than listed.
+            CorruptArchiveError: the member is damaged.
+        """
+        with contextlib.closing(self._opened(entry)) as file:
+            # Some sources answer an empty range with an error.
+            data = file.pread(file.size, 0) if file.size else b""
+        if len(data) != file.size:
+            raise cut_while_read(self.label, entry.name)
+        return data
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """Yield the content of one file in order, in pieces of at most `PIECE_BYTES`, so that none is held in memory
+        whole.
+
+        Verified as `read` does it, once the last piece has come: what was made of the pieces counts only when the
+        iterator has ended.
+
+        Raises:
+            As `read`; while iterating.
+        """
+        with contextlib.closing(self._opened(entry)) as file:
+            for offset, length in block_ranges(file.size, PIECE_BYTES):
+                data = file.pread(length, offset)
+                if len(data) != length:
+                    raise cut_while_read(self.label, entry.name)
+                yield data
+
+    def _opened(self, entry: FileEntry) -> ByteSource:
+        file = self.open(entry)
+        if file is None:
+            msg = f"A {type(self).__name__} opens no files, so it has to say itself how it reads them."
+            raise NotImplementedError(msg)
+        return file
+
+    def _own(self, entry: FileEntry) -> int:
+        """Return the number of an entry.
+
+        Raises:
+            SourceReadError: the entry is another tree's.
+        """
+        place = self.entries.find(entry)
+        if place is None:
+            raise unknown_entry(self.label, entry.name)
+        return place
+
+    def close(self) -> None:
+        """Release file handles. Calling it twice is fine."""
+        if self.source is not None:
+            self.source.close()
+
+
+def only_line(tree: Tree, part: str) -> str:
+    """Return the argument that stages a part of a tree, a folder or file by its name in it, for messages."""
+    return f"only={tree.prefix + part!r}"
+
+
+def unknown_entry(tree: str, name: str) -> SourceReadError:
+    """Return the error for an entry that the tree does not have."""
+    return SourceReadError(f"'{tree}' has no member {name!r}; the entry is from another tree.")
+
+
+class TreeView(Tree):
+    """Files that are other trees', and are read as those do it: `origin` says of each whose it is."""
+
+    def path_of(self, entry: FileEntry) -> Path | None:
+        tree, own = self.origin(entry)
+        return tree.path_of(own)
+
+    def open(self, entry: FileEntry) -> ByteSource | None:
+        tree, own = self.origin(entry)
+        return tree.open(own)
+
+    def read(self, entry: FileEntry) -> bytes:
+        tree, own = self.origin(entry)
+        return tree.read(own)
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        tree, own = self.origin(entry)
+        return tree.chunks(own)
+
+
+class PartOfTree(TreeView):
+    """Some files of a tree; whoever opened that closes it."""
+
+    def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
+        self._tree = tree
+        # Not its `source`: positions of entries count in it, but this tree does not close it.
+        self.kind, self.label, self.notes, self.entries = tree.kind, tree.label, tree.notes, FileEntries.of(entries)
+
+    def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
+        return self._tree.origin(entry)
+
+
+class _GivenTree(Tree):
+    """Somebody's own object that has files, as a tree; its names are checked as those of any archive."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        # A folder is what no reader makes any assumption about.
+        self.kind = getattr(given, "kind", "folder")
+        self.label, self.entries = given.label, FileEntries.of(given.entries)
+        for name in self.entries.names:
+            if clean_member_name(self.label, name) != name:
+                raise refuse_member(self.label, name, "its name is absolute, or has parts that name no folder")
+        check_collisions(self.label, self.entries.names)
+        self.notes = tuple(getattr(given, "notes", ()))
+        self.empty_folders = tuple(getattr(given, "empty_folders", ()))
+
+    @property
+    def stamp(self) -> str:
+        return str(getattr(self._given, "stamp", ""))
+
+    def read(self, entry: FileEntry) -> bytes:
+        content: bytes = self._given.read(entry)
+        return content
+
+    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        # What is in memory anyway gains nothing from pieces, so nobody has to write that.
+        yield from self._given.chunks(entry) if hasattr(self._given, "chunks") else (self._given.read(entry),)
+
+    def close(self) -> None:
+        if hasattr(self._given, "close"):
+            self._given.close()
+
+
+def as_tree(given: object) -> Tree | None:
+    """Return a tree as it is, and one of whatever has `label`, `entries` and `read`; `None` for anything else.
+
+    Raises:
+        UnsafeArchiveError: its names are none that an archive may have.
+    """
+    if isinstance(given, Tree):
+        return given
+    return _GivenTree(given) if all(hasattr(given, name) for name in ("entries", "read", "label")) else None

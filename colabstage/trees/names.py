@@ -1,0 +1,308 @@
+"""Names of files in a tree: what an archive may call its members, what is junk, and what cannot stand side by side.
+
+A name is taken as unzip and tar take it: without `./`, doubled slashes and the root of an absolute one. What would
+leave the folder that an archive is unpacked to refuses the whole archive, before a member is read or written: skipping
+the one would hand over a dataset that is not the one its author packed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import posixpath
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from colabstage.errors import UnsafeArchiveError
+from colabstage.io.given import show_content
+from colabstage.io.units import format_bytes, format_count, left_out
+from colabstage.io.workspace import is_our_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+JUNK_FOLDERS = frozenset({"__MACOSX", ".ipynb_checkpoints", ".git"})
+# In lower case. Whatever else is junk by its own name begins with a dot.
+JUNK_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
+# With its dot. Longer endings are never asked for (".tfrecord-00000-of-00008").
+_LONGEST_EXTENSION = 10
+_MAX_PART_BYTES = 255
+# A chain of links longer than this is a loop for every practical purpose; Linux gives up at 40 as well.
+_MAX_LINK_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLimits:
+    """What an honest dataset's archive stays under; a bomb does not."""
+
+    max_members: int = 10_000_000
+    """Ten million files are seven times ImageNet-21k's training set in number of bytes of directory alone."""
+    max_total_bytes: int = 16 * 1024**4
+    """Content of all members together; no notebook's disk holds 16 TiB."""
+    max_ratio: float = 500.0
+    """Content over archive size. Deflate can reach 1,032, masks and zero-filled arrays a few hundred, photographs about
+    1."""
+    ratio_from_bytes: int = 1024**3
+    """Below this much content the ratio is not looked at, since it cannot do any harm."""
+
+
+DEFAULT_LIMITS = ArchiveLimits()
+
+
+def check_limits(archive: str, members: int, total_bytes: int, archive_bytes: int, limits: ArchiveLimits) -> None:
+    """Refuse an archive whose headers promise more than `limits` allow.
+
+    Raises:
+        UnsafeArchiveError: too many members, too much content, or too much content for the archive's own size.
+    """
+    if members > limits.max_members:
+        problem = f"holds {members:,} members, more than the limit of {limits.max_members:,} (max_members)"
+    elif total_bytes > limits.max_total_bytes:
+        size, limit = format_bytes(total_bytes), format_bytes(limits.max_total_bytes)
+        problem = f"would unpack to {size}, more than the limit of {limit} (max_total_bytes)"
+    elif total_bytes >= limits.ratio_from_bytes and total_bytes > limits.max_ratio * archive_bytes:
+        ratio = total_bytes / max(archive_bytes, 1)
+        problem = (
+            f"would unpack {format_bytes(archive_bytes)} to {format_bytes(total_bytes)}, {ratio:,.0f} times as much; "
+            f"the limit is {limits.max_ratio:g} times (max_ratio)"
+        )
+    else:
+        return
+    msg = f"'{archive}' {problem}. That is how a decompression bomb looks; raise the limit only if you trust it."
+    raise UnsafeArchiveError(msg)
+
+
+def extension_of(name: str) -> str:
+    """Return a name's extension in lower case, with its dot; "" where it has none, or a number in its place."""
+    end = name[name.rfind(".") + 1 :]
+    if len(end) >= min(_LONGEST_EXTENSION, len(name)) or not end.isalnum() or end.isdecimal():
+        return ""
+    return f".{end.lower()}"
+
+
+def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
+    """Return the error for one member that no archive should have."""
+    return UnsafeArchiveError(
+        f"'{archive}' is refused because of its member {show_content(name, 300)}: {reason}. Nothing was read or "
+        "written. Make the archive again from a folder that holds the dataset's files only."
+    )
+
+
+# Each folder of a name is known by its whole name, so a name of many is much more in memory than in the archive.
+MOST_FOLDERS = 200
+
+
+def is_odd_name(raw: str) -> bool:
+    """Tell whether a name may break a rule, be junk, or have parts to drop. Nearly none is, of what may be ten million:
+    this takes a tenth of the time of looking closely."""
+    return (
+        len(raw) > MOST_FOLDERS
+        or raw[:1] in ("", "/", ".")
+        or raw[-1] == "/"
+        or "/." in raw
+        or "//" in raw
+        or "\0" in raw
+        or "__MACOSX" in raw
+        or (raw[-1] in "biBI" and raw.rpartition("/")[2].lower() in JUNK_FILES)
+    )
+
+
+def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
+    """Return the name of a file inside a tree, from the name that an archive gives it: without a root, `./` and doubled
+    slashes. `folder`: whether it is a folder's, which may end in a slash; "." is the tree itself.
+
+    Raises:
+        UnsafeArchiveError: the name is empty, climbs out with `..`, ends in a slash though it is a file's, or carries a
+            NUL, or is in hundreds of folders.
+    """
+    if not is_odd_name(raw):
+        return raw
+    name = posixpath.normpath(raw.lstrip("/"))
+    faults = (
+        ("\0" in raw, "its name contains a NUL character"),
+        (".." in raw.split("/"), "its name climbs out of the archive's folder with '..'"),
+        (not folder and name == ".", "it is a file without a name"),
+        (raw.count("/") > MOST_FOLDERS, f"it is in more than {MOST_FOLDERS} folders, one in the other"),
+        (not folder and raw.endswith("/"), "it is a file, but its name ends in a slash like a folder's"),
+    )
+    reason = next((reason for broken, reason in faults if broken), None)
+    if reason is not None:
+        raise refuse_member(archive, raw, reason)
+    return name
+
+
+def resolve_link(archive: str, name: str, target: str) -> str:
+    """Return the name inside the archive that the symbolic link `name` points to.
+
+    Raises:
+        UnsafeArchiveError: the link points outside the archive.
+    """
+    # Decided by words, not by a disk: nothing has been unpacked yet.
+    resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+    if not target or "\0" in target or target.startswith("/") or resolved == ".." or resolved.startswith("../"):
+        raise refuse_member(archive, name, f"it is a link to {target!r}, outside the archive")
+    return resolved
+
+
+def resolve_links(links: Mapping[str, str], files: Collection[str]) -> dict[str, str]:
+    """Find for each link the regular file it finally leads to; links to folders, to nothing or to themselves are
+    absent."""
+    found: dict[str, str] = {}
+    for name in links:
+        target = name
+        # Links may lead to links, also in a loop.
+        for _ in range(_MAX_LINK_STEPS):
+            if target not in links:
+                break
+            target = links[target]
+        if target in files:
+            found[name] = target
+    return found
+
+
+def notes_on_members(skipped_links: Sequence[str], repeated: Sequence[str]) -> tuple[str, ...]:
+    """Return the notes on an archive's links that lead to no file in it, and on names that it has more than once."""
+    notes = []
+    if skipped_links:
+        left = left_out(len(skipped_links), "links", "to no file of the archive")
+        notes.append(f"{left} (first '{min(skipped_links)}').")
+    if repeated:
+        names = format_count(len(repeated), "names")
+        notes.append(f"The archive has {names} more than once; the last member of each counts (first '{repeated[0]}').")
+    return tuple(notes)
+
+
+def check_collisions(archive: str, files: Collection[str], folders: Iterable[str] = ()) -> None:
+    """Refuse names that cannot stand beside each other in one folder.
+
+    Args:
+        archive: its address, for messages.
+        files: cleaned names of all members that are not folders.
+        folders: cleaned names of the folders that the archive lists.
+
+    Raises:
+        UnsafeArchiveError: a name occurs twice, or a file is also the folder of another member.
+    """
+    twice = first_repeated(files)
+    if twice is not None:
+        raise refuse_member(archive, twice, "its name occurs twice, so which of the two is meant is unclear")
+    above = parent_folders(files) | parent_folders(f"{folder}/" for folder in folders)
+    both = [name for name in files if name in above]
+    if both:
+        raise refuse_member(archive, both[0], "it is a file and also a folder of other members")
+
+
+def first_repeated(strings: Collection[str]) -> str | None:
+    """Return the first string that has occurred before; `None` where all differ."""
+    if len(set(strings)) == len(strings):
+        return None
+    seen: set[str] = set()
+    for text in strings:
+        if text in seen:
+            return text
+        seen.add(text)
+    return None
+
+
+def parent_folders(names: Iterable[str]) -> set[str]:
+    """Return every folder that `names` are in, at any depth."""
+    folders: set[str] = set()
+    for direct in {name.rpartition("/")[0] for name in names}:
+        folder = direct
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+    return folders
+
+
+def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
+    """Return those of some folders, by cleaned name, that no file is in at any depth; without what holds only
+    junk."""
+    # Folders are listed by themselves in some archives, and only by their files in others.
+    taken = parent_folders(files)
+    empty = {name for name in folders if name not in ("", ".") and name not in taken}
+    return tuple(sorted(name for name in empty if not is_junk(f"{name}/_")))
+
+
+def check_case_collisions(archive: str, names: Iterable[str]) -> None:
+    """Refuse names that one folder cannot hold on a disk that ignores case or the way accents are encoded.
+
+    Only extraction onto a disk needs this.
+
+    Raises:
+        UnsafeArchiveError: two names differ in upper and lower case only, or in the encoding of accents only.
+    """
+    paths = list(names)
+    seen: dict[str, str] = {}
+    for path in [*paths, *sorted(parent_folders(paths))]:
+        other = seen.setdefault(_folded(path), path)
+        if other != path:
+            what = "upper and lower case" if path.casefold() == other.casefold() else "the encoding of its characters"
+            raise refuse_member(archive, path, f"it differs from {other!r} in {what} only")
+
+
+def _folded(name: str) -> str:
+    if name.isascii():
+        return name.lower()
+    # Folding case may undo the normal form, so that is made twice.
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> None:
+    """Refuse names that no Linux file system takes. `room_bytes`: what a whole name may take.
+
+    Raises:
+        UnsafeArchiveError: a name, or one part of it, is too long.
+    """
+    for name in names:
+        # No character takes more than four bytes, so most names need no closer look.
+        if len(name) * 4 <= _MAX_PART_BYTES:
+            continue
+        whole = os.fsencode(name)
+        if len(whole) > room_bytes or max(map(len, whole.split(b"/"))) > _MAX_PART_BYTES:
+            reason = f"its name is {len(whole):,} bytes long; file systems take {_MAX_PART_BYTES} for each part of one"
+            raise refuse_member(archive, f"{name[:40]}…", f"{reason} and {room_bytes:,} for all")
+
+
+def is_junk(name: str) -> bool:
+    """Tell whether an operating system, a notebook or colabstage left this file, so that it is no part of a dataset."""
+    folder, _, base = name.rpartition("/")
+    return base.startswith("._") or base.lower() in JUNK_FILES or is_our_name(base) or _in_junk(folder)
+
+
+# Of millions of files, folder after folder.
+@functools.lru_cache(maxsize=1024)
+def _in_junk(folder: str) -> bool:
+    return any(map(is_junk_folder, folder.split("/")))
+
+
+def is_junk_folder(base: str) -> bool:
+    """Tell whether a folder of this name (its last component) holds only junk."""
+    return base in JUNK_FOLDERS or is_our_name(base)
+
+
+def distinct_names(names: Sequence[str], *, of_files: bool = False) -> tuple[str, ...]:
+    """Return the names, those that were there before with a number behind them; two that differ in case are the same.
+
+    Args:
+        names: in the order in which they keep their own.
+        of_files: whether they have extensions, before which the number goes.
+
+    >>> distinct_names(["a", "b", "A"])
+    ('a', 'b', 'A-2')
+    >>> distinct_names(["x/a.jpg", "x/a.jpg"], of_files=True)
+    ('x/a.jpg', 'x/a-2.jpg')
+    """
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        suffix = posixpath.splitext(name)[1] if of_files else ""
+        free, number = name, 1
+        # A disk that ignores case would lay the two over each other.
+        while free.lower() in taken:
+            number += 1
+            free = f"{name.removesuffix(suffix)}-{number}{suffix}"
+        taken.add(free.lower())
+        found.append(free)
+    return tuple(found)

@@ -1,0 +1,462 @@
+"""7z and rar archives as trees: listed and checked, then unpacked by their tool into a folder that goes with the tree.
+
+Each kind is read by the command that Colab's image has: 7-Zip for 7z, which lacks RAR's codec there, and unrar for rar.
+Where a command is missing, the package py7zr or rarfile does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from isal import isal_zlib
+
+from colabstage.errors import (
+    ArchiveError,
+    ColabstageError,
+    CorruptArchiveError,
+    MissingDependencyError,
+    NotEnoughSpaceError,
+    UnsafeArchiveError,
+)
+from colabstage.io.files import block_ranges, make_folder
+from colabstage.io.progress import Cancellation
+from colabstage.io.workspace import remove_own, temp_beside
+from colabstage.trees.bytes import HEAD_BYTES, PIECE_BYTES, LocalBytes, owners_bytes, tool_archive_kind
+from colabstage.trees.folder import FolderFile
+from colabstage.trees.listing import FileEntries, Tree
+from colabstage.trees.names import (
+    DEFAULT_LIMITS,
+    ArchiveLimits,
+    check_collisions,
+    check_limits,
+    clean_member_name,
+    is_junk,
+    refuse_member,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import FileEntry
+
+ToolKind = Literal["7z", "rar"]
+
+_COMMANDS = {"7z": ("7zz", "7z", "7za"), "rar": ("unrar",)}
+_PACKAGES = {"7z": "py7zr", "rar": "rarfile"}
+# How each is asked for a technical listing, whose fields have names, and to unpack. With an empty password, for which
+# both would otherwise ask.
+_LIST = {"7z": ("l", "-slt", "-ba", "-sccUTF-8", "-p", "-t7z"), "rar": ("lt", "-scf", "-p-", "-cfg-")}
+_UNPACK = {"7z": ("x", "-y", "-sccUTF-8", "-p", "-t7z"), "rar": ("x", "-y", "-o+", "-scf", "-p-", "-cfg-", "-idq")}
+_INSTALL = {
+    "7z": "install 7-Zip (apt-get install p7zip-full) or pip install py7zr",
+    "rar": "install unrar (apt-get install unrar), or pip install rarfile with unar beside it (apt-get install unar)",
+}
+# The exit codes of both say little, so their words are what tells.
+_LOCKED = ("wrong password", "encrypted archive", "enter password", "data error in encrypted", "incorrect password")
+# A listing reads headers alone; one that takes longer hangs. So does a tool that is slower than this.
+_LISTING_S = 300.0
+_SLOWEST_BYTES_PER_S = 500_000
+_LOOK_S = 0.25
+# An archive without members is a few headers.
+_EMPTY_BYTES = 128
+
+
+class Listed(NamedTuple):
+    """One member as the archive lists it."""
+
+    name: str
+    """Its name, uncleaned."""
+    size: int
+    """The size of its content, in bytes."""
+    is_folder: bool
+    """Whether it is a folder."""
+    is_link: bool
+    """Whether it is a link of any kind."""
+    crc: int | None
+    """Its checksum; `None` where the archive has none."""
+    executable: bool
+    """Whether it is marked as a program of its owner."""
+
+
+class _Command:
+    """A program of its own that reads the archive at `path`."""
+
+    def __init__(self, command: str, kind: ToolKind, path: str, label: str, cancellation: Cancellation) -> None:
+        self._command, self._kind, self._path, self._label = command, kind, path, label
+        self._cancellation = cancellation
+
+    def members(self) -> list[Listed]:
+        output = self._run(*_LIST[self._kind], deadline_s=_LISTING_S)
+        read = _listed_by_7z if self._kind == "7z" else _listed_by_unrar
+        return [read(self._label, fields) for fields in _blocks(self._label, output, self._kind)]
+
+    def unpack(self, folder: Path, *, largest: int, total: int) -> None:
+        # A member that has more content than it declares is cut off by the system.
+        target = [f"-o{folder}"] if self._kind == "7z" else []
+        after = [] if self._kind == "7z" else [f"{folder}/"]
+        deadline_s = 60 + total / _SLOWEST_BYTES_PER_S
+        self._run(*_UNPACK[self._kind], *target, deadline_s=deadline_s, after=after, most_bytes=largest + 1)
+
+    def _run(self, *arguments: str, deadline_s: float, after: list[str] = [], most_bytes: int | None = None) -> str:  # noqa: B006  # never changed
+        process = subprocess.Popen(
+            [self._command, *arguments, "--", self._path, *after],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+            # A Ctrl-C in the terminal would otherwise reach the tool too, before this process has cleared up.
+            start_new_session=True,
+        )
+        try:
+            if most_bytes is not None:
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+            deadline = time.monotonic() + deadline_s
+            while True:
+                try:
+                    raw = process.communicate(timeout=_LOOK_S)[0]
+                    break
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > deadline:
+                        msg = f"Reading '{self._label}' took longer than {deadline_s:.0f} s; '{self._command}' hangs."
+                        raise ArchiveError(msg) from None
+                self._cancellation.check()
+        finally:
+            # In every case, cancellation included, so that no tool outlives this call; after success it does nothing.
+            process.kill()
+            process.communicate()
+        # Names in archives may be of any encoding; bytes that are not UTF-8 go to the check of names as they are.
+        output = raw.decode("utf-8", "surrogateescape")
+        if process.returncode:
+            raise self._failed(output, process.returncode)
+        return output
+
+    def _failed(self, output: str, code: int) -> ColabstageError:
+        said = output.lower()
+        if any(mark in said for mark in _LOCKED):
+            return _locked(self._label)
+        if "no space left" in said:
+            return _full(self._label)
+        # Not 7-Zip's "Errors: 1", but what it is.
+        lines = [line.strip() for line in output.splitlines() if "ERROR" in line or "checksum" in line.lower()]
+        reason = lines[0] if lines else f"exit code {code}"
+        msg = f"'{self._label}' is damaged: {self._command} says {reason!r}. Copy or upload the archive again."
+        return CorruptArchiveError(msg)
+
+
+def _blocks(label: str, text: str, kind: ToolKind) -> Iterator[dict[str, str]]:
+    """Yield the members in a technical listing: lines "Key = value" or "Key: value", a blank line after each member."""
+    separator, first = (" =", "Path") if kind == "7z" else (": ", "Name")
+    # A name with a line break could forge the fields of another member.
+    for block in text.split("\n\n"):
+        fields: dict[str, str] = {}
+        for line in block.splitlines():
+            key, found, value = line.partition(separator)
+            if line.strip() and not found and first in fields:
+                raise refuse_member(label, fields[first], "its name contains a line break")
+            # The first one counts: what follows could come from inside a name.
+            fields.setdefault(key.strip(), value.removeprefix(" ") if kind == "7z" else value)
+        if first in fields:
+            yield fields
+
+
+def _listed_by_7z(label: str, fields: Mapping[str, str]) -> Listed:
+    if fields.get("Encrypted") == "+":
+        raise _locked(label)
+    # The letters of Windows' attributes come first, in any number ("RHSD_ drwxr-xr-x"), then Unix's mode where the
+    # archive was made there; either may be missing.
+    windows, _, unix = fields.get("Attributes", "").rpartition(" ")
+    if unix[:1] not in ("-", "d", "l"):
+        windows, unix = f"{windows} {unix}", ""
+    return Listed(
+        name=fields["Path"],
+        size=int(fields.get("Size") or 0),
+        is_folder=fields.get("Folder") == "+" or "D" in windows or unix.startswith("d"),
+        is_link=unix.startswith("l") or any(fields.get(f"{link} Link") for link in ("Symbolic", "Hard", "Copy")),
+        crc=int(fields["CRC"], 16) if fields.get("CRC") else None,
+        executable=unix[3:4] == "x",
+    )
+
+
+def _listed_by_unrar(label: str, fields: Mapping[str, str]) -> Listed:
+    if "encrypted" in fields.get("Flags", ""):
+        raise _locked(label)
+    kind, mode = fields.get("Type", "File"), fields.get("Attributes", "")
+    return Listed(
+        name=fields["Name"],
+        size=int(fields.get("Size") or 0),
+        is_folder=kind == "Directory",
+        is_link=kind not in ("File", "Directory"),
+        crc=int(fields["CRC32"], 16) if fields.get("CRC32") else None,
+        executable=len(mode) == 10 and mode[3] == "x",
+    )
+
+
+# The exceptions of each package for a password that is missing, and for a tool of its own that is.
+_SPECIAL: dict[ToolKind, Callable[[Any], tuple[Any, Any]]] = {
+    "7z": lambda module: (module.exceptions.PasswordRequired, ()),
+    "rar": lambda module: (module.PasswordRequired, module.RarCannotExec),
+}
+
+
+class _Package:
+    """The package that reads the archive where its command is missing."""
+
+    def __init__(self, module: Any, kind: ToolKind, path: str, label: str) -> None:
+        self._module, self._kind, self._path, self._label = module, kind, path, label
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Any]:
+        try:
+            make = self._module.SevenZipFile if self._kind == "7z" else self._module.RarFile
+            with make(self._path) as archive:
+                if not archive.needs_password():
+                    yield archive
+                    return
+        except ColabstageError:
+            raise
+        # On damaged bytes their parsers fail with any exception.
+        except Exception as error:
+            locked, cannot = _SPECIAL[self._kind](self._module)
+            if isinstance(error, locked):
+                raise _locked(self._label) from error
+            if isinstance(error, cannot):
+                raise _nothing_reads(self._label, self._kind) from error
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _full(self._label) from error
+            msg = f"'{self._label}' is damaged ({error}). Copy or upload the archive again."
+            raise CorruptArchiveError(msg) from error
+        raise _locked(self._label)
+
+    def members(self) -> list[Listed]:
+        with self._open() as archive:
+            if self._kind == "7z":
+                return [
+                    # py7zr does not tell which files are programs.
+                    Listed(
+                        info.filename,
+                        info.uncompressed or 0,
+                        info.is_directory,
+                        bool(getattr(info, "is_symlink", False)),
+                        info.crc32,
+                        executable=False,
+                    )
+                    for info in archive.list()
+                ]
+            return [
+                Listed(
+                    info.filename,
+                    info.file_size,
+                    info.is_dir(),
+                    not info.is_dir() and not info.is_file(),
+                    info.CRC,
+                    executable=bool((info.mode or 0) & 0o100),
+                )
+                for info in archive.infolist()
+            ]
+
+    def unpack(self, folder: Path, *, largest: int, total: int) -> None:
+        with self._open() as archive:
+            archive.extractall(folder)
+
+
+def find_reader(kind: ToolKind, path: str, label: str, cancellation: Cancellation) -> _Command | _Package:
+    """Return what reads an archive of this kind here.
+
+    Raises:
+        MissingDependencyError: nothing does.
+    """
+    command = next((found for name in _COMMANDS[kind] if (found := shutil.which(name))), None)
+    if command is not None:
+        return _Command(command, kind, path, label, cancellation)
+    try:
+        return _Package(importlib.import_module(_PACKAGES[kind]), kind, path, label)
+    except ImportError:
+        raise _nothing_reads(label, kind) from None
+
+
+def _nothing_reads(label: str, kind: ToolKind) -> MissingDependencyError:
+    return MissingDependencyError(f"'{label}' is a {kind} archive, and nothing here reads that: {_INSTALL[kind]}.")
+
+
+def _locked(label: str) -> ArchiveError:
+    msg = f"'{label}' is encrypted. Unpack it with its password, and stage the folder or an archive without one."
+    return ArchiveError(msg)
+
+
+def _full(label: str) -> NotEnoughSpaceError:
+    return NotEnoughSpaceError(f"'{label}' does not fit on the disk when unpacked. Free some space, or choose another.")
+
+
+class ToolArchiveTree(Tree):
+    """The files in a 7z or rar archive. These formats pack many members into one stream, so all are unpacked at once.
+
+    Args:
+        source: the archive's bytes; closed with the tree.
+        spool: a folder on a local disk with room for the content; created if need be.
+        limits: how much content the listing may declare.
+        cancellation: checked several times a second while a tool works, and between the parts of a copy.
+
+    Raises:
+        MissingDependencyError: neither a tool nor a package that reads it is installed.
+        ArchiveError: it is encrypted, or one volume of several.
+        CorruptArchiveError: it is truncated or damaged.
+        UnsafeArchiveError: a member that no archive should have, or more content than `limits` allow.
+        TargetNotWritableError: nothing can be written in `spool`.
+    """
+
+    unpacked: Path
+
+    def __init__(
+        self,
+        source: ByteSource,
+        *,
+        spool: Path,
+        limits: ArchiveLimits = DEFAULT_LIMITS,
+        cancellation: Cancellation | None = None,
+    ) -> None:
+        self._archive, self.label = source, source.label
+        kind = tool_archive_kind(source.pread(HEAD_BYTES, 0))
+        if kind is None:
+            msg = f"'{source.label}' is neither a 7z nor a rar archive."
+            raise CorruptArchiveError(msg)
+        self.kind = kind
+        # On the disk where the files are used, so that extraction can move them instead of copying.
+        make_folder(spool)
+        self.unpacked = temp_beside(spool / "unpacked")
+        try:
+            cancellation = cancellation or Cancellation()
+            with _as_file(source, temp_beside(spool / f"archive.{kind}"), cancellation) as path:
+                files = self._unpack(find_reader(kind, path, source.label, cancellation), limits)
+        except BaseException:
+            remove_own(self.unpacked)
+            raise
+        names = sorted(files)
+        times = [(self.unpacked / name).lstat().st_mtime_ns for name in names]
+        self.entries = FileEntries(
+            names,
+            np.array([files[name].size for name in names], np.int64),
+            np.array(times, np.int64),
+            np.arange(len(names)),
+            np.array([files[name].executable for name in names], np.bool_),
+        )
+
+    def _unpack(self, reader: _Command | _Package, limits: ArchiveLimits) -> dict[str, Listed]:
+        members = reader.members()
+        if not members and self._archive.size > _EMPTY_BYTES:
+            msg = f"'{self.label}' is damaged: no member can be found in it. Copy or upload the archive again."
+            raise CorruptArchiveError(msg)
+        total = sum(member.size for member in members)
+        check_limits(self.label, len(members), total, self._archive.size, limits)
+        # Checked by the listing, before the tool writes a byte.
+        files = _check_listed(self.label, members)
+        self.unpacked.mkdir()
+        reader.unpack(self.unpacked, largest=max((member.size for member in members), default=0), total=total)
+        # And looked at again after: a listing may say one thing and the content another.
+        _check_unpacked(self.label, self.unpacked, files)
+        return {name: member for name, member in files.items() if not is_junk(name)}
+
+    def open(self, entry: FileEntry) -> ByteSource:
+        """Return the bytes of one member; its checksum was verified when it was unpacked."""
+        own = self.entries[self._own(entry)]
+        # Nothing here is a link; one that appeared meanwhile is not followed.
+        return FolderFile(self.unpacked / own.name, own.size, follow=False)
+
+    def close(self) -> None:
+        """Close the archive and remove what was unpacked. Calling it twice is fine."""
+        remove_own(self.unpacked)
+        self._archive.close()
+
+
+@contextlib.contextmanager
+def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iterator[str]:
+    """Give a path at which a tool finds the archive's bytes."""
+    owners = owners_bytes(source)
+    try:
+        if isinstance(owners, LocalBytes):
+            # By this process's handle, so that the tool, or one that it starts, reads the very file that was opened;
+            # and by a name with a suffix, which some tools would add.
+            temp.symlink_to(f"/proc/{os.getpid()}/fd/{owners.fileno()}")
+        else:
+            with temp.open("xb") as copy:
+                for offset, length in block_ranges(source.size, PIECE_BYTES):
+                    cancellation.check()
+                    copy.write(source.pread(length, offset))
+        yield str(temp)
+    finally:
+        remove_own(temp)
+
+
+def _check_listed(archive: str, members: list[Listed]) -> dict[str, Listed]:
+    """Return the files by cleaned name, junk included: the tool unpacks all, and of two of one name the later one would
+    win. Links are none that a tool should follow, so they are refused."""
+    files: dict[str, Listed] = {}
+    folders: list[str] = []
+    for member in members:
+        raw = member.name.replace("\\", "/")
+        name = clean_member_name(archive, raw, folder=member.is_folder)
+        if name != raw.rstrip("/"):
+            raise refuse_member(archive, member.name, "its name is absolute, or has parts that name no folder")
+        if member.is_link:
+            raise refuse_member(archive, name, "it is a link, which is not read from such an archive")
+        if member.is_folder:
+            folders.append(name)
+        elif name in files:
+            raise refuse_member(archive, name, "its name occurs twice, so which of the two is meant is unclear")
+        else:
+            files[name] = member
+    check_collisions(archive, files.keys(), folders)
+    return files
+
+
+def _check_unpacked(archive: str, folder: Path, files: Mapping[str, Listed]) -> None:
+    """Look at all that the tool left: nothing but the listed files, each with its size and checksum.
+
+    Raises:
+        UnsafeArchiveError: something else is there.
+        CorruptArchiveError: a file is missing or not what was listed.
+    """
+    found = set(_walk(archive, folder))
+    if extra := found - files.keys():
+        msg = f"'{archive}' is refused: it unpacks to {min(extra)!r}, which it does not list."
+        raise UnsafeArchiveError(msg)
+    for name, listed in files.items():
+        if name not in found:
+            msg = f"'{archive}' is damaged: {name!r} was not unpacked. Copy or upload the archive again."
+            raise CorruptArchiveError(msg)
+        # Read once more: a tool may have stopped inside a file and said nothing.
+        crc = size = 0
+        with (folder / name).open("rb", buffering=0) as file:
+            while piece := file.read(1 << 20):
+                size += len(piece)
+                crc = isal_zlib.crc32(piece, crc)
+        if size != listed.size or (listed.crc is not None and crc != listed.crc):
+            msg = f"The member {name!r} of '{archive}' is damaged: it is not what the archive lists. Copy it again."
+            raise CorruptArchiveError(msg)
+
+
+def _walk(archive: str, folder: Path, prefix: str = "") -> Iterator[str]:
+    with os.scandir(folder) as scan:
+        for entry in scan:
+            name = f"{prefix}{entry.name}"
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
+                # Archives made on other systems have folders without the right to enter them.
+                os.chmod(entry.path, 0o755)  # noqa: PTH101  # an entry's path
+                yield from _walk(archive, folder / entry.name, f"{name}/")
+            elif stat.S_ISREG(mode):
+                yield name
+            else:
+                msg = f"'{archive}' is refused: {name!r} unpacks to a link or a device."
+                raise UnsafeArchiveError(msg)

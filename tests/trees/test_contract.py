@@ -1,0 +1,585 @@
+"""What each kind of tree promises: names, sizes, contents, safety, damage, and reading while it arrives."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import random
+import stat
+import tarfile
+import threading
+import zipfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colabstage.errors import (
+    ColabstageError,
+    DriveDisconnectedError,
+    SourceReadError,
+    UnsafeArchiveError,
+)
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.joined import JoinedTree
+from colabstage.trees.listing import FileEntries, FileEntry, PartOfTree, Tree, as_tree, total_size
+from colabstage.trees.names import ArchiveLimits
+from colabstage.trees.open import OnlyTree, open_archive
+from colabstage.trees.zip import ZipTree
+from tests.trees.conftest import RecordingBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+FILES = {
+    "train/cat/1.jpg": b"first " * 500,
+    "train/dog/2.jpg": random.Random(1).randbytes(3000),
+    "test/cat/ü 3.jpg": b"",
+    "readme.txt": b"r",
+    "train.txt": b"beside the folder of its name",
+    "large.npy": random.Random(2).randbytes(1_500_000),
+}
+JUNK = {"__MACOSX/train/._1.jpg": b"x", "train/.DS_Store": b"x", "train/cat/._1.jpg": b"x", ".git/config": b"x"}
+_METHODS = {"stored": 0, "deflated": 8, "bzip2": 12, "lzma": 14}
+_PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+ARCHIVES = [*(f"zip {method}" for method in (*_METHODS, "zst", "xz")), "tar", *(f"tar.{kind}" for kind in _PACKERS)]
+KINDS = ["folder", *ARCHIVES, "7z", "joined", "only", "part", "given"]
+
+
+def pack_zip(files: Mapping[str, bytes], method: str = "stored") -> bytes:
+    """A zip; with a method that zipfile lacks, of which each member is packed by hand."""
+    buffer = io.BytesIO()
+    if method in _METHODS:
+        with zipfile.ZipFile(buffer, "w", _METHODS[method]) as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+        return buffer.getvalue()
+    packed = {name: _PACKERS[method](content) for name, content in files.items()}
+    raw = bytearray(pack_zip(packed))
+    number = {"zst": 93, "xz": 95}[method]
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+        at = archive.start_dir
+        for info in archive.infolist():
+            content = files[info.filename]
+            facts = zlib.crc32(content).to_bytes(4, "little"), len(content).to_bytes(4, "little")
+            for mark, place in ((info.header_offset, 8), (at, 10)):
+                raw[mark + place : mark + place + 2] = number.to_bytes(2, "little")
+                raw[mark + place + 6 : mark + place + 10] = facts[0]
+                raw[mark + place + 14 : mark + place + 18] = facts[1]
+            at += 46 + len(info.filename.encode())
+    return bytes(raw)
+
+
+def pack_tar(files: Mapping[str, bytes], kind: str = "") -> bytes:
+    """A tar, compressed where a kind is named."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), 1_700_000_000
+            archive.addfile(member, io.BytesIO(content))
+    return _PACKERS[kind](buffer.getvalue()) if kind else buffer.getvalue()
+
+
+def pack(kind: str, files: Mapping[str, bytes]) -> bytes:
+    """An archive of one of `ARCHIVES`."""
+    if kind.startswith("zip"):
+        return pack_zip(files, kind.partition(" ")[2])
+    return pack_tar(files, kind.partition(".")[2])
+
+
+class _Own:
+    """A tree as a caller may write it: no more than what is asked for."""
+
+    label = "mine"
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+        self.entries = [FileEntry(name, len(files[name]), 1, at) for at, name in enumerate(sorted(files))]
+
+    def read(self, entry: FileEntry) -> bytes:
+        return self._files[entry.name]
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@contextlib.contextmanager
+def opened(kind: str, files: Mapping[str, bytes], place: Path) -> Iterator[Tree]:
+    """A tree of one of `KINDS`."""
+    if kind in ARCHIVES:
+        with open_archive(RecordingBytes(pack(kind, files), label="data"), spool=place / "spool") as tree:
+            yield tree
+    elif kind == "7z":
+        py7zr = pytest.importorskip("py7zr", reason="needs py7zr: pip install py7zr")
+        with py7zr.SevenZipFile(place / "a.7z", "w") as archive:
+            for name, content in files.items():
+                archive.writestr(content, name)
+        content = (place / "a.7z").read_bytes()
+        with open_archive(RecordingBytes(content, label="data"), spool=place / "spool") as tree:
+            yield tree
+    elif kind == "joined":
+        first = {name: content for name, content in files.items() if len(name) % 2}
+        second = {name: content for name, content in files.items() if name not in first or name == "readme.txt"}
+        parts = [ZipTree(RecordingBytes(pack_zip(part))) for part in (first, second)]
+        with JoinedTree("both", [("one", parts[0]), ("two", parts[1])]) as tree:
+            yield tree
+    elif kind == "only":
+        inside = {f"below/a folder/{name}": content for name, content in files.items()}
+        whole = ZipTree(RecordingBytes(pack_zip(inside | {"beside.txt": b"x", "below/other/1.txt": b"x"})))
+        with OnlyTree(whole, ["below/a folder"]) as tree:
+            yield tree
+    elif kind == "given":
+        tree = as_tree(_Own(files))
+        assert tree is not None
+        yield tree
+    else:
+        whole_folder = FolderTree(_write(place / "root", {**files, **({"other.bin": b"x"} if kind == "part" else {})}))
+        chosen = whole_folder.entries.where(lambda name: name != "other.bin")
+        yield PartOfTree(whole_folder, chosen) if kind == "part" else whole_folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_sizes_and_contents_are_those_that_were_packed(tmp_path: Path, kind: str) -> None:
+    """By name, in columns and as entries, whole and in pieces; from many threads; and nothing stays in the spool."""
+    with opened(kind, FILES, tmp_path) as tree:
+        names = sorted(FILES)
+        assert tree.entries.names == names == [entry.name for entry in tree.entries]
+        assert tree.entries.sizes.tolist() == [len(FILES[name]) for name in names]
+        assert total_size(tree.entries) == sum(map(len, FILES.values()))
+        assert {entry.name: tree.read(entry) for entry in tree.entries} == FILES
+        assert {entry.name: b"".join(tree.chunks(entry)) for entry in tree.entries} == FILES
+        with ThreadPoolExecutor(8) as pool:
+            again = list(pool.map(tree.read, [*tree.entries] * 4))
+        assert again == [FILES[entry.name] for entry in tree.entries] * 4
+        if tree.crcs is not None:
+            assert tree.crcs.tolist() == [zlib.crc32(FILES[name]) for name in names]
+        for entry in tree.entries:
+            source = tree.open(entry)
+            if source is not None:
+                with contextlib.closing(source):
+                    assert source.size == entry.size
+                    assert source.pread(7, 3) == FILES[entry.name][3:10]
+            part, own = tree.origin(entry)
+            assert part.read(own) == FILES[entry.name]
+    spool = tmp_path / "spool"
+    assert not spool.exists() or list(spool.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entries_by_position_are_read_in_the_order_of_the_medium(tmp_path: Path, kind: str) -> None:
+    """Positions differ, and are in an archive where the member is."""
+    with opened(kind, FILES, tmp_path) as tree:
+        positions = tree.entries.positions
+        assert len(set(positions.tolist())) == len(FILES)
+        if kind.startswith(("zip", "tar")):
+            in_order = [tree.entries.names[row] for row in np.argsort(positions)]
+            assert in_order == list(FILES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_entry_of_another_tree_is_refused_and_a_made_one_found(tmp_path: Path, kind: str) -> None:
+    """By its name, whatever else it says of itself; better an error than the bytes of something else."""
+    with opened(kind, FILES, tmp_path) as tree:
+        made = FileEntry("train/dog/2.jpg", 3000, 0, 0)
+        assert tree.read(made) == FILES[made.name]
+        assert tree.entries.find("train/dog/2.jpg") == sorted(FILES).index("train/dog/2.jpg")
+        assert tree.entries.find("train/dog") is None
+        with pytest.raises((SourceReadError, OSError, KeyError)):
+            tree.read(FileEntry("other.jpg", 1, 0, 0))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "given"])
+def test_what_systems_leave_is_no_entry(tmp_path: Path, kind: str) -> None:
+    """Neither in a folder nor in an archive, in which it is a member like others."""
+    with opened(kind, FILES | JUNK, tmp_path) as tree:
+        assert tree.entries.names == sorted(FILES)
+
+
+@pytest.mark.parametrize("kind", ["folder", *ARCHIVES])
+def test_empty_folders_are_told(tmp_path: Path, kind: str) -> None:
+    """Those in which no file is at any depth; a class without images may be missed."""
+    files = {"a/b/1.txt": b"1"}
+    if kind == "folder":
+        (_write(tmp_path / "root", files) / "empty" / "below").mkdir(parents=True)
+        tree: Tree = FolderTree(tmp_path / "root")
+        assert tree.empty_folders == ("empty", "empty/below")
+        return
+    if kind.startswith("zip"):
+        content = pack(kind, files) if kind != "zip stored" else pack_zip({**files, "empty/": b"", "a/": b""})
+    else:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            for name in ("a", "empty"):
+                member = tarfile.TarInfo(name)
+                member.type = tarfile.DIRTYPE
+                archive.addfile(member)
+            archive.addfile(tarfile.TarInfo("a/b/1.txt"))
+        content = _PACKERS[kind.partition(".")[2]](buffer.getvalue()) if "." in kind else buffer.getvalue()
+    with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
+        assert tree.empty_folders == (("empty",) if kind == "zip stored" or "tar" in kind else ())
+
+
+_component = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0:"), min_size=1, max_size=12).filter(
+    lambda text: text not in (".", "..") and not text.startswith("._")
+)
+_name = st.lists(_component, min_size=1, max_size=3).map(lambda parts: "/".join([*(f"d{part}" for part in parts), "f"]))
+
+
+@settings(max_examples=60)
+@given(files=st.dictionaries(_name, st.binary(max_size=1500), min_size=1, max_size=6), kind=st.sampled_from(ARCHIVES))
+def test_any_names_and_contents_come_back(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], kind: str
+) -> None:
+    """As the standard library wrote them."""
+    with open_archive(RecordingBytes(pack(kind, files)), spool=tmp_path_factory.getbasetemp() / "spool") as tree:
+        assert {entry.name: tree.read(entry) for entry in tree.entries} == files
+        assert tree.entries.names == sorted(files)
+
+
+@settings(max_examples=200)
+@given(data=st.data(), kind=st.sampled_from(ARCHIVES))
+def test_a_flipped_bit_gives_what_was_packed_or_a_typed_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, kind: str
+) -> None:
+    """No damage escapes as an error of Python's own. Only a tar that is not compressed has no checksum of contents."""
+    files = {name: content for name, content in FILES.items() if len(content) < 5000}
+    damaged = bytearray(pack(kind, files))
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        spool = tmp_path_factory.getbasetemp() / "spool"
+        with open_archive(RecordingBytes(bytes(damaged), label="x.zip"), spool=spool) as tree:
+            found = {entry.name: tree.read(entry) for entry in tree.entries}
+    except ColabstageError:
+        return
+    if kind == "tar":
+        assert sorted(map(len, found.values())) == sorted(map(len, files.values()))
+    else:
+        assert set(found.values()) <= {*files.values(), bytes(damaged)}
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_every_truncation_is_noticed_when_opening(tmp_path: Path, kind: str) -> None:
+    """Wherever a copy stopped, the archive is not taken for a whole one; nothing is left in the spool."""
+    files = {name: content for name, content in FILES.items() if len(content) < 5000}
+    whole = pack(kind, files)
+    end = len(whole.rstrip(b"\0")) // 512 * 512 + 512 if kind == "tar" else len(whole)
+    for length in [*range(0, end, 1 + end // 50), end - 1]:
+        with pytest.raises(ColabstageError):
+            open_archive(RecordingBytes(whole[:length], label="x.zip"), spool=tmp_path / "spool").close()
+    assert not (tmp_path / "spool").exists() or list((tmp_path / "spool").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["zip stored", "zip deflated", "tar"])
+def test_a_file_cut_after_opening_is_a_read_error(kind: str, tmp_path: Path) -> None:
+    """The archive was whole when opened, so it is the file that changed."""
+    source = RecordingBytes(pack(kind, FILES))
+    with open_archive(source, spool=tmp_path) as tree:
+        source.content = source.content[:100]
+        for read in (tree.read, lambda entry: list(tree.chunks(entry))):
+            with pytest.raises(SourceReadError, match=r"large\.npy"):
+                read(tree.entries[0])
+
+
+class _Dying(RecordingBytes):
+    """A source whose Drive dies behind the first bytes."""
+
+    def pread(self, length: int, offset: int) -> bytes:
+        if offset:
+            msg = "The Drive client has died."
+            raise DriveDisconnectedError(msg)
+        return super().pread(min(length, 4096), offset)
+
+
+@pytest.mark.parametrize("kind", [*(f"tar.{kind}" for kind in _PACKERS), *_PACKERS])
+def test_a_source_that_dies_is_not_called_damaged(tmp_path: Path, kind: str) -> None:
+    """What the source raises comes through decompression as it is, so that its Drive is mounted again."""
+    noise = random.Random(2).randbytes(100_000)
+    content = pack(kind, {"a": noise}) if kind in ARCHIVES else _PACKERS[kind](noise)
+    with pytest.raises(DriveDisconnectedError, match="died"):
+        open_archive(_Dying(content, label=f"a.{kind}"), spool=tmp_path)
+
+
+def test_a_zip_is_opened_and_its_first_members_read_while_the_rest_arrives(tmp_path: Path) -> None:
+    """Opening reads the end, and a member is one positioned read of no more than its own bytes."""
+    files = {f"c/{number:03d}.jpg": random.Random(number).randbytes(3000) for number in range(200)}
+    source = RecordingBytes(pack_zip(files))
+    tree = ZipTree(source)
+    assert all(offset >= source.size - 65_535 - 200 for offset, _ in source.reads)
+    source.reads.clear()
+    entry = tree.entries[3]
+    assert tree.read(entry) == files[entry.name]
+    assert source.reads == [(entry.position, tree.entries[4].position - entry.position)]
+    tree.close()
+    assert source.closed
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_a_tree_waits_for_bytes_that_are_still_coming(tmp_path: Path, kind: str) -> None:
+    """A read of what has not arrived blocks until it has, and gives what was packed."""
+    arrived = threading.Event()
+
+    class Arriving(RecordingBytes):
+        def pread(self, length: int, offset: int) -> bytes:
+            if offset + length > 1 << 20 and offset < len(self.content) - 200_000:
+                assert arrived.wait(30)
+            return super().pread(length, offset)
+
+    threading.Timer(0.2, arrived.set).start()
+    with open_archive(Arriving(pack(kind, FILES)), spool=tmp_path) as tree:
+        assert {entry.name: tree.read(entry) for entry in tree.entries} == FILES
+
+
+# What unzip, tar and others make of odd names: the name as it is stored, and the name below the target.
+_ODD_NAMES = {
+    "/content/photos/1.jpg": "content/photos/1.jpg",
+    "//host/share/1.jpg": "host/share/1.jpg",
+    "C:/photos/1.jpg": "C:/photos/1.jpg",
+    "./photos//a/./1.jpg": "photos/a/1.jpg",
+    "a:b.jpg": "a:b.jpg",
+    "ends in a blank ": "ends in a blank ",
+}
+_SECRET = b"content that nobody may read"
+# Name, then a part of the reason.
+_EVIL_NAMES = {
+    "../evil.jpg": "climbs out",
+    "a/../../evil.jpg": "climbs out",
+    "../out-evil/evil.jpg": "climbs out",
+    "a/b/../..": "climbs out",
+    "/../evil.jpg": "climbs out",
+    "C:/../evil.jpg": "climbs out",
+    "__MACOSX/../../evil.jpg": "climbs out",
+    ".git/../../.bashrc": "climbs out",
+    "evil.jpg\0.txt": "NUL",
+    "": "without a name",
+    ".": "without a name",
+}
+
+
+def zip_of(*members: tuple[str, int, bytes]) -> bytes:
+    """A zip of members given as name, Unix mode and content, names written as they are."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for number, (name, mode, content) in enumerate(members):
+            info = zipfile.ZipInfo(f"placeholder{number}")
+            info.filename = name
+            info.create_system = 3
+            info.external_attr = mode << 16
+            archive.NameToInfo.clear()
+            archive.writestr(info, content)
+    return buffer.getvalue()
+
+
+def tar_of(*members: tuple[str, bytes, str, bytes]) -> bytes:
+    """A tar of members given as name, type, link target and content."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, kind, target, content in members:
+            info = tarfile.TarInfo("placeholder")
+            info.pax_headers = {"path": name or "placeholder"} if "\0" in name else {}
+            info.name = name.replace("\0", "?")
+            info.type, info.linkname, info.size = kind, target, len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+_REG, _LNK, _DIR = stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777, stat.S_IFDIR | 0o755
+_FILE, _SYM, _HARD = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+@pytest.mark.parametrize("name", _ODD_NAMES)
+def test_odd_names_are_what_unzip_and_tar_make_of_them(tmp_path: Path, kind: str, name: str) -> None:
+    """Below the target, wherever the name would lead; the content is that of the member."""
+    content = zip_of((name, _REG, b"1")) if kind == "zip" else tar_of((name, _FILE, "", b"1"))
+    with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
+        assert {entry.name: tree.read(entry) for entry in tree.entries} == {_ODD_NAMES[name]: b"1"}
+
+
+_HOSTILE: dict[str, tuple[bytes, str]] = {
+    **{f"zip {name!r}": (zip_of(("ok", _REG, b"1"), (name, _REG, _SECRET)), why) for name, why in _EVIL_NAMES.items()},
+    **{
+        f"tar {name!r}": (tar_of(("ok", _FILE, "", b"1"), (name, _FILE, "", _SECRET)), why)
+        for name, why in _EVIL_NAMES.items()
+    },
+    "zip /": (zip_of(("/", _REG, _SECRET)), "has content"),
+    "tar /": (tar_of(("/", _FILE, "", _SECRET)), "without a name"),
+    "zip ..\\evil": (zip_of(("..\\evil.jpg", _REG, _SECRET)), "climbs out"),
+    "zip folder that climbs": (zip_of(("../out/", _DIR, b"")), "climbs out"),
+    "zip folder with content": (zip_of(("a/", _REG, _SECRET)), "has content"),
+    "zip folder by mode with content": (zip_of(("a", _DIR, _SECRET)), "folder with content"),
+    "zip twice": (zip_of(("a.jpg", _REG, b"1"), ("a.jpg", _REG, _SECRET)), "twice"),
+    "zip twice in other words": (zip_of(("a/b.jpg", _REG, b"1"), ("/a/./b.jpg", _REG, _SECRET)), "twice"),
+    "zip file and folder": (zip_of(("a", _REG, b"1"), ("a/b.jpg", _REG, _SECRET)), "also a folder"),
+    "zip file and listed folder": (zip_of(("a/", _DIR, b""), ("a", _REG, _SECRET)), "also a folder"),
+    **{
+        f"zip {what}": (zip_of(("x", mode | 0o600, b"")), "device, a pipe")
+        for what, mode in (("block", stat.S_IFBLK), ("character", stat.S_IFCHR), ("pipe", stat.S_IFIFO))
+    },
+    **{
+        f"zip link to {target!r}": (zip_of(("a", _REG, _SECRET), ("link", _LNK, target.encode())), "outside")
+        for target in ("/etc/passwd", "../../etc/passwd", "a/../../x", "")
+    },
+    "zip endless link": (zip_of(("link", _LNK, b"a" * 5000)), "4,096"),
+    "tar folder that climbs": (tar_of(("../out", tarfile.DIRTYPE, "", b"")), "climbs out"),
+    "tar file with a slash": (tar_of(("a.jpg/", _FILE, "", _SECRET)), "slash"),
+    "tar file and folder": (tar_of(("a", _FILE, "", b"1"), ("a/b", _FILE, "", b"")), "also a folder"),
+    **{f"tar device {kind!r}": (tar_of(("x", kind, "", b"")), "device or a pipe") for kind in (b"3", b"4", b"6")},
+    **{
+        f"tar {kind!r} link to {target}": (tar_of(("a/link", kind, target, b"")), "outside the archive")
+        for kind, target in ((_SYM, "../../etc/passwd"), (_SYM, "/etc/passwd"), (_HARD, "../etc/passwd"))
+    },
+    "tar file through a link": (tar_of(("a", _SYM, "b", b""), ("a/evil.jpg", _FILE, "", _SECRET)), "also a folder"),
+}
+
+
+@pytest.mark.parametrize("name", _HOSTILE)
+def test_what_leads_outside_is_refused_before_any_member_is_read(tmp_path: Path, name: str) -> None:
+    """The headers alone tell, and only they have been looked at; nothing was written."""
+    content, reason = _HOSTILE[name]
+    source = RecordingBytes(content, label="hostile")
+    with pytest.raises(UnsafeArchiveError, match=reason) as caught:
+        open_archive(source, spool=tmp_path / "spool")
+    assert "'hostile'" in str(caught.value)
+    secret_at = content.find(_SECRET)
+    assert all(not offset <= secret_at < offset + length for offset, length in source.reads if offset)
+    assert not (tmp_path / "spool").exists()
+    assert source.closed
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a//b", "a/./b", "a/..", "", "a\0b"])
+def test_the_names_of_a_caller_s_own_tree_are_checked_as_all_others(name: str) -> None:
+    """It could write outside the target otherwise."""
+    with pytest.raises(UnsafeArchiveError):
+        as_tree(_Own({name: b"x"}))
+    twice = _Own({"a": b"x"})
+    twice.entries *= 2
+    with pytest.raises(UnsafeArchiveError, match="twice"):
+        as_tree(twice)
+
+
+def test_a_member_that_is_there_twice_is_one_or_the_last(tmp_path: Path) -> None:
+    """A cell that appends to a zip was run again; `tar -r` replaces a file by a second member, as every reader has
+    it, also a link by a file and a file by a link."""
+    with ZipTree(RecordingBytes(zip_of(*[("a.jpg", _REG, b"1"), ("b.jpg", _REG, b"2")] * 2))) as tree:
+        assert {entry.name: tree.read(entry) for entry in tree.entries} == {"a.jpg": b"1", "b.jpg": b"2"}
+        assert "2 names" in tree.notes[0]
+    content = tar_of(
+        ("a", _FILE, "", b"old"),
+        ("hard", _HARD, "a", b""),
+        ("link", _FILE, "", b"a file"),
+        ("file", _SYM, "a", b""),
+        ("a", _FILE, "", b"new"),
+        ("./link", _SYM, "a", b""),
+        ("file", _FILE, "", b"no link"),
+    )
+    with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
+        assert {entry.name: tree.read(entry) for entry in tree.entries} == {
+            "a": b"new",
+            "hard": b"old",
+            "link": b"new",
+            "file": b"no link",
+        }
+        assert "3 names" in tree.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_links_inside_are_their_files_and_others_noted(tmp_path: Path, kind: str) -> None:
+    """One to a file of the archive is that file, also over other links; one to a folder or to nothing is left out."""
+    links = {"b/link.jpg": "../a/1.jpg", "b/chain.jpg": "link.jpg", "folder": "a", "gone": "missing", "loop": "loop"}
+    if kind == "zip":
+        members = [(name, _LNK, target.encode()) for name, target in links.items()]
+        content = zip_of(("a/1.jpg", _REG, b"one"), *members)
+    else:
+        symbolic = [(name, _SYM, target, b"") for name, target in links.items()]
+        content = tar_of(("a/1.jpg", _FILE, "", b"one"), ("hard.jpg", _HARD, "a/1.jpg", b""), *symbolic)
+    with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
+        found = {"a/1.jpg", "b/link.jpg", "b/chain.jpg", *(("hard.jpg",) if kind == "tar" else ())}
+        assert {entry.name: tree.read(entry) for entry in tree.entries} == dict.fromkeys(found, b"one")
+        assert "3 links" in tree.notes[0]
+        assert "'folder'" in tree.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        (ArchiveLimits(max_members=19), "max_members"),
+        (ArchiveLimits(max_total_bytes=19_000_000), "max_total_bytes"),
+        (ArchiveLimits(max_ratio=10, ratio_from_bytes=10_000_000), "max_ratio"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["zip deflated", "tar", "tar.gz", "tar.zst", "gz", "zst"])
+def test_a_bomb_is_refused_by_what_it_promises_or_while_it_unpacks(
+    tmp_path: Path, kind: str, limits: ArchiveLimits, named: str
+) -> None:
+    """By the headers where these tell; else before the disk is full. What was written is gone again."""
+    if named == "max_ratio" and kind == "tar":
+        return  # A tar is as long as its content.
+    files = {f"{number}.npy": bytes(1_000_000) for number in range(20)}
+    content = pack(kind, files) if kind in ARCHIVES else _PACKERS[kind](bytes(20_000_000))
+    if named == "max_members" and kind in _PACKERS:
+        return
+    with pytest.raises(UnsafeArchiveError, match=named):
+        open_archive(RecordingBytes(content, label=f"a.{kind}"), spool=tmp_path, limits=limits)
+    assert list(tmp_path.iterdir()) == []
+    open_archive(RecordingBytes(content, label=f"a.{kind}"), spool=tmp_path).close()
+
+
+def test_columns_are_what_entries_say() -> None:
+    """Chosen rows keep their places in the tree, and are found by them; plain sequences of entries will do."""
+    names = ["a/1.JPG", "a/2.tar.gz", "b/3", "b/c/4.jpg", "5.2024"]
+    all_of_them = [FileEntry(name, 10 + at, 100 + at, 7 - at, at == 2) for at, name in enumerate(names)]
+    entries = FileEntries.of(all_of_them)
+    assert entries == all_of_them
+    assert entries[1:3] == all_of_them[1:3]
+    assert entries[-1] == all_of_them[-1]
+    assert entries != all_of_them[:-1]
+    assert entries.take(np.arange(5)) is entries
+    some = entries.take(np.array([3, 0]))
+    assert some.names == ["b/c/4.jpg", "a/1.JPG"]
+    assert [some.sizes.tolist(), some.positions.tolist(), some.mtimes_ns.tolist()] == [[13, 10], [4, 7], [103, 100]]
+    assert entries.ending_in({".jpg"}).names == ["a/1.JPG", "b/c/4.jpg"]
+    assert entries.ending_in({""}).names == ["b/3", "5.2024"]
+    assert entries.not_ending_in({".jpg", ""}).names == ["a/2.tar.gz"]
+    assert entries.where(lambda name: "/c/" in name).names == ["b/c/4.jpg"]
+    assert entries.in_folders(lambda folder: folder == "b").names == ["b/3"]
+    folders, of_files = entries.folders
+    assert [folders[number] for number in of_files] == ["a", "a", "b", "b/c", ""]
+    endings, of_files = entries.endings
+    assert [endings[number] for number in of_files] == [".JPG", ".gz", "", ".jpg", ".2024"]
+    with pytest.raises(IndexError):
+        entries[5]
+    dotted = FileEntries.of([FileEntry("v1.5/x", 1, 1, 0)])
+    assert dotted.endings[0] == [""]
+    late: list[Any] = [FileEntry("a", 1, 1 << 64, 0)]
+    assert FileEntries.of(late).mtimes_ns.tolist() == [0]
+
+
+def test_a_hundred_thousand_files_take_little_memory() -> None:
+    """Names are the most of it: at most 200 bytes a file in all."""
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        entries = FileEntries.of(FileEntry(f"class_{n % 10}/{n:06}.jpg", n, n, n) for n in range(100_000))
+        assert tracemalloc.get_traced_memory()[0] < 200 * len(entries)
+    finally:
+        tracemalloc.stop()
