@@ -443,9 +443,13 @@ class ZipTree(Tree):
                 'add the encoding of the machine that made it: zip_encoding="gbk".'
             )
             self.notes += (note,)
-        numbers = np.fromiter(rows.values(), np.int64, len(rows))
-        sorted_names, (numbers,), _ = sorted_by_name(list(rows), numbers)
-        columns = {name: column[numbers] for name, column in facts.items()}
+        # What is not needed any more goes before the next copy: there may be millions of members.
+        odd = _differing(rows, directory.stored_names)
+        directory.stored_names.clear()
+        numbers, kept = np.fromiter(rows.values(), np.int64, len(rows)), list(rows)
+        del rows, names
+        sorted_names, (numbers,), _ = sorted_by_name(kept, numbers)
+        columns = {name: facts.pop(name)[numbers] for name in list(facts)}
         executable = (columns.pop("mode") & stat.S_IXUSR) != 0
         self.entries = FileEntries(
             sorted_names, columns.pop("size"), columns.pop("mtime_ns"), columns.pop("offset"), executable
@@ -453,12 +457,9 @@ class ZipTree(Tree):
         self.crcs = columns["crc"]
         self._packing = [columns[name] for name in ("end", "packed_size", "crc", "method", "flags")]
         # In bytes only those that differ.
-        stored = [directory.stored_names[number] for number in numbers.tolist()]
-        self._stored_names: dict[int, bytes] = {}
-        # All at once, as nearly always all are the same.
-        if "\0".join(sorted_names).encode("utf-8", "surrogatepass") != b"\0".join(stored):
-            pairs = enumerate(zip(sorted_names, stored, strict=True))
-            self._stored_names = {place: raw for place, (name, raw) in pairs if _encoded(name) != raw}
+        self._stored_names = (
+            {place: odd[row] for place, row in enumerate(numbers.tolist()) if row in odd} if odd else {}
+        )
 
     def _choose(
         self, names: list[str], undeclared: set[int], facts: dict[str, NDArray[Any]]
@@ -558,6 +559,15 @@ class ZipTree(Tree):
         end, packed_size, crc, method, flags = [column.item(place) for column in self._packing]
         stored = self._stored_names.get(place) or _encoded(own.name)
         return ZipMember(own.name, stored, own.position, end, packed_size, own.size, crc, method, flags, own.mtime_ns)
+
+
+def _differing(rows: dict[str, int], stored: list[bytes]) -> dict[int, bytes]:
+    """Return the bytes of those names, by number, that are not the cleaned name in UTF-8."""
+    chosen = map(stored.__getitem__, rows.values())
+    # All at once, as nearly always all are the same.
+    if "\0".join(rows).encode("utf-8", "surrogatepass") == b"\0".join(chosen):
+        return {}
+    return {number: stored[number] for name, number in rows.items() if _encoded(name) != stored[number]}
 
 
 def _encoded(name: str) -> bytes:

@@ -32,6 +32,8 @@ OTHERS: dict[str, Any] = {
     "prepare": np.sqrt,
     "seed": 1,
     "on_error": "skip",
+    "only": ("a",),
+    "zip_encoding": "gbk",
 }
 
 
