@@ -148,9 +148,9 @@ def opened(kind: str, files: Mapping[str, bytes], place: Path) -> Iterator[Tree]
         with OnlyTree(whole, ["below/a folder"]) as tree:
             yield tree
     elif kind == "given":
-        tree = as_tree(_Own(files))
-        assert tree is not None
-        yield tree
+        given = as_tree(_Own(files))
+        assert given is not None
+        yield given
     else:
         whole_folder = FolderTree(_write(place / "root", {**files, **({"other.bin": b"x"} if kind == "part" else {})}))
         chosen = whole_folder.entries.where(lambda name: name != "other.bin")
