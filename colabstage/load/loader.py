@@ -592,7 +592,9 @@ class Loader(Iterated, _Base):
             raise OptionError(msg)
         shared_alike = self._machine is not None and self._machine.schedule.steps_as(state)
         epoch = _whole_number("epoch", state.get("epoch"))
-        ours, theirs = self._identity(epoch), {name: state[name] for name in state if name not in _PLACE}
+        ours: dict[str, Any] = dict(self._identity(epoch))
+        # Whatever the caller has: an array in place of a number, too.
+        theirs: dict[str, Any] = {name: state[name] for name in state if name not in _PLACE}
         # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
         # loader has not: its rows came in an order of which this one knows nothing.
         for name in sorted({**ours, **theirs}, key=lambda name: name not in _ARRIVING):
