@@ -592,16 +592,15 @@ class Loader(Iterated, _Base):
             raise OptionError(msg)
         shared_alike = self._machine is not None and self._machine.schedule.steps_as(state)
         epoch = _whole_number("epoch", state.get("epoch"))
-        ours: dict[str, Any] = dict(self._identity(epoch))
-        # Whatever the caller has: an array in place of a number, too.
-        theirs: dict[str, Any] = {name: state[name] for name in state if name not in _PLACE}
+        ours, theirs = self._identity(epoch), {name: state[name] for name in state if name not in _PLACE}
         # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
         # loader has not: its rows came in an order of which this one knows nothing.
         for name in sorted({**ours, **theirs}, key=lambda name: name not in _ARRIVING):
-            if not np.array_equal(theirs.get(name), ours.get(name)) and not (
-                shared_alike and name in ("batch_size", "world_size")
-            ):
-                raise OptionError(_why_refused(name, theirs.get(name), ours.get(name), epoch))
+            # A state may have anything, an array too.
+            saved: Any = theirs.get(name)
+            wanted: Any = ours.get(name)
+            if not np.array_equal(saved, wanted) and not (shared_alike and name in ("batch_size", "world_size")):
+                raise OptionError(_why_refused(name, saved, wanted, epoch))
         done = _whole_number("batches_done", state.get("batches_done"))
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."
