@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
+import os
 import resource
+import shutil
 import socket
 import tarfile
 import threading
@@ -26,6 +28,7 @@ from PIL import Image
 import colabstage
 from colabstage.errors import ColabstageError, NotStagedError, OptionError
 from colabstage.io.given import show_content
+from colabstage.stage.purge import list_datasets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +54,9 @@ VERBS = {
     "fetch_files": colabstage.fetch_files,
     "dataset_h5": colabstage.dataset_h5,
     "make_loader": colabstage.make_loader,
+    "publish_file": colabstage.publish_file,
+    "restore_file": colabstage.restore_file,
+    "list_datasets": list_datasets,
 }
 
 
@@ -156,6 +162,33 @@ def test_numbers_of_coco(tmp_path: Path, kind: str) -> None:
     assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "BrokenDatasetError"
 
 
+def test_a_path_of_millions_of_folders(tmp_path: Path) -> None:
+    """Looked for from each of its folders on, it would take hours."""
+    long = [{"id": n, "file_name": "a/" * 1_000_000 + f"{n}.png", "width": 16, "height": 16} for n in range(3)]
+    found = {"images": long, "annotations": [], "categories": [{"id": 1, "name": "x"}]}
+    (images(tmp_path / "d") / "annotations.json").write_text(json.dumps(found))
+    assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "MissingImagesError"
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a link to a device"])
+def test_a_manifest_that_is_no_file(tmp_path: Path, what: str) -> None:
+    """Opening a pipe waits for somebody to write into it, and a device may have no end."""
+    folder = tmp_path / "shared"
+    colabstage.pack_dataset(images(tmp_path / "d"), folder / "a.h5", image_size=(8, 8), progress=False)
+    manifest = folder / "a.h5.json"
+    manifest.unlink()
+    if what == "a pipe":
+        os.mkfifo(manifest)
+    else:
+        manifest.symlink_to("/dev/zero")
+    assert outcome("dataset_h5(given[0])", folder / "a.h5") == "fine"
+    assert outcome("publish_file(given[0], given[1], progress=False)", folder / "a.h5", tmp_path / "b.h5") == "fine"
+    assert outcome("restore_file(given[0], given[1], progress=False)", folder / "a.h5", tmp_path / "c.h5") != ""
+    assert outcome("list_datasets(local_dir=given[0], cache_dir=given[1])", tmp_path / "none", folder) == "fine"
+    other = shutil.copy(folder / "a.h5", tmp_path / "other.h5")
+    assert outcome("publish_file(given[0], given[1], progress=False)", other, folder / "a.h5") == "TargetExistsError"
+
+
 def test_nested_json(tmp_path: Path) -> None:
     """Deeper than Python goes."""
     deep = "[" * 200_000 + "]" * 200_000
@@ -221,6 +254,15 @@ def test_cells_of_tables(tmp_path: Path, kind: str) -> None:
     """Numbers of more digits than Python reads."""
     (images(tmp_path / "d") / "labels.csv").write_text(f"image,label\n{CSV[kind]}")
     assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) in ("fine", "LayoutError", "BrokenDatasetError")
+
+
+def test_a_list_of_long_numbers_is_shown_in_part(tmp_path: Path) -> None:
+    """The line that the message advises has the beginning of the cell."""
+    cells = "".join(f"a{n}.png,1 2 {'9' * 3000}\n" for n in range(6))
+    (images(tmp_path / "d") / "labels.csv").write_text(f"image,label\n{cells}")
+    with pytest.raises(ColabstageError, match="1 2 999") as caught:
+        colabstage.pack_dataset(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8), progress=False)
+    assert len(str(caught.value)) < 1000
 
 
 def nested_groups(path: Path, count: int) -> None:

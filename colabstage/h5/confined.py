@@ -198,7 +198,7 @@ class Reach:
             msg = f"'{self._label}' leads to '{place}', which is not a regular file. Copy its values into one file."
             raise ExternalFileError(msg)
         if not self._anywhere and not self._is_inside(place, written, node):
-            raise self._refusal(str(place))
+            raise self._refusal(str(place), by_full_path=Path(written).is_absolute())
         return facts.st_size
 
     def _is_inside(self, place: Path, written: str, node: Any) -> bool:
@@ -214,15 +214,18 @@ class Reach:
         beside = {(folder / place.name).resolve() for folder in (home.parent, home.resolve().parent)}
         return not Path(written).is_absolute() or found in beside
 
-    def _refusal(self, target: str) -> ExternalFileError:
+    def _refusal(self, target: str, *, by_full_path: bool = False) -> ExternalFileError:
         if self._path is None:
             return ExternalFileError(
                 f"'{self._label}' leads to another file, '{target}', and files are found beside each other only in a "
                 "folder. Stage the folder that has both, unpacked, or copy all of it into one file."
             )
+        read = "only files in its own folder, and in folders below that, are read"
+        if by_full_path:
+            read = "by a full path only files beside it are read"
         return ExternalFileError(
-            f"'{self._label}' leads to '{target}', which did not come with it: only files in its own folder, and in "
-            f"folders below that, are read. If you trust the file: dataset_h5('{self._path}', allow_external=True)."
+            f"'{self._label}' leads to '{target}', which did not come with it: {read}. "
+            f"If you trust the file: dataset_h5('{self._path}', allow_external=True)."
         )
 
 

@@ -8,6 +8,7 @@ number of threads write samples straight to their positions with `pwrite`, witho
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -151,9 +152,12 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
 
     Returns:
         Offset in the file, in bytes, of each reserved dataset. Datasets without elements are left out.
+
+    Raises:
+        OSError: as the disk answers.
     """
     offsets: dict[str, int] = {}
-    with _new_file(path) as file:
+    with _disk_errors(path), _new_file(path) as file:
         file.attrs[FORMAT_ATTRIBUTE] = FORMAT_VERSION
         _set_attributes(file, content.attributes)
         # Sorted here and below: HDF5 lays objects out in the order of their creation, and that of a set of strings
@@ -175,6 +179,22 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
             _make_group(file, name)
             _set_attributes(file[name], attributes)
     return offsets
+
+
+_ERRNO = re.compile(r"errno = (\d+)")
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Raise what h5py makes of a disk's answer, when it closes a file, as the error of the disk."""
+    try:
+        yield
+    except RuntimeError as error:
+        found = _ERRNO.search(str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def _new_file(path: Path) -> Any:

@@ -287,11 +287,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON; `None` if there is no such file, or where `parse_json` returns `None`."""
+    """Read JSON; `None` if there is no such regular file, or where `parse_json` returns `None`."""
     try:
-        return parse_json(path.read_bytes())
+        with open(path, "rb", opener=_without_waiting) as file:
+            # A device may have no end.
+            return parse_json(file.read()) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe without waiting for somebody to write into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_json(text: bytes) -> Any:

@@ -181,22 +181,29 @@ def is_made_here(path: Path) -> bool:
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         return False
     user = os.geteuid()
+    if found.st_uid == user:
+        return True
     # Some mounts give all files one owner, whoever makes them.
-    return found.st_uid == user or found.st_uid == _owner_given(path.parent, found.st_dev, user)
+    with contextlib.suppress(OSError):
+        return found.st_uid == _owner_given(path.parent, found.st_dev, user)
+    return False
 
 
+# A failure is not remembered: the mount may have room, or answer, a minute later.
 @functools.lru_cache(maxsize=256)
 def _owner_given(folder: Path, _device: int, _user: int) -> int:
-    """Return the owner that a new file of this user has in a folder; -1 where none can be created."""
+    """Return the owner that a new file of this user has in a folder.
+
+    Raises:
+        OSError: none can be created there.
+    """
     probe = temp_beside(folder / "owner")
-    with contextlib.suppress(OSError):
-        handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            return os.fstat(handle).st_uid
-        finally:
-            os.close(handle)
-            probe.unlink()
-    return -1
+    handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        return os.fstat(handle).st_uid
+    finally:
+        os.close(handle)
+        probe.unlink()
 
 
 def _holds_only_ours(path: Path) -> bool:

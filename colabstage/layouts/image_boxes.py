@@ -180,7 +180,7 @@ def check_images(annotations: str, named: int, found: int, missing: str) -> None
     if 2 * found < named:
         msg = (
             f"Of {named:,} images that {annotations} name, {found:,} are there (first missing or not to be told from "
-            f"others: '{missing}'); expected at least half."
+            f"others: {show_content(missing, 300)}); expected at least half."
         )
         raise MissingImagesError(msg, found)
 

@@ -297,8 +297,8 @@ def _check_lists(name: str, cells: Sequence[str]) -> None:
             msg = (
                 f"'{name}' has cells such as '{cell[:_CELL_SHOWN]}', a list written as text. Write a column for each "
                 f"number ({name}_0, {name}_1, and so on); or, if it lists several labels, put | between them: "
-                f"{'|'.join(parts[:3]) or 'a|b'}. layout=table_rows(separator='') takes each different cell for one "
-                "class."
+                f"{'|'.join(parts[:3])[:_CELL_SHOWN] or 'a|b'}. layout=table_rows(separator='') takes each different "
+                "cell for one class."
             )
             raise LayoutError(msg)
 

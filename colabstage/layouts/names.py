@@ -283,10 +283,16 @@ class FileLookup:
         """Return the files with the right base name whose folders agree best with the written path."""
         names = self._files.names
         paths = {number: names[number].split("/")[:-1] for number in numbers}
+        if not paths:
+            return []
         own = [part for part in self._folder.split("/") if part]
-        for start in range(len(parts)):
+        # No end of the path that is longer than the folders of a file agrees with them, and a label may be a path of
+        # millions of parts.
+        first = max(0, len(parts) - 1 - max(map(len, paths.values())))
+        dropped = self._folders.intersection(parts[:first])
+        for start in range(first, len(parts)):
             wanted = parts[start:-1]
-            dropped = {part for part in parts[:start] if part in self._folders}
+            dropped |= self._folders.intersection(parts[max(first, start - 1) : start])
             ends = [
                 number
                 for number, folders in paths.items()

@@ -596,10 +596,11 @@ class Loader(Iterated, _Base):
         # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
         # loader has not: its rows came in an order of which this one knows nothing.
         for name in sorted({**ours, **theirs}, key=lambda name: name not in _ARRIVING):
-            if not np.array_equal(theirs.get(name), ours.get(name)) and not (
-                shared_alike and name in ("batch_size", "world_size")
-            ):
-                raise OptionError(_why_refused(name, theirs.get(name), ours.get(name), epoch))
+            # A state may have anything, an array too.
+            saved: Any = theirs.get(name)
+            wanted: Any = ours.get(name)
+            if not np.array_equal(saved, wanted) and not (shared_alike and name in ("batch_size", "world_size")):
+                raise OptionError(_why_refused(name, saved, wanted, epoch))
         done = _whole_number("batches_done", state.get("batches_done"))
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."

@@ -148,6 +148,28 @@ def test_a_mount_that_fails_is_a_typed_error(
 
 
 @pytest.mark.fuse
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EIO])
+def test_a_pack_whose_file_cannot_be_closed_is_a_typed_error(
+    source: Path, mounted: tuple[FaultyMount, Path], number: int
+) -> None:
+    """HDF5 sets the length of a file when it closes it, and h5py has no error of the disk for that."""
+    mount, root = mounted
+    ended = []
+    for first in range(1, 6):
+        mount.fail("truncate", number, below="/target/", first=first)
+        try:
+            pack_dataset(source / "images", mount.place / "target" / "p.h5", image_size=SIZE, shards=2, progress=False)
+        except ColabstageError as error:
+            ended.append(type(error))
+        finally:
+            mount.heal()
+            for left in (root / "target").iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    assert ended
+    assert set(ended) == {NotEnoughSpaceError if number == errno.EDQUOT else TargetNotWritableError}
+
+
+@pytest.mark.fuse
 @pytest.mark.parametrize(
     ("operation", "number", "side", "kind"),
     [

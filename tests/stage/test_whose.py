@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,12 +15,14 @@ import pytest
 from colabstage.errors import CancelledError, TargetExistsError
 from colabstage.h5.manifest import is_time_as_noted, manifest_path
 from colabstage.io.progress import Cancellation
+from colabstage.io.workspace import is_made_here
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.publish import previous_path, publish_file
 from colabstage.stage.purge import find_left, list_datasets, purge_datasets, sweep_leftovers
 from colabstage.stage.run import stage_dataset
 from tests.stage.conftest import OneStep
+from tests.support.faulty_mount import faulty_mount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -302,3 +305,19 @@ def test_another_users_record_or_content_is_not_taken_for_ours(tmp_path: Path, w
     with pytest.raises(TargetExistsError, match="copy"):
         fetch_files(wanted, target, progress=False)
     assert theirs.exists()
+
+
+@pytest.mark.fuse
+def test_a_mount_with_one_owner_for_all_may_fail_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose its files are is asked again, once files can be created there."""
+    (tmp_path / "root").mkdir()
+    with faulty_mount(tmp_path / "root", tmp_path / "mount") as mount:
+        file = mount.place / "model.pt"
+        file.write_bytes(b"1")
+        # To this user, all files there are another's, also new ones.
+        monkeypatch.setattr(os, "geteuid", lambda: OTHER)
+        mount.fail("create", errno.ENOSPC)
+        assert not is_made_here(file)
+        mount.heal()
+        assert is_made_here(file)
+    assert [path.name for path in (tmp_path / "root").iterdir()] == ["model.pt"]
