@@ -1,290 +1,50 @@
 """Each public function that changes names on a disk, killed right before and right after each change.
 
 After the kill a reader gets what was there before or what was meant, never a part; the same call again succeeds and
-comes to the bytes of a call that nobody killed; nothing of the user's has changed. A case is a line in `CASES`.
+comes to the bytes of a call that nobody killed; nothing of the user's has changed. The cases are in `cases`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import sys
-import tarfile
-import zipfile
-from functools import partial
-from importlib.metadata import entry_points
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import h5py
 import pytest
 
-from colabstage import (
-    dataset_h5,
-    extract_archive,
-    fetch_files,
-    pack_dataset,
-    publish_file,
-    restore_file,
-    stage_dataset,
-)
-from colabstage.errors import ColabstageError, SourceNotFoundError, TargetExistsError
-from tests.support.http_server import WebServer
-from tests.support.images import in_classes, make_tree
-from tests.support.invariants import Home, contents
-from tests.support.killed import Ran, Victims
+from tests.contract.cases import CASES
+from tests.contract.matrix import Walk
+from tests.support.moments import Moment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    Call = Callable[[Path], object]
-    # What a reader gets, of each thing that is whole or not by itself.
-    Found = dict[str, object]
+    from tests.support.moments import Processes, What
 
-COUNT = 4
-THEIRS = ["mine", "out/mine.txt", "address"]
-# All moments in the long form; in each run every so many, so that before and after a change take turns.
-STRIDE = 7
-# No call makes so many changes of so little data; threads make a few more or fewer each time.
-MOST, SPREAD = 200, 10
+SIDES: tuple[What, What] = ("kill before", "kill after")
+# No call makes so many changes of so little data.
+MOST = 200
+# About so many moments of each case in each run, by a fixed stride; all of them in the long form.
+SOME = 8
 
 
-def stage(home: Path, **options: Any) -> Any:
-    """Stage the folder, with a cache."""
-    places = {"local_dir": home / "out/local", "cache_dir": home / "out/cache", "progress": False}
-    return stage_dataset(home / "mine/photos", **{**places, **options})
-
-
-def stage_streaming(home: Path) -> None:
-    """Stage the zip in the background, and wait for it."""
-    stage_dataset(
-        home / "mine/photos.zip", local_dir=home / "out/local", cache_dir=None, streaming=True, progress=False
-    ).wait(60, progress=False)
-
-
-def purge(home: Path) -> None:
-    """Remove all datasets, as on the command line."""
-    (command,) = entry_points(group="console_scripts", name="colabstage")
-    places = ["--local-dir", str(home / "out/local"), "--cache-dir", str(home / "out/cache")]
-    sys.argv = ["colabstage", "cache", "purge", "--all", "--yes", *places]
-    with contextlib.suppress(SystemExit):  # with 0: otherwise the datasets are still there
-        command.load()()
-
-
-def pack(home: Path, **options: Any) -> None:
-    """Pack the folder."""
-    pack_dataset(home / "mine/photos", home / "out/it.h5", progress=False, **options)
-
-
-def pack_again(home: Path) -> None:
-    """Pack, and replace what has been finished already: a pack is never replaced unasked."""
-    try:
-        pack(home)
-    except TargetExistsError:
-        assert rows(home)
-        pack(home, overwrite=True)
-
-
-def publish(home: Path) -> None:
-    """Publish the file."""
-    publish_file(home / "mine/model.bin", home / "out/model.bin", progress=False)
-
-
-def fetch(home: Path, name: str) -> None:
-    """Fetch a file or folder of the user's."""
-    fetch_files(home / "mine" / name, home / "out/it", overwrite=True, progress=False)
-
-
-def fetch_url(home: Path) -> None:
-    """Fetch a file of a web server."""
-    fetch_files((home / "address").read_text(encoding="utf-8"), home / "out/it", progress=False)
-
-
-def extract(home: Path, name: str) -> None:
-    """Extract an archive of the user's."""
-    extract_archive(home / "mine" / name, home / "out/it", overwrite=True, progress=False)
-
-
-def restore(home: Path) -> None:
-    """Restore what was published."""
-    restore_file(home / "out/model.bin", home / "out/it", overwrite=True, progress=False)
-
-
-def change(home: Path) -> None:
-    """Give the user a newer file."""
-    (home / "mine/model.bin").write_bytes(b"newer" * 1000)
-
-
-def forget(home: Path) -> None:
-    """Lose what is on this machine."""
-    shutil.rmtree(home / "out/local")
-
-
-def put_other(home: Path) -> None:
-    """Have another file stand at the target."""
-    (home / "out/it").write_text("other", encoding="utf-8")
-
-
-def whole(home: Path) -> Found:
-    """What stands under the name that was asked for: a folder is one thing."""
-    it = home / "out/it"
-    return {"it": contents(it) if it.is_dir() else it.read_bytes() if it.exists() else None}
-
-
-def newest(home: Path) -> Found:
-    """What is restored of what was published."""
-    try:
-        restore_file(home / "out/model.bin", home / "restored", overwrite=True, progress=False)
-    except SourceNotFoundError:
-        return {}
-    found = (home / "restored").read_bytes()
-    (home / "restored").unlink()
-    return {"model.bin": found}
-
-
-def rows(home: Path) -> Found:
-    """What is read of a pack, or of all shards as one; nothing where it is refused."""
-    try:
-        dataset = dataset_h5(home / "out/it*.h5")
-    except ColabstageError:
-        return {}
-    return {"it": [(x.tobytes(), int(y)) for x, y in (dataset[row] for row in range(len(dataset)))]}
-
-
-def packs(home: Path) -> Found:
-    """What the packs of a dataset hold, by where they are."""
-    found: Found = {}
-    for path in (home / "out").rglob("*.h5"):
-        name = path.relative_to(home / "out")
-        if not any(part.startswith(".") for part in name.parts):
-            with h5py.File(path) as file:
-                found[name.parts[0]] = [*file["key_train"].asstr()[:], file["X_train"][()].tobytes()]
-    return found
-
-
-def plain(home: Path) -> Found:
-    """What the plain files of a dataset are."""
-    return {path.name: contents(path) for path in (home / "out/local").glob("[!.]*/files")}
-
-
-class Case(NamedTuple):
-    """One call: what there is before it, and what a reader gets of it at any time."""
-
-    call: Call
-    found: Callable[[Path], Found] = whole
-    before: tuple[Call, ...] = ()
-    """Calls before it."""
-    older: bool = False
-    """Whether those were made with other data of the user's."""
-    never_gone: bool = False
-    """Whether a reader always gets the older or the newer, even in the moment between them."""
-    again: Call | None = None
-    """The call after a kill, where it is another one."""
-
-
-fetch_one, fetch_all = partial(fetch, name="model.bin"), partial(fetch, name="photos")
-extract_zip = partial(extract, name="photos.zip")
-CASES = {
-    "fetch a file": Case(fetch_one),
-    "fetch a file over an older one": Case(fetch_one, before=(fetch_one,), older=True, never_gone=True),
-    "fetch a folder": Case(fetch_all),
-    "fetch a folder over an older one": Case(fetch_all, before=(fetch_all,), older=True, never_gone=True),
-    "fetch an address": Case(fetch_url),
-    "extract a zip": Case(extract_zip),
-    "extract a tar": Case(partial(extract, name="photos.tar.gz")),
-    "extract over an older one": Case(extract_zip, before=(extract_zip,), older=True, never_gone=True),
-    "pack": Case(pack, rows, again=pack_again),
-    "pack over an older one": Case(partial(pack, overwrite=True), rows, before=(pack,), older=True),
-    "pack shards": Case(partial(pack, shards=2), rows),
-    "stage": Case(stage, packs),
-    "stage a changed source": Case(stage, packs, before=(stage,), older=True),
-    "stage from the cache": Case(stage, packs, before=(stage, forget)),
-    "stage plain files": Case(partial(stage, keep="files", cache_dir=None), plain),
-    "stage streaming": Case(stage_streaming, packs),
-    "publish": Case(publish, newest),
-    "publish over an older one": Case(publish, newest, before=(publish,), older=True, never_gone=True),
-    "publish a third version": Case(publish, newest, before=(publish, change, publish), older=True, never_gone=True),
-    "restore": Case(restore, before=(publish,)),
-    "restore over another file": Case(restore, before=(publish, put_other), never_gone=True),
-    "purge": Case(purge, packs, before=(stage,)),
-}  # fmt: skip
-
-
-def run(name: str, home: str, what: str = "call") -> None:
-    """Make the call of a case, the calls before it, or the one after a kill."""
-    case, place = CASES[name], Path(home)
-    calls = {"call": [case.call], "before": case.before, "again": [case.again or case.call]}
-    for call in calls[what]:
-        call(place)
-
-
-def make_mine(home: Path, first: int = 0) -> None:
-    """Write the user's files: the same set in several forms, and a file."""
-    shutil.rmtree(home / "mine", ignore_errors=True)
-    mine = make_tree(home / "mine", {"model.bin": bytes([first]) * 5000})
-    photos = make_tree(mine / "photos", in_classes(COUNT, first=first))
-    with zipfile.ZipFile(mine / "photos.zip", "w") as zipped, tarfile.open(mine / "photos.tar.gz", "w:gz") as tarred:
-        for path in sorted(photos.rglob("*.png")):
-            zipped.write(path, path.relative_to(photos))
-            tarred.add(path, path.relative_to(photos))
-
-
-@pytest.fixture(scope="module")
-def victims() -> Iterator[Victims]:
-    with Victims(f"{__name__}:run") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[WebServer]:
-    with WebServer({"model.bin": b"m" * 5000}) as started:
-        yield started
-
-
-def check_case(name: str, tmp_path: Path, victims: Victims, server: WebServer, stride: int) -> None:
-    case, home, template = CASES[name], tmp_path / "home", tmp_path / "template"
-    environment = {"COLABSTAGE_SYSTEM_ROOT": str(home)}
-
-    def call(what: str = "call", change: int = 0, *, after: bool = False) -> Ran:
-        return victims.run([name, str(home), what], change=change, after=after, environment=environment)
-
-    make_tree(home, {"out/mine.txt": "hours of work", "address": server.url("model.bin")})
-    make_mine(home, first=100 if case.older else 0)
-    assert call("before").error is None
-    make_mine(home)
-    shutil.copytree(home, template, symlinks=True)
-    user = Home(home, theirs=THEIRS)
-    was, undisturbed = case.found(home), call()
-    meant, all_files = case.found(home), contents(home / "out")
-    assert undisturbed.error is None
-    assert was != meant
-    user.check(finished=True, about=f"{name}, undisturbed")
-    allowed = [was, meant] if case.never_gone else [was, meant, {}]
-    for number in range(1, 2 * MOST, stride):
-        shutil.rmtree(home)
-        shutil.copytree(template, home, symlinks=True)
-        user = Home(home, theirs=THEIRS)
-        change, after = (number + 1) // 2, number % 2 == 0
-        about = f"{name}, killed {'after' if after else 'before'} change {change} of {undisturbed.changes}"
-        ran = call(change=change, after=after)
-        if not ran.killed:
-            assert ran.error is None, f"{about}: {ran.error}"
-            assert number > 2 * undisturbed.changes - SPREAD, about
-            return
-        user.check(finished=False, found=case.found(home), expected=allowed, about=about)
-        again = call("again")
-        assert again.error is None, f"{about}: {again.error}"
-        user.check(finished=True, found=case.found(home), expected=[meant], about=f"{about}, and called again")
-        assert contents(home / "out") == all_files, about
-    pytest.fail(f"{name}: more than {MOST} changes")
+def kill_at_changes(walk: Walk, some: int) -> None:
+    below = str(walk.home)
+    moments = [Moment(at, what, below) for at in range(1, MOST) for what in SIDES]
+    walk.reset()
+    changes = walk.call(moment=moments[-1]).reached
+    # Odd, so that before and after a change take turns.
+    stride = (2 * changes // some) | 1
+    # Threads make a few changes more or fewer each time.
+    assert walk.at_each(moments[::stride]) >= 2 * changes // stride - 3
+    assert changes >= 3
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_killed_at_a_change_of_a_name(name: str, tmp_path: Path, victims: Victims, server: WebServer) -> None:
-    check_case(name, tmp_path, victims, server, STRIDE)
+def test_killed_at_a_change_of_a_name(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
+    kill_at_changes(Walk(name, tmp_path, processes, address), SOME)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
-def test_killed_at_each_change_of_a_name(name: str, tmp_path: Path, victims: Victims, server: WebServer) -> None:
-    check_case(name, tmp_path, victims, server, 1)
+def test_killed_at_each_change_of_a_name(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
+    kill_at_changes(Walk(name, tmp_path, processes, address), 2 * MOST)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -54,8 +54,13 @@ def mask(number: int, *, classes: int = 3, size: tuple[int, int] = (SIDE, SIDE))
 
 def number_of(content: bytes) -> int:
     """Return the number that `image` was made from; of a JPEG, one below 256."""
-    red, _, blue = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))[0, 0].tolist()
-    return int(red + 256 * blue)
+    return number_of_pixel(np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))[0, 0])
+
+
+def number_of_pixel(pixel: Any) -> int:
+    """Return the number of an image from one of its pixels."""
+    red, _, blue = (int(value) for value in pixel)
+    return red + 256 * blue
 
 
 def make_tree(root: Path, files: Mapping[str, bytes | str | int]) -> Path:
