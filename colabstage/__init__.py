@@ -126,7 +126,9 @@ if not TYPE_CHECKING:
         elif name in _HOMES:
             from importlib import import_module
 
-            value = getattr(import_module(f"colabstage.{_HOMES[name]}"), name)
+            whole_imports = import_module("colabstage.io.whole_imports").whole_imports
+            with whole_imports():
+                value = getattr(import_module(f"colabstage.{_HOMES[name]}"), name)
         else:
             msg = f"module 'colabstage' has no attribute {name!r}"
             # With `obj`, the traceback suggests the name that was meant.

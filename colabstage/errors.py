@@ -160,7 +160,7 @@ class NotSupportedHereError(ColabstageError, NotImplementedError):
 
 
 class MissingDependencyError(ColabstageError, ImportError):
-    """An optional package is not installed; the message has the install line."""
+    """An optional package is not installed, or cannot be imported; the message says what to do."""
 
 
 class CancelledError(ColabstageError, RuntimeError):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from colabstage.load.augment import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
+from colabstage.io.whole_imports import whole_imports
+
+with whole_imports():
+    from colabstage.load.augment import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
 
 __all__ = ["Compose", "Normalize", "OneHot", "RandomCrop", "RandomFlip", "RandomResizedCrop"]
 

@@ -21,6 +21,7 @@ from colabstage.diagnose.measure import check_step
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.io.arguments import NOTHING_DONE, ONE_SPLIT, check_argument, refuse_argument, stops_with, takes
+from colabstage.io.boundary import typed
 from colabstage.io.page import notes, page, table
 from colabstage.machine.resources import read_resources
 
@@ -149,6 +150,7 @@ def _described_trial(trial: Trial) -> str:
 
 @takes(remedies={"batch_size": 'Write autotune_loader(data["train"], 64).'})
 @stops_with(NOTHING_DONE)
+@typed()
 def autotune_loader(
     dataset: Any,
     batch_size: int,

@@ -25,6 +25,7 @@ from colabstage.errors import (
 )
 from colabstage.images.decode import decode_image
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
+from colabstage.io.boundary import typed
 from colabstage.io.files import make_folder, read_with_retry
 from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.page import COLOURS, INK, draw_panel, new_figure, notes, page
@@ -226,6 +227,7 @@ def _times(ratio: float) -> str:
 
 @takes(PackOptions, arguments=ImageArguments, renamed={"seconds": "budget_s"})
 @stops_with(NOTHING_DONE)
+@typed("path", writes=("local_dir",))
 def compare_sources(
     path: str | os.PathLike[str],
     *,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from colabstage.diagnose.health import inspect_machine
 from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
+from colabstage.io.boundary import typed
 from colabstage.io.page import COLOURS, page
 from colabstage.io.units import format_bytes, format_count, format_duration
 from colabstage.sources.parse import refuse_address
@@ -442,6 +443,7 @@ def _wrap(text: str, first: str, further: str) -> list[str]:
 
 @takes()
 @stops_with(NOTHING_DONE)
+@typed("path")
 def doctor(
     path: str | os.PathLike[str] | None = None,
     *,

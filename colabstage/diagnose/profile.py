@@ -16,6 +16,7 @@ from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profi
 from colabstage.diagnose.measure import check_step, measure
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.io.arguments import NOTHING_DONE, check_argument, refuse_argument, stops_with, takes
+from colabstage.io.boundary import typed
 from colabstage.io.page import INK, draw_panel, facts_table, heading, new_figure, notes, page
 from colabstage.io.units import format_bytes, format_count, format_duration
 
@@ -222,6 +223,7 @@ def _gain(advice: Advice) -> str:
 
 @takes(renamed={"seconds": "budget_s"})
 @stops_with(NOTHING_DONE)
+@typed()
 def profile_loader(
     loader: Iterable[Any] | object,
     step: Callable[[Any], object] | None = None,

@@ -23,6 +23,7 @@ import numpy as np
 from colabstage.images.geometry import place_image
 from colabstage.images.libtorch import LibTorch, find_libtorch
 from colabstage.io.pipeline import in_thread
+from colabstage.io.whole_imports import whole_imports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,7 +199,8 @@ class _ImportedTorch:
     """torch's kernel, reached through torch."""
 
     def __init__(self) -> None:
-        import torch
+        with whole_imports():
+            import torch
 
         self._from_numpy: Any = torch.from_numpy
         # What `torch.nn.functional.interpolate` calls, which has no `out`: its result would be fresh pages for every

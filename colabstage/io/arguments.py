@@ -20,7 +20,8 @@ import textwrap
 import warnings
 from dataclasses import MISSING, fields, is_dataclass, replace
 from numbers import Real
-from types import TracebackType
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from colabstage.errors import ArgumentError, OptionError
@@ -292,6 +293,8 @@ def _entries(speller: Speller, names: frozenset[str] | None) -> str:
 GOES_ON = "What was finished is kept; the same call again continues from there."
 NOTHING_DONE = "Nothing was changed."
 
+# Where packages are installed, whoever's Python it is.
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _PACKAGE = __name__.partition(".")[0]
 _BECAUSE = "\nThe above exception was the direct cause of the following exception:\n"
 
@@ -346,19 +349,25 @@ def lines_of(error: BaseException) -> list[str]:
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames of colabstage and of the libraries that it called."""
-    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     kept: list[TracebackType] = []
     inside = False
     while trace is not None:
         ours = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
         inside = inside or ours
-        if not (inside and (ours or trace.tb_frame.f_code.co_filename.startswith(libraries))):
+        if not (inside and (ours or _of_library(trace.tb_frame))):
             kept.append(trace)
         trace = trace.tb_next
     shown: TracebackType | None = None
     for one in reversed(kept):
         shown = TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return shown
+
+
+def _of_library(frame: FrameType) -> bool:
+    # Compiled and frozen modules, of which `os` is one, have made-up names in their code.
+    file = str(frame.f_globals.get("__file__") or frame.f_code.co_filename)
+    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    return file.startswith((*libraries, "<frozen ")) or not _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def _formatted(

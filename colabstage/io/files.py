@@ -32,6 +32,7 @@ from colabstage.errors import (
     TargetNotWritableError,
     said_by,
 )
+from colabstage.io.callers_code import is_callers_own
 from colabstage.io.ownership import atomic_path, remove_named
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
@@ -54,6 +55,8 @@ _HASHED_TOGETHER = 2**20
 _SOON_S = 0.5
 # Errors of a Drive mount that may be gone a moment later.
 _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
+# What was there a moment ago is not there any more.
+_GONE = frozenset({errno.ENOENT, errno.ESTALE})
 # The client behind the mount is gone; only mounting again helps.
 _DEAD = frozenset({errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED})
 
@@ -163,12 +166,14 @@ def read_with_retry(
 
 @contextlib.contextmanager
 def typed_write_errors(target: Path) -> Iterator[None]:
-    """Raise a disk's errors in the block as the typed errors of `translate_write_error`."""
+    """Raise a disk's errors in the block as the typed errors of `translate_write_error`; the caller's own stay."""
     try:
         yield
     except ColabstageError:
         raise
     except OSError as error:
+        if is_callers_own(error, target):
+            raise
         raise translate_write_error(error, target) from error
 
 
@@ -185,7 +190,12 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
             "mount_drive(), then try again."
         )
         return DriveDisconnectedError(msg)
-    msg = f"Cannot write '{target}' ({error.strerror or error}). Choose a place that this user can write to."
+    remedy = "Choose a place that this user can write to."
+    if error.errno in _GONE:
+        remedy = "Another program, or another machine, has removed or replaced it meanwhile: try again in a minute."
+    elif error.errno in _TRANSIENT:
+        remedy = "The disk or mount fails: try again, and if it is a mount, mount it again first."
+    msg = f"Cannot write '{target}' ({error.strerror or error}). {remedy}"
     return TargetNotWritableError(msg)
 
 

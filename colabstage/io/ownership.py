@@ -277,6 +277,7 @@ def sync_file(path: Path) -> None:
         os.fsync(handle)
     except OSError as error:
         if error.errno not in _NO_FSYNC:
+            error.filename = os.fspath(path)  # the system knows only the open file
             raise
     finally:
         os.close(handle)

@@ -349,7 +349,10 @@ def resolve_progress(progress: bool | Progress) -> Progress:
         OptionError: it is none of these.
     """
     if progress is True:
-        return NotebookProgress() if in_notebook() else TqdmProgress()
+        if in_notebook():
+            return NotebookProgress()
+        # A process without a terminal may have no such stream at all: a daemon, or `pythonw`.
+        return NullProgress() if sys.stderr is None or sys.stderr.closed else TqdmProgress()
     if progress is False:
         return NullProgress()
     if not callable(getattr(progress, "step", None)):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.io.units import left_out
+from colabstage.io.whole_imports import whole_imports
 from colabstage.layouts.audio import SOUND_EXTENSIONS, AudioOptions, clip_rows
 from colabstage.layouts.class_folders import decode_npy
 from colabstage.layouts.columns import label_names, plain_name
@@ -377,7 +378,8 @@ def _decode_tensor(content: bytes) -> NDArray[Any]:
         MissingDependencyError: torch is not installed.
     """
     try:
-        import torch
+        with whole_imports():
+            import torch
     except ImportError as error:
         msg = "Tensors in .pth files are read by torch. Install it with: pip install torch"
         raise MissingDependencyError(msg) from error

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.errors import OptionError
 from colabstage.h5.info import NamedFields
 from colabstage.io.arguments import check_argument, takes_names
+from colabstage.io.boundary import typed
 from colabstage.io.page import facts_table, page
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.units import format_bytes
+from colabstage.io.whole_imports import refuse_import
 from colabstage.load.reading.reader import SplitReader
 
 try:
     from torch.utils.data import Dataset
 except ImportError as error:
-    _msg = "dataset_h5 and make_loader need torch. Install it with: pip install torch"
-    raise MissingDependencyError(_msg) from error
+    refuse_import("torch", "dataset_h5 and make_loader need", error)
 
 from colabstage.load.calling import call_theirs, check_transform, image_for
 
@@ -59,6 +60,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         reader: the `SplitReader` below, for reading without torch.
     """
 
+    @typed("in_file", "local_dir")
     def __init__(
         self,
         in_file: Files,
@@ -139,7 +141,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
                 "epoch, which is many times slower than a local disk. Copy the file to a local disk first "
                 "(stage_dataset does), or pass in_memory=True to read it once.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     @property
@@ -196,6 +198,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
     def __len__(self) -> int:
         return len(self.reader)
 
+    @typed()
     def __getitem__(self, index: int | slice) -> Any:
         """Return one sample: `(x, y)`, or `((x, y), index)` with `return_index`; for a slice, a list of samples.
 
@@ -222,6 +225,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         # By way of the list, so that one sample and a batch cannot differ.
         return self._samples([operator.index(index)])[0]
 
+    @typed()
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples by one read; `DataLoader` calls this for each batch. As `__getitem__` for each
         index, and by it where a subclass has its own: a `DataLoader` would never call that."""
@@ -239,6 +243,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         rows = [operator.index(index) for index in indices]
         return [(sample, row + count if row < 0 else row) for sample, row in zip(samples, rows, strict=True)]
 
+    @typed()
     def read_batch(
         self, indices: Indices, out: NDArray[Any] | None = None, *, threads: int = 1
     ) -> tuple[NDArray[Any] | list[Any], TargetBatch]:

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.errors import OptionError
 from colabstage.io.arguments import refuse_argument, takes_names
+from colabstage.io.whole_imports import refuse_import
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ try:
     import torch
     from torch.utils.data import DataLoader, default_collate
 except ImportError as error:
-    _msg = "CudaDataLoader and make_loader need torch. Install it with: pip install torch"
-    raise MissingDependencyError(_msg) from error
+    refuse_import("torch", "CudaDataLoader and make_loader need", error)
 
 from colabstage.load.batches import map_leaves, moves_itself
 

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import numpy as np
 
-from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.errors import OptionError
+from colabstage.io.whole_imports import refuse_import
 
 try:
     import torch
     from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
 except ImportError as error:
-    _msg = "make_loader needs torch. Install it with: pip install torch"
-    raise MissingDependencyError(_msg) from error
+    refuse_import("torch", "make_loader needs", error)
 
 from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, takes
+from colabstage.io.boundary import typed
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Demand
 from colabstage.io.units import format_count, parse_bytes
@@ -80,6 +81,7 @@ _LEAST_MIXING = 0.25
     renamed={"prefetch": "prefetch_factor"},
     remedies={**TORCH_REMEDIES, "batch_size": 'Write make_loader(data["train"], 64); training depends on it.'},
 )
+@typed()
 def make_loader(
     dataset: dataset_h5 | Subset[Any],
     batch_size: int,

@@ -15,6 +15,8 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
+from colabstage.errors import CancelledError, WorkersLostError
+from colabstage.io.boundary import typed_error
 from colabstage.io.files import Closing
 from colabstage.io.progress import Demand
 
@@ -133,7 +135,7 @@ class _BoundedQueue(Generic[T]):
                 while not (self._items or self._ended or self._closed):
                     if not alive():
                         msg = "The thread that prepares batches ended without an error. Start a new iteration."
-                        raise RuntimeError(msg)
+                        raise WorkersLostError(msg)
                     self._changed.wait(_LOOK_S)
             finally:
                 self._consumer_waits = False
@@ -224,7 +226,7 @@ class Prefetcher(Generic[T]):
         # The thread did not come along, and waiting for it would last for ever.
         if os.getpid() != self._pid:
             msg = "Batches are prepared by a thread of another process, before a fork. Start a new iteration here."
-            raise RuntimeError(msg)
+            raise WorkersLostError(msg)
         try:
             return self._queue.get(self._thread.is_alive)
         except BaseException:
@@ -290,7 +292,7 @@ class Iteration(Generic[S, T]):
                 "This iteration was ended, by a newer one over the same loader or by close(). Start a new one; for two "
                 "at once make two loaders."
             )
-            raise RuntimeError(msg)
+            raise CancelledError(msg)
         began = 0.0 if self._waited is None else time.perf_counter()
         try:
             given = next(self._source)
@@ -308,7 +310,7 @@ class Iteration(Generic[S, T]):
 
     def _raise_explained(self, error: BaseException) -> None:
         """Raise what says more of an error of the source, if anything does."""
-        told = self._explain(error)
+        told = self._explain(typed_error(error) if isinstance(error, OSError) else error)
         try:
             if told is not error:
                 raise told from error

@@ -40,6 +40,7 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.io.arguments import takes
+from colabstage.io.boundary import typed
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration
 from colabstage.machine.drive_client import drive_log_size, flush_error, mount_error
@@ -126,6 +127,7 @@ def list_drives() -> list[Path]:
 
 
 @takes()
+@typed("mountpoint")
 def mount_drive(
     mountpoint: str | os.PathLike[str] = DEFAULT_MOUNTPOINT, *, readonly: bool = False, timeout_s: float = 120.0
 ) -> Path:
@@ -163,6 +165,7 @@ def mount_drive(
 
 
 @takes()
+@typed()
 def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
     """Make files that were added to Drive elsewhere visible here, and return the `MyDrive` folder.
 
@@ -196,6 +199,7 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
 
 
 @takes()
+@typed()
 def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushReport:
     """Wait until everything written to Drive on this machine has been uploaded.
 

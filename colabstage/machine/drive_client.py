@@ -37,6 +37,8 @@ from colabstage.errors import (
     SourceChangedError,
     SourceReadError,
     TargetExistsError,
+    ended,
+    said_by,
 )
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import DaemonPool
@@ -541,12 +543,14 @@ def quota_error(error: BaseException, log_size: int) -> DriveQuotaError | None:
         log_size: what `drive_log_size` returned before the work began.
     """
     # A file that changed is not a file that could not be read, whatever the log says about others.
-    if not isinstance(error, SourceReadError) or isinstance(error, SourceChangedError):
+    ours = isinstance(error, ColabstageError)
+    if ours and (not isinstance(error, SourceReadError) or isinstance(error, SourceChangedError)):
         return None
     if not _is_input_output_error(error) or _MARK not in _written_since(log_size):
         return None
+    what = str(error) if ours else ended(said_by(error))
     msg = (
-        f"{error} The Drive client's log says {_MARK.decode()}: too many downloads of this file in a day, by all its "
+        f"{what} The Drive client's log says {_MARK.decode()}: too many downloads of this file in a day, by all its "
         "users together. Make a copy of it in your own Drive ('Make a copy' on drive.google.com, which resets the "
         "count) and use that, or wait 24 hours; what has arrived is kept."
     )

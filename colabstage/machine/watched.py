@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
-import errno
 import queue
 import threading
 from concurrent.futures import Future, wait
@@ -28,10 +27,7 @@ from colabstage.errors import (
     CancelledError,
     ColabstageError,
     DriveDisconnectedError,
-    OptionError,
-    SourceReadError,
 )
-from colabstage.io.files import speaks_of_a_mount, translate_read_error
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.drive import is_readonly, mount_drive
@@ -245,7 +241,7 @@ def run_with_one_remount(
         DriveQuotaError: the file could not be read because Drive's download quota is used up.
         DriveDisconnectedError: Drive died and was not mounted again, whatever `work` raised; the message says why.
         DriveError, NotSupportedHereError: mounting again failed; the reason is the error's cause.
-        Exception: whatever `work` raises; an `OSError` from the system becomes the typed error for it.
+        Exception: whatever `work` raises.
     """
     root = drive_root(place)
 
@@ -253,13 +249,13 @@ def run_with_one_remount(
         return run_watched(work, place, *touches)
 
     if root is None:
-        return _work_typed(watched, place)
+        return watched()
     # Before the work, because a dead client has no command line to read; and only where it could be mounted again,
     # because the client is looked for among all processes.
     may_mount = detect_platform().drive_mountable and threading.current_thread() is threading.main_thread()
     readonly = may_mount and is_readonly(mount_of(place))
     try:
-        return _with_quota_told(watched, place)
+        return _with_quota_told(watched)
     except CancelledError:
         raise
     # Depending on the moment, a dying client makes files disappear, refuses writes, or fails reads with various errors.
@@ -279,34 +275,15 @@ def run_with_one_remount(
         mount_drive(root, readonly=readonly)
         if notice is not None:
             notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
-    return _with_quota_told(watched, place)
+    return _with_quota_told(watched)
 
 
-def _work_typed(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
-    """Call `work()`; an error from the system becomes the typed error for it."""
-    try:
-        return work()
-    except ColabstageError:
-        raise
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            msg = (
-                f"The name '{str(error.filename)[-40:]}' is too long for the file system: records and unfinished work "
-                "are kept beside a target under names somewhat longer than its own. Choose a shorter name."
-            )
-            raise OptionError(msg) from error
-        # Any other OSError may come from the caller's own functions, and belongs to them.
-        if not speaks_of_a_mount(error):
-            raise
-        raise translate_read_error(error, str(error.filename or place), 1) from error
-
-
-def _with_quota_told(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
+def _with_quota_told(work: Callable[[], T]) -> T:
     """Call `work()`; a failure that the client's log explains by the download quota is raised as that."""
     log_size = drive_log_size()
     try:
-        return _work_typed(work, place)
-    except SourceReadError as error:
+        return work()
+    except OSError as error:
         quota = quota_error(error, log_size)
         if quota is None:
             raise

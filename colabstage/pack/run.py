@@ -33,6 +33,7 @@ from colabstage.h5.parts import (
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.images.geometry import ImageOptions
 from colabstage.io.arguments import GOES_ON, read_options, stops_with, takes
+from colabstage.io.boundary import typed
 from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.workspace import short_digest
@@ -171,6 +172,7 @@ def _stored_schema(field: StoredField) -> FieldSchema:
     remedies=remedies_for_batches('make_loader(dataset_h5("file.h5"), 64'),
 )
 @stops_with(GOES_ON)
+@typed("source", writes=("target", "append_to"))
 def pack_dataset(
     source: PackSource,
     target: str | PathLike[str] | None = None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ChecksumMismatchError
-from colabstage.io.files import read_json, typed_write_errors, write_json
+from colabstage.io.files import read_json, write_json
 from colabstage.io.workspace import (
     find_orphans,
     is_our_name,
@@ -59,9 +59,8 @@ class Download:
                 continue
             if take_orphan(orphan, self.folder):
                 break
-        with typed_write_errors(self.folder):
-            for part in (_CONTENT, _COMING):
-                (self.folder / part).mkdir(parents=True, exist_ok=True)
+        for part in (_CONTENT, _COMING):
+            (self.folder / part).mkdir(parents=True, exist_ok=True)
         if state is not None or not (self.folder / _STATE).exists():
             write_json(self.folder / _STATE, {"state": state})
 
@@ -85,8 +84,7 @@ class Download:
         path = bring(coming)
         if not path.is_relative_to(coming):
             return path, False
-        with typed_write_errors(content):
-            return rename_own(path, content / path.name), False
+        return rename_own(path, content / path.name), False
 
     @property
     def version(self) -> str:

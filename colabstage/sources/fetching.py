@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
 from colabstage.io.arguments import GOES_ON, stops_with, takes
-from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges, make_folder, typed_write_errors
+from colabstage.io.boundary import typed
+from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges, make_folder
 from colabstage.io.ownership import look_at, put_file, put_folder, sweep_orphans
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
@@ -101,6 +102,7 @@ Verify = Literal["fast", "full"]
 
 @takes()
 @stops_with(GOES_ON)
+@typed("source", writes=("target",))
 def fetch_files(
     source: SourceArgument,
     target: str | os.PathLike[str],
@@ -378,19 +380,18 @@ class _FetchCall:
         assert opened.path is not None
         seal = {} if opened.tree is not None else file_seal(opened.path)
         coming = FetchRecord(self.source.address, identity, seal, (), files, nbytes, opened.transport)
-        with typed_write_errors(place):
-            if opened.tree is None:
-                announce_record(place, coming)
-                put_file(opened.path, place, replaces=self._may_replace)
-                record = replace(coming, seal=file_seal(place))
-            else:
-                inventory = put_folder(
-                    opened.path,
-                    place,
-                    overwrite=self.overwrite,
-                    announce=lambda inventory: announce_record(place, replace(coming, seal={"deed": inventory})),
-                )
-                record = replace(coming, seal={"deed": inventory})
+        if opened.tree is None:
+            announce_record(place, coming)
+            put_file(opened.path, place, replaces=self._may_replace)
+            record = replace(coming, seal=file_seal(place))
+        else:
+            inventory = put_folder(
+                opened.path,
+                place,
+                overwrite=self.overwrite,
+                announce=lambda inventory: announce_record(place, replace(coming, seal={"deed": inventory})),
+            )
+            record = replace(coming, seal={"deed": inventory})
         FETCHED.write(place, record)
         return self._report(
             place, record, nbytes if opened.brought is not None and opened.brought.resumed else 0, opened.notes

@@ -516,15 +516,13 @@ def fetch_folder(
         As `fetch_tree`; what was at `target` is unchanged.
     """
     with contextlib.ExitStack() as stack:
-        # Only making the folder can fail because of the disk: errors raised in the block have their types already.
-        with typed_write_errors(target):
-            workspace = stack.enter_context(
-                open_workspace(
-                    target,
-                    accepts=lambda orphan: bool(read_ledger(orphan / _LEDGER, fingerprint)),
-                    keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError, TargetExistsError),
-                )
+        workspace = stack.enter_context(
+            open_workspace(
+                target,
+                accepts=lambda orphan: bool(read_ledger(orphan / _LEDGER, fingerprint)),
+                keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError, TargetExistsError),
             )
+        )
         with FolderLedger(workspace.path, fingerprint) as ledger:
             # Read here, because the ledger is closed before the folder is put in place.
             kept = ledger.kept_bytes

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from colabstage.errors import ArgumentError, CancelledError, OptionError, ended, printable
 from colabstage.io.arguments import takes
+from colabstage.io.boundary import typed
 from colabstage.io.page import facts_table, heading, notes, page, table
 from colabstage.io.progress import Readiness
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
+from colabstage.io.whole_imports import whole_imports
 from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
 
 if TYPE_CHECKING:
@@ -275,7 +277,8 @@ class StagedDataset:
         if self.arriving is not None:
             return self.arriving.open(split)
         # Imported on use, because it imports torch, which staging does not need.
-        from colabstage.load.dataset import dataset_h5
+        with whole_imports():
+            from colabstage.load.dataset import dataset_h5
 
         return dataset_h5(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
 
@@ -334,7 +337,8 @@ class StagedDataset:
             SplitNotFoundError, OptionError, NotEnoughSpaceError, TypeError: as `data[split]` and `make_loader`.
         """
         # As above: whoever only stages needs no torch.
-        from colabstage.load.loader import make_loader
+        with whole_imports():
+            from colabstage.load.loader import make_loader
 
         return make_loader(self[split], batch_size, options=options, **arguments)
 
@@ -359,14 +363,16 @@ class StagedDataset:
         """
         return {} if self.report.arrival is None else self.report.arrival()
 
-    def wait(self, timeout_s: float | None = None, *, progress: bool | Progress = True) -> StagedDataset:
+    @typed()
+    def wait(self, timeout_s: float | None = None, *, progress: bool | Progress | None = None) -> StagedDataset:
         """Wait until all of a dataset that was staged with `streaming=True` is here.
 
         Ctrl-C ends the waiting and not the work; `cancel` ends the work.
 
         Args:
             timeout_s: seconds to wait at most; `None` for as long as it takes.
-            progress: `True` for a bar, `False` for silence, or a `Progress`.
+            progress: `True` for a bar, `False` for silence, or a `Progress`; by default silence where `stage_dataset`
+                was called with that, and a bar otherwise.
 
         Returns:
             The dataset as `streaming=False` makes it, byte for byte. Existing loaders continue to work.
@@ -383,6 +389,7 @@ class StagedDataset:
         if self.arriving is not None:
             self.arriving.cancel()
 
+    @typed()
     def wait_published(self, timeout_s: float = 3600.0) -> PublishReport[Any] | None:
         """Wait until the copy in the cache has arrived: copied, and on Drive also uploaded.
 

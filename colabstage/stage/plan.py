@@ -12,6 +12,7 @@ from colabstage.errors import TargetExistsError, ended, printable
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack
 from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
+from colabstage.io.boundary import typed
 from colabstage.io.ownership import check_replaceable
 from colabstage.io.page import COLOURS, facts_table, notes, page
 from colabstage.io.progress import NullProgress
@@ -158,6 +159,7 @@ class StagePlan:
 
 @takes(make_request, arguments=StageArguments, remedies=SOURCE_REMEDIES)
 @stops_with(NOTHING_DONE)
+@typed("source", writes=("local_dir", "cache_dir"))
 def plan_stage(
     source: SourceArgument, *, options: PackOptions | None = None, **arguments: Unpack[StageArguments]
 ) -> StagePlan:

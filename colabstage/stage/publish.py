@@ -51,6 +51,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.io.arguments import GOES_ON, stops_with, takes
+from colabstage.io.boundary import typed
 from colabstage.io.files import RetryPolicy, make_folder, read_json, read_with_retry, target_file, typed_write_errors
 from colabstage.io.missing import whereabouts
 from colabstage.io.ownership import among_others, atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
@@ -131,6 +132,7 @@ class PublishReport(Generic[P]):
     remedies={"target": 'Write publish_file("model.pt", "/content/drive/MyDrive/checkpoints/").'},
 )
 @stops_with(GOES_ON)
+@typed("path", writes=("target",))
 def publish_file(
     path: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -556,6 +558,7 @@ class RestoreReport:
 
 @takes(renamed={"to": "target"})
 @stops_with(GOES_ON)
+@typed("published", writes=("target",))
 def restore_file(
     published: str | os.PathLike[str],
     target: str | os.PathLike[str] = ".",

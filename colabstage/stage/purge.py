@@ -20,6 +20,7 @@ from colabstage.errors import (
     TargetNotWritableError,
 )
 from colabstage.h5.parts import PartName, shard_pattern
+from colabstage.io.boundary import typed
 from colabstage.io.files import clear_lock, local_lock, read_json
 from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
 from colabstage.io.units import format_bytes, format_duration
@@ -107,6 +108,7 @@ class PurgeReport:
         return sum(one.nbytes for one in self.removed)
 
 
+@typed("local_dir", "cache_dir")
 def list_datasets(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
 ) -> list[StoredDataset]:
@@ -281,6 +283,7 @@ def _is_called(one: StoredDataset, name: str) -> bool:
     return name in (one.name, f"{one.name}.h5", path.rpartition("/")[2], path)
 
 
+@typed()
 def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     """Remove datasets, and what interrupted runs left beside them.
 
@@ -378,6 +381,7 @@ def _purge_cached(one: StoredDataset) -> str | None:
     return cache.ask(purge)
 
 
+@typed(writes=("local_dir", "cache_dir"))
 def sweep_leftovers(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
 ) -> list[Path]:

@@ -21,6 +21,7 @@ from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack, remove_manifest
 from colabstage.io.arguments import GOES_ON, stops_with, takes
+from colabstage.io.boundary import typed, typed_errors
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
 from colabstage.io.ownership import check_replaceable, remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
@@ -36,7 +37,7 @@ from colabstage.pack.plan import lacked_room
 from colabstage.pack.shards import pack_by_executor
 from colabstage.sources.identity import file_seal
 from colabstage.sources.opening import sweep_copies
-from colabstage.sources.parse import comes_whole, parts_of
+from colabstage.sources.parse import comes_whole, parts_of, paths_of
 from colabstage.sources.tree import fetch_folder
 from colabstage.stage.cache import (
     Cache,
@@ -134,6 +135,7 @@ class StageCall:
 
 @takes(make_request, arguments=StageArguments, remedies=SOURCE_REMEDIES)
 @stops_with(GOES_ON)
+@typed("source", writes=("local_dir", "cache_dir"))
 def stage_dataset(
     source: SourceArgument,
     *,
@@ -205,6 +207,13 @@ def stage_dataset(
 
 def _stage_watched(first: StageCall, *, wait: bool) -> StagedDataset:
     """Do one call, and once more where the Drive that it needs dies meanwhile and can be mounted again."""
+    request = first.request
+    # Here once more, because with `streaming` a thread does this, and readers too are told what ended it.
+    with typed_errors(reads=paths_of(request.source), writes=(request.folder, request.cache_dir)):
+        return _stage_once_or_twice(first, wait=wait)
+
+
+def _stage_once_or_twice(first: StageCall, *, wait: bool) -> StagedDataset:
     request = first.request
     if request.drive_path is None:
         return run_watched(lambda: run_call(first, wait=wait), *request.touched_paths)

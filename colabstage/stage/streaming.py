@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError, said_by
+from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError, WorkersLostError, said_by
 from colabstage.h5.info import read_info
 from colabstage.io.progress import (
     SYSTEM_CLOCK,
@@ -30,6 +30,7 @@ from colabstage.io.progress import (
     withdraw,
 )
 from colabstage.io.units import format_duration, format_rate
+from colabstage.io.whole_imports import whole_imports
 from colabstage.load.arrival import Arrival, UnitOrder, even_window
 from colabstage.load.epoch import Shard
 from colabstage.load.partial import open_whole
@@ -137,6 +138,7 @@ class BackgroundPack:
         """Prepare `work`, which makes the call."""
         self._report = report
         self._progress = _UntilHandedOut(shown)
+        self._wanted = not isinstance(shown, NullProgress)
         self._background = background_of(shown)
         self._planned: Future[PackInfo] = Future()
         self._handed_out: StagedDataset | None = None
@@ -226,7 +228,8 @@ class BackgroundPack:
             SplitNotFoundError: there is no such split.
             Exception: whatever ended the work.
         """
-        from colabstage.load.dataset import dataset_h5
+        with whole_imports():
+            from colabstage.load.dataset import dataset_h5
 
         # After a failure there may still be a file, but only for the next call to continue.
         self.arrival.check()
@@ -240,16 +243,21 @@ class BackgroundPack:
             self.arrival.check()
             return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
 
-    def wait(self, timeout_s: float | None, progress: bool | Progress) -> StagedDataset:
+    def wait(self, timeout_s: float | None, progress: bool | Progress | None) -> StagedDataset:
         """Return the dataset once all of it is here.
 
         Raises:
             TimeoutError: it is not, after `timeout_s` seconds.
+            WorkersLostError: this process was forked from the one that does the work, whose end is not seen here.
             Exception: whatever ended the work.
         """
+        progress = self._wanted if progress is None else progress
         if self._done.done():
             # A bar would only jump from nothing to the end, below what the caller has printed meanwhile.
             return self._result()
+        if os.getpid() != self._pid:
+            msg = "The dataset is staged by a thread of another process, before a fork. Wait for it there."
+            raise WorkersLostError(msg)
         deadline = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
         shown = resolve_progress(progress)
         # A bar of the same terminal tells what the lines do.

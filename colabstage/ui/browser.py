@@ -15,6 +15,7 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, MissingDependencyError, OptionError
 from colabstage.io.arguments import takes
+from colabstage.io.boundary import typed
 from colabstage.io.page import COLOURS, STYLE, TEXT_COLOUR, notes
 from colabstage.io.units import format_count
 from colabstage.ui.form import as_images, show_with_picture
@@ -287,6 +288,7 @@ class Bars:
 
 
 @takes()
+@typed()
 def browse_dataset(data: Samples, *, split: str | None = None, page_size: int = 24) -> DatasetBrowser:
     """Browse a dataset's samples in a notebook: page by page, by split and class; click one to enlarge it.
 

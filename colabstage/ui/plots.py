@@ -20,6 +20,7 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, OptionError
 from colabstage.io.arguments import refuse_argument, takes, takes_names
+from colabstage.io.boundary import typed
 from colabstage.io.page import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_count, format_duration, format_rate
@@ -67,6 +68,7 @@ def add_title(figure: Figure, title: str, note: str = "") -> None:
 
 
 @takes()
+@typed()
 def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -> Figure:
     """Draw the number of samples of each class in every split. Only targets are read.
 
@@ -117,6 +119,7 @@ def _choose_classes(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
 
 
 @takes()
+@typed()
 def plot_image_sizes(
     data: Samples, *, split: str | None = None, most: int = 2000, title: str = "Sizes of images"
 ) -> Figure:

@@ -20,7 +20,9 @@ import numpy as np
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES, LABELS
 from colabstage.io.arguments import refuse_argument, takes
+from colabstage.io.boundary import typed
 from colabstage.io.pipeline import SOLO
+from colabstage.io.whole_imports import whole_imports
 from colabstage.load.arrival import facts_of, order_of
 from colabstage.load.choosing import choose_loader
 from colabstage.load.epoch import RowOrder, Shard
@@ -496,6 +498,7 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     renamed={"prefetch": "prefetch_factor"},
     remedies={**KERAS_REMEDIES, "batch_size": 'Write to_keras(data["train"], 64); training depends on it.'},
 )
+@typed()
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
@@ -552,6 +555,7 @@ def to_keras(
     request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
     # First, so that a wrong argument is reported without waiting for the import of keras.
     batches = ArrayBatches(dataset, request, split=split)
-    from colabstage.load.frameworks.keras_dataset import serve
+    with whole_imports():
+        from colabstage.load.frameworks.keras_dataset import serve
 
     return serve(batches)

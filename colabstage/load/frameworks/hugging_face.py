@@ -9,6 +9,7 @@ import numpy as np
 
 from colabstage.errors import MissingDependencyError, NotEnoughSpaceError, OptionError
 from colabstage.io.arguments import ONE_SPLIT, refuse_argument, takes
+from colabstage.io.boundary import typed
 from colabstage.io.units import format_bytes
 from colabstage.machine.resources import read_resources
 
@@ -25,6 +26,7 @@ _ROWS_AT_ONCE = 64
 
 
 @takes()
+@typed()
 def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset:
     """Return a split as a `datasets.Dataset` in memory: rows are dicts with Pillow images, and labels have class names.
 

@@ -14,9 +14,10 @@ from weakref import ref
 
 import numpy as np
 
-from colabstage.errors import MissingDependencyError
 from colabstage.io.arguments import takes
+from colabstage.io.boundary import typed
 from colabstage.io.pipeline import ThreadPool
+from colabstage.io.whole_imports import refuse_import, whole_imports
 from colabstage.load.frameworks.arrays import KERAS_REMEDIES, ArrayBatches, ArrayRequest, check_count
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ _WIDEST_BYTES = 8
     renamed={"prefetch": "prefetch_factor"},
     remedies={**KERAS_REMEDIES, "batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'},
 )
+@typed()
 def to_tf_data(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
@@ -90,10 +92,10 @@ def to_tf_data(
         SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
     """
     try:
-        import tensorflow as tf
+        with whole_imports():
+            import tensorflow as tf
     except ImportError as error:
-        msg = f"to_tf_data needs tensorflow ({error}). Install it with: pip install tensorflow"
-        raise MissingDependencyError(msg) from error
+        refuse_import("tensorflow", "to_tf_data needs", error)
     check_count("epoch", epoch)
     request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
     return begun_late(dataset_of(tf, ArrayBatches(dataset, request, split=split), count(epoch).__next__))

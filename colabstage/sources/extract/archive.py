@@ -19,7 +19,8 @@ from colabstage.errors import (
     printable,
 )
 from colabstage.io.arguments import GOES_ON, stops_with, takes
-from colabstage.io.files import RetryPolicy, hash_block, make_folder, typed_write_errors
+from colabstage.io.boundary import typed
+from colabstage.io.files import RetryPolicy, hash_block, make_folder
 from colabstage.io.ownership import look_at, put_folder, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
@@ -147,6 +148,7 @@ class ExtractReport:
 
 @takes()
 @stops_with(GOES_ON)
+@typed("path", writes=("target",))
 def extract_archive(
     path: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -263,9 +265,8 @@ def extract_bytes(
             room = _PATH_BYTES - len(os.fsencode(temp_beside(target))) - len("/tree/")
             check_lengths(tree.label, names, room_bytes=room)
             plan = plan_for(tree, entries)
-            with typed_write_errors(target):
-                transient = (CancelledError, KeyboardInterrupt, SystemExit, TargetExistsError)
-                workspace = stack.enter_context(open_workspace(target, keeps=only_for(*transient)))
+            transient = (CancelledError, KeyboardInterrupt, SystemExit, TargetExistsError)
+            workspace = stack.enter_context(open_workspace(target, keeps=only_for(*transient)))
             extraction = stack.enter_context(
                 Extraction(tree, entries, plan, workspace.path, fingerprint=identity.fingerprint)
             )

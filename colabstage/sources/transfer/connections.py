@@ -9,6 +9,7 @@ as long as the policy is patient, and reports what it waits for.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import threading
 from typing import TYPE_CHECKING
@@ -188,7 +189,7 @@ class Transfer:
         while not condition():
             if self._error is not None:
                 # A new error for each waiting thread: one that several threads raise collects all their tracebacks.
-                raise type(self._error)(*self._error.args) from self._error
+                raise copy.copy(self._error).with_traceback(self._error.__traceback__) from self._error
             # Otherwise other threads would wait for threads that have ended.
             if self._stopping:
                 raise stopped_error(self._label)

@@ -1,0 +1,207 @@
+"""What the process is like is no reason for a strange error: a fork, no stderr, a stop while a library is imported."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from colabstage import extract_archive, fetch_files, pack_dataset, publish_file, stage_dataset
+from colabstage.errors import ColabstageError
+from tests.support.verbs import SIZE, make_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_TIMEOUT_S = 120
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all calls read."""
+    folder = tmp_path_factory.mktemp("source")
+    make_source(folder)
+    return folder
+
+
+def _slow(x: Any) -> Any:
+    """Take a while for each image, so that staging still goes on."""
+    time.sleep(0.3)
+    return x
+
+
+def _in_child(work: Callable[[], object]) -> str:
+    """Return what a forked child gets from a call: the name of its error, or "" without one."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            said = ""
+        except BaseException as error:  # noqa: BLE001 - told to the parent
+            said = f"{type(error).__name__} {isinstance(error, ColabstageError)}"
+        os.write(theirs, said.encode())
+        os._exit(0)
+    os.close(theirs)
+    os.waitpid(child, 0)
+    with os.fdopen(ours) as answer:
+        return answer.read()
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("call", ["next", "wait", "closed"])
+def test_a_forked_child_is_told_that_its_parents_threads_stayed_behind(tmp_path: Path, source: Path, call: str) -> None:
+    """Of an iterator that runs, of a dataset that is staged in the background, and of an iterator that was closed."""
+    streaming = call == "wait"
+    data = stage_dataset(
+        source / "images.zip",
+        local_dir=tmp_path,
+        cache_dir=None,
+        image_size=SIZE,
+        streaming=streaming,
+        prepare=_slow if streaming else None,
+        progress=False,
+    )
+    if call == "wait":
+        assert _in_child(lambda: data.wait(30.0, progress=False)) == "WorkersLostError True"
+        data.wait(_TIMEOUT_S, progress=False)
+        return
+    with data.loader("train", 2, seed=0) as loader:
+        batches = iter(loader)
+        next(batches)
+        if call == "closed":
+            loader.close()
+            with pytest.raises(ColabstageError, match="new one"):
+                next(batches)
+        assert _in_child(lambda: next(batches)).endswith("True")
+
+
+@pytest.mark.parametrize("stream", [None, "closed"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda source, to: stage_dataset(source / "images", local_dir=to, cache_dir=None, image_size=SIZE),
+        lambda source, to: stage_dataset(
+            source / "images.zip", local_dir=to, cache_dir=None, image_size=SIZE, streaming=True
+        ).wait(_TIMEOUT_S),
+        lambda source, to: pack_dataset(source / "images", to / "p.h5", image_size=SIZE),
+        lambda source, to: fetch_files(source / "images", to / "tree"),
+        lambda source, to: extract_archive(source / "images.zip", to / "tree"),
+        lambda source, to: publish_file(source / "model.bin", to / "model.bin"),
+    ],
+    ids=["stage", "streaming", "pack", "fetch", "extract", "publish"],
+)
+def test_a_process_without_stderr_works(
+    tmp_path: Path,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[Path, Path], object],
+    stream: str | None,
+) -> None:
+    """As a daemon, or what `pythonw` starts, has none: there is nowhere to draw, and the work is done."""
+    nowhere: Any = None
+    if stream == "closed":
+        nowhere = io.StringIO()
+        nowhere.close()
+    monkeypatch.setattr(sys, "stderr", nowhere)
+    call(source, tmp_path)
+    assert any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("wanted", "draws"), [(False, False), (True, True)])
+def test_waiting_is_as_silent_as_staging(tmp_path: Path, source: Path, *, wanted: bool, draws: bool) -> None:
+    """Who asked for no bars gets none from `wait()` either, unless it is asked for."""
+    with redirect_stderr(io.StringIO()) as drawn:
+        data = stage_dataset(
+            source / "images.zip",
+            local_dir=tmp_path,
+            cache_dir=None,
+            image_size=(400, 400),
+            streaming=True,
+            progress=wanted,
+        )
+        data.wait(_TIMEOUT_S)
+    assert bool(drawn.getvalue()) is draws
+
+
+_STOPPED = """
+import os, signal, sys
+import colabstage
+
+class PressStop:
+    # As if somebody pressed it when this module is about to be imported.
+    pressed = False
+
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[3] and not self.pressed:
+            self.pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
+        return None
+
+stop = PressStop()
+sys.meta_path.insert(0, stop)
+
+def call():
+    exec(sys.argv[2])
+
+try:
+    call()
+    print("not stopped")
+except KeyboardInterrupt:
+    print("stopped", stop.pressed)
+call()
+print("works")
+"""
+
+
+_STAGED = (
+    "colabstage.stage_dataset(os.path.dirname(sys.argv[1]) + '/images', local_dir=sys.argv[4], cache_dir=None,"
+    " image_size=(8, 8), progress=False)['train'][0]"
+)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("call", "module"),
+    [
+        ("colabstage.dataset_h5(sys.argv[1])[0]", "torch.nn.functional"),
+        ("colabstage.make_loader", "colabstage.load.calling"),
+        ("import colabstage.transforms; colabstage.transforms.RandomFlip()", "torch.utils.data"),
+        (_STAGED, "torch.nn"),
+        (_STAGED, "numpy.linalg"),
+    ],
+    ids=["dataset_h5", "make_loader", "transforms", "staged", "staging"],
+)
+def test_stop_while_torch_is_imported_comes_after_that(tmp_path: Path, source: Path, call: str, module: str) -> None:
+    """Stopped it is; and the same call works then, in the same process."""
+    command = [sys.executable, "-c", _STOPPED, str(source / "pack.h5"), call, module, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    assert (done.stdout.split("\n"), done.returncode) == (["stopped True", "works", ""], 0), done.stderr
+
+
+def test_what_is_installed_and_broken_is_not_to_be_installed(tmp_path: Path, source: Path) -> None:
+    """A torch whose import was stopped by somebody else's code says so; installing it again would not help."""
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('cannot load module more than once per process')")
+    code = (
+        "import sys, colabstage\ntry: colabstage.dataset_h5\nexcept colabstage.ColabstageError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    assert "restart" in done.stdout, done.stderr
+    assert "pip install" not in done.stdout
