@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Found = dict[str, object]
 
 COUNT = 4
-THEIRS = ["mine", "out/mine.txt", "address"]
+THEIRS = ["mine", "out/mine.txt"]
 
 
 def stage(home: Path, **options: Any) -> Any:
@@ -92,7 +92,7 @@ def fetch(home: Path, name: str) -> None:
 
 def fetch_url(home: Path) -> None:
     """Fetch a file of a web server."""
-    fetch_files((home / "address").read_text(encoding="utf-8"), home / "out/it", progress=False)
+    fetch_files((home.parent / "address").read_text(encoding="utf-8"), home / "out/it", progress=False)
 
 
 def extract(home: Path, name: str) -> None:
@@ -234,7 +234,7 @@ def pack_archives(mine: Path) -> None:
 
 def make_home(home: Path, case: Case, address: str, run_before: Callable[[], object]) -> None:
     """Make all that there is before the call of a case."""
-    make_tree(home, {"out/mine.txt": "hours of work", "address": address})
+    make_tree(home, {"out/mine.txt": "hours of work", "../address": address})
     make_mine(home, first=100 if case.older else 0)
     run_before()
     make_mine(home)

@@ -73,7 +73,7 @@ class Walk:
             ]
             assert needed in goals, f"{about}: reported a success, but it is not what was meant"
         elif ran.error is not None:
-            assert ran.error.typed, f"{about}: {ran.error.kind}: {ran.error.text}"
+            assert ran.error.typed, f"{about}: {ran.error}"
         user.check(
             finished=False, found=found, expected=allowed if self.case.never_gone else [*allowed, {}], about=about
         )

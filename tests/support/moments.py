@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,11 +67,12 @@ class Moment:
 
 
 class Failure(NamedTuple):
-    """An error that a function raised: whether it is one of `colabstage.errors`, its class and its text."""
+    """An error that a function raised: whether it is one of `colabstage.errors`, its class, its text and its lines."""
 
     typed: bool
     kind: str
     text: str
+    lines: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +268,7 @@ def main() -> None:
             sys.stdout.write(json.dumps([False, reached, error, result]) + "\n")
         else:
             code = os.waitstatus_to_exitcode(status)
-            error = None if code == -signal.SIGKILL else [False, "Ended", f"exit code {code}"]
+            error = None if code == -signal.SIGKILL else [False, "Ended", f"exit code {code}", ""]
             sys.stdout.write(json.dumps([error is None, moment["at"], error, None]) + "\n")
         sys.stdout.flush()
 
@@ -276,12 +278,15 @@ def _work(function: Callable[..., Any], arguments: list[Any], moment: Moment, wr
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nowhere, number)
+    # An error from here stands for the system's own: nothing is to take it for one of the caller's code.
+    globals()["__file__"] = os.__file__
     known, write, leave = set(sys.modules), os.write, os._exit
     watch, error, result = _Watch(moment), None, None
     try:
         result = function(*arguments)
     except BaseException as caught:  # noqa: BLE001 - the test judges it
-        error = [isinstance(caught, ColabstageError), type(caught).__name__, str(caught)]
+        lines = [f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in traceback.extract_tb(caught.__traceback__)]
+        error = [isinstance(caught, ColabstageError), type(caught).__name__, str(caught), " > ".join(lines)]
     write(writer, json.dumps([watch.count, error, result, sorted(set(sys.modules) - known)]).encode())
     leave(0)
 
