@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sources.servers import BucketService, moto_service
 from tests.support.http_server import WebServer
 from tests.support.moments import Processes
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 def processes() -> Iterator[Processes]:
     with Processes("tests.contract.cases:run") as started:
         yield started
+
+
+@pytest.fixture(scope="package")
+def moto() -> Iterator[BucketService]:
+    """Used by whole modules, because it takes a second to start, and lives on."""
+    with moto_service() as service:
+        yield service
 
 
 @pytest.fixture(scope="package")

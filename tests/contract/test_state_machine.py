@@ -45,12 +45,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 names, numbers, options = st.sampled_from(NAMES), st.integers(0, 250), st.sampled_from(sorted(OPTIONS))
 
 
-def stage(root: str, archive: bool, option: str) -> dict[str, int]:
+def stage(root: str, archive: bool, option: str, is_rotten: bool) -> dict[str, int]:
     """Make one call; return the number of each image that is served."""
     home = Path(root)
     places = {"local_dir": home / "out/local", "cache_dir": home / "out/cache", "progress": False}
     source = home / ("source.zip" if archive else "source")
-    data = stage_dataset(source, **{**places, **OPTIONS[option]}).wait(60, progress=False)
+    # Only this reads every byte of what is here.
+    verify = {"verify": "full"} if is_rotten else {}
+    data = stage_dataset(source, **{**places, **OPTIONS[option], **verify}).wait(60, progress=False)
     data.wait_published()
     with h5py.File(data.path) as file:
         return {
@@ -126,7 +128,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 20), where=st.floats(0, 0.999), keeps_time=st.booleans())
     def flip(self, which: int, where: float, keeps_time: bool) -> None:
-        if path := self.ours(which):
+        if (path := self.ours(which)) and path.stat().st_size:
             content, about = bytearray(path.read_bytes()), path.stat()
             content[int(where * len(content))] ^= 1
             path.write_bytes(content)
@@ -157,15 +159,15 @@ class Life(RuleBasedStateMachine):
     @rule()
     def new_machine(self) -> None:
         shutil.rmtree(self.root / "out/local", ignore_errors=True)
+        self.is_rotten = False
 
     # --- calls ---
 
     def call(self, option: str, moment: Moment | None = None) -> Ran:
         """Make a call; check what holds whatever becomes of it."""
-        if self.is_rotten:  # only this reads every byte
-            option = "verified in full"
         user = Home(self.root, theirs=["source", "source.zip", "out/notes.txt"])
-        ran = self.processes.run([str(self.root), self.archive, option], moment, COLABSTAGE_SYSTEM_ROOT=str(self.root))
+        arguments = [str(self.root), self.archive, option, self.is_rotten]
+        ran = self.processes.run(arguments, moment, COLABSTAGE_SYSTEM_ROOT=str(self.root))
         served = not ran.killed and ran.error is None
         if served:
             assert ran.result == self.files, f"{option}: {ran.result} is served, {self.files} is held"
@@ -188,7 +190,6 @@ class Life(RuleBasedStateMachine):
             self.ended_early.clear()
             self.is_damaged = self.is_rotten = False
             assert self.call(option).error is None
-        self.is_rotten = False
 
     @rule(option=options, at=st.integers(1, 60), what=st.sampled_from(["kill before", "kill after"]))
     def kill(self, option: str, at: int, what: What) -> None:

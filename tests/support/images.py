@@ -73,6 +73,6 @@ def make_tree(root: Path, files: Mapping[str, bytes | str | int]) -> Path:
     return root
 
 
-def in_classes(count: int, *, first: int = 0, suffix: str = ".png") -> dict[str, bytes | str | int]:
+def in_classes(count: int, *, first: int = 0, suffix: str = ".png") -> dict[str, int]:
     """Return the files of a dataset of two classes: the images `first`, `first + 1`, … in turn."""
     return {f"{('cat', 'dog')[number % 2]}/{number:03d}{suffix}": number for number in range(first, first + count)}

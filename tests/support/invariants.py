@@ -77,7 +77,10 @@ def unvouched(folder: Path) -> list[str]:
     for beside in folder.rglob("*.json"):
         path = beside.with_suffix("")
         if path.is_file():
-            manifest = json.loads(beside.read_text(encoding="utf-8"))
+            try:
+                manifest = json.loads(beside.read_text(encoding="utf-8"))
+            except ValueError:  # no manifest, so that the file beside it does not count
+                continue
             data, length = path.read_bytes(), manifest["block_bytes"]
             blocks = [data[start : start + length] for start in range(0, len(data), length)]
             if (len(data), [xxhash.xxh3_64_hexdigest(one) for one in blocks]) != (manifest["size"], manifest["hashes"]):
