@@ -189,7 +189,7 @@ def test_fetched_again(kind: str, make_source: Any, tmp_path: Path) -> None:
 
 
 def test_a_server_that_proves_nothing(make_source: Any, tmp_path: Path) -> None:
-    """Without a version, a time and ranges: what is here is served, and the report says something else than otherwise."""
+    """Without a version, a time and ranges: what is here is served, and the report does not say what it says otherwise."""
     notes = []
     for name, knobs in (("a", {}), ("b", {"etag": "none", "last_modified": False, "ranges": "none"})):
         source: Source = make_source("web", **knobs)
