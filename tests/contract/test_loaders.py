@@ -65,7 +65,7 @@ def test_each_strategy(strategy: str, num_workers: int, path: Path, meant: Epoch
 
 
 @pytest.mark.parametrize("strategy", ["direct", "memory"])
-def test_the_rest_of_an_epoch(strategy: str, path: Path, meant: Epochs) -> None:
+def test_the_rest_of_an_epoch(strategy: Any, path: Path, meant: Epochs) -> None:
     """A loader that takes over the state of another one goes on where that was."""
     first, second = (make_loader(dataset_h5(path), BATCH, seed=SEED, strategy=strategy) for _ in range(2))
     batches = iter(first)
@@ -102,7 +102,7 @@ def test_rows_in_a_given_order(strategy: str, options: dict[str, Any], rows: lis
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("strategy", ["direct", "memory"])
-def test_floats(strategy: str, dtype: str, path: Path) -> None:
+def test_floats(strategy: Any, dtype: str, path: Path) -> None:
     for x, y in make_loader(dataset_h5(path), BATCH, strategy=strategy, dtype=dtype, seed=SEED):
         assert str(x.dtype) == f"torch.{dtype}"
         np.testing.assert_allclose(x[:, 0, 0, 0].float().numpy(), y.numpy() / 255, rtol=1e-3)

@@ -74,7 +74,7 @@ class Several:
     """A folder and an archive as one."""
 
     def __init__(self, root: Path) -> None:
-        self.parts = Folder(root), Archive(root, ".zip")
+        self.parts: tuple[Source, Source] = Folder(root), Archive(root, ".zip")
         self.argument = [part.argument for part in self.parts]
 
     def write(self, numbers: dict[str, int]) -> None:
@@ -189,7 +189,7 @@ def test_fetched_again(kind: str, make_source: Any, tmp_path: Path) -> None:
 
 
 def test_a_server_that_proves_nothing(make_source: Any, tmp_path: Path) -> None:
-    """Without a version, a time and ranges: what is here is served, and the report does not say what it says otherwise."""
+    """Without a version, a time and ranges: what is here is served, and the report says so; otherwise it does not."""
     notes = []
     for name, knobs in (("a", {}), ("b", {"etag": "none", "last_modified": False, "ranges": "none"})):
         source: Source = make_source("web", **knobs)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from colabstage import stage_dataset
-from tests.support.images import image, make_tree, number_of_pixel
+from tests.support.images import image, make_tree, number_of, number_of_pixel
 from tests.support.invariants import Home
 from tests.support.moments import Moment, Processes
 
@@ -38,11 +38,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "streaming": {"streaming": True},
     "anew": {"refresh": True},
     "with plain files": {"keep": "both"},
+    "as plain files": {"keep": "files"},
     "larger": {"image_size": 8},
     "in splits": {"splits": {"train": 0.5, "test": 0.5}},
     "without a cache": {"cache_dir": None},
 }
-names, numbers, options = st.sampled_from(NAMES), st.integers(0, 250), st.sampled_from(sorted(OPTIONS))
+names, numbers = st.sampled_from(NAMES), st.integers(0, 250)
+# Mostly the same ones, so that calls meet what earlier calls have left.
+options = st.sampled_from(["as it is"] * len(OPTIONS) + sorted(OPTIONS))
 
 
 def stage(root: str, archive: bool, option: str, is_rotten: bool) -> dict[str, int]:
@@ -54,12 +57,18 @@ def stage(root: str, archive: bool, option: str, is_rotten: bool) -> dict[str, i
     verify = {"verify": "full"} if is_rotten else {}
     data = stage_dataset(source, **{**places, **OPTIONS[option], **verify}).wait(60, progress=False)
     data.wait_published()
+    if data.files is not None:
+        files = {str(path.relative_to(data.files)): number_of(path.read_bytes()) for path in data.files.rglob("*.bmp")}
+        if option == "as plain files":
+            return files
     with h5py.File(data.path) as file:
-        return {
+        served = {
             key.decode(): number_of_pixel(x[0, 0])
             for split in data.splits
             for key, x in zip(file[f"key_{split}"][()], file[f"X_{split}"], strict=True)
         }
+    assert data.files is None or served == files
+    return served
 
 
 class Life(RuleBasedStateMachine):
@@ -102,8 +111,13 @@ class Life(RuleBasedStateMachine):
     # --- what happens to the source ---
 
     @rule(name=names, number=numbers)
-    def add_or_rewrite(self, name: str, number: int) -> None:
+    def add(self, name: str, number: int) -> None:
         self.files[name] = number
+        self.write()
+
+    @rule(which=st.integers(0, len(NAMES) - 1), number=numbers)
+    def rewrite(self, which: int, number: int) -> None:
+        self.files[sorted(self.files)[which % len(self.files)]] = number
         self.write()
 
     @rule(name=names)
@@ -181,6 +195,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(option=options)
     def serve(self, option: str) -> None:
+        """Call as a user does; an error says that something of ours is damaged, and is right once."""
         ran = self.call(option)
         if ran.error:
             assert self.is_damaged, ran.error
@@ -190,6 +205,12 @@ class Life(RuleBasedStateMachine):
             self.ended_early.clear()
             self.is_damaged = self.is_rotten = False
             assert self.call(option).error is None
+
+    @rule(which=st.integers(0, len(NAMES) - 1), number=numbers, option=options)
+    def rewrite_between_calls(self, which: int, number: int, option: str) -> None:
+        self.serve(option)
+        self.rewrite(which, number)
+        self.serve(option)
 
     @rule(option=options, at=st.integers(1, 60), what=st.sampled_from(["kill before", "kill after"]))
     def kill(self, option: str, at: int, what: What) -> None:
@@ -225,7 +246,7 @@ def live(count: int, steps: int) -> None:
 
 
 def test_what_is_served_is_what_the_source_holds(staging: None) -> None:
-    live(5, 20)
+    live(6, 30)
 
 
 @pytest.mark.long

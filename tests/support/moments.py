@@ -136,9 +136,9 @@ class _Watch:
                 setattr(os, name, self._watched(name, getattr(os, name)))
         close = os.close
 
-        def closing(handle: int) -> None:
-            self._handles.discard(handle)
-            close(handle)
+        def closing(fd: int) -> None:
+            self._handles.discard(fd)
+            close(fd)
 
         os.close = closing
         os.open = self._opening(os.open)
