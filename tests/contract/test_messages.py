@@ -9,6 +9,7 @@ write the file anew and read what git shows of it:
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import io
 import re
@@ -48,6 +49,7 @@ from colabstage.errors import ColabstageError
 from colabstage.options import LoaderOptions, table_rows
 from tests.support.colab import simulated_colab
 from tests.support.colab_machine import ColabKnobs
+from tests.support.faulty_mount import faulty_mount
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
 from tests.support.images import image, in_classes, make_tree
@@ -205,16 +207,12 @@ def in_colab(world: World, call: Callable[[Path], object], **knobs: Any) -> obje
 
 
 def on_drive(world: World, call: Callable[[Path], object], *, dies: bool = False) -> object:
-    """Make a call on a machine with a mounted Drive, which may have died."""
-    from colabstage.simulate.drive import SimulatedDrive
-
-    place = world.new() / "content/drive"
-    place.mkdir(parents=True)
-    with SimulatedDrive(world.new()) as drive:
-        make_tree(drive.cloud / "MyDrive/photos", in_classes(4))
-        drive.mount(place)
+    """Make a call on a machine with a mounted Drive, whose client may have died."""
+    behind, place = world.new(), world.new() / "content/drive"
+    make_tree(behind / "MyDrive/photos", in_classes(4))
+    with faulty_mount(behind, place, subtype="drive") as mount:
         if dies:
-            drive.kill()
+            mount.fail("getattr", errno.ENOTCONN)
         return call(place / "MyDrive")
 
 
