@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from colabstage import fetch_files
+from colabstage.errors import SourceReadError
 from tests.contract.cases import CASES
 from tests.contract.matrix import Walk
+from tests.support.http_knobs import WebFault
+from tests.support.http_server import WebServer
+from tests.support.images import make_tree
+from tests.support.invariants import Home, contents
 from tests.support.moments import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from tests.support.http_knobs import WebFaultKind
     from tests.support.moments import Processes, What
 
 # No call calls the system so often for so little data.
@@ -129,3 +136,21 @@ def test_a_source_that_changes_midway(name: str, tmp_path: Path, processes: Proc
 @pytest.mark.parametrize("name", CASES)
 def test_a_source_that_changes_at_each_call(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
     change_at(name, tmp_path, processes, address, range(1, MOST))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["hang", "stall", "drip"])
+def test_a_server_that_falls_silent(kind: WebFaultKind, tmp_path: Path) -> None:
+    """Connections stay open, and nothing comes, or next to nothing: an error within minutes; then what is missing."""
+    content = bytes(range(256)) * 4000
+    make_tree(tmp_path, {"mine/notes.txt": "mine"})
+    home = Home(tmp_path, theirs=["mine"])
+    with WebServer({"model.bin": content}) as server:
+        server.set_faults(WebFault(kind=kind, at_byte=1000, bytes_per_s=10, min_bytes=2000))
+        with pytest.raises(SourceReadError, match=r"model\.bin"):
+            fetch_files(server.url("model.bin"), tmp_path / "out/it", progress=False)
+        home.check(finished=False, found=contents(tmp_path / "out"), expected=[{}])
+        server.set_faults()
+        fetch_files(server.url("model.bin"), tmp_path / "out/it", progress=False)
+    home.check(finished=True, found=contents(tmp_path / "out"), expected=[{"it": content}])
