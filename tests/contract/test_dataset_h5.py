@@ -56,7 +56,7 @@ def virtual(folder: Path, file: h5py.File) -> None:
 
 
 def external(folder: Path, file: h5py.File) -> None:
-    file.create_dataset("X_train", data=IMAGES, external=[("raw.bin", 0, h5py.h5f.UNLIMITED)])
+    file.create_dataset("X_train", data=IMAGES, external=[(str(folder / "raw.bin"), 0, h5py.h5f.UNLIMITED)])
     file["Y_train"] = LABELS
 
 
