@@ -1,0 +1,248 @@
+"""The public functions that change names on a disk, each as a case of the matrices: a call on small data, and what a
+reader gets of it at any time. A case is a line in `CASES`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import h5py
+
+from colabstage import (
+    dataset_h5,
+    extract_archive,
+    fetch_files,
+    pack_dataset,
+    publish_file,
+    restore_file,
+    stage_dataset,
+)
+from colabstage.errors import ColabstageError, SourceNotFoundError, TargetExistsError
+from tests.support.images import in_classes, make_tree
+from tests.support.invariants import contents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Call = Callable[[Path], object]
+    # What a reader gets, of each thing that is whole or not by itself.
+    Found = dict[str, object]
+
+COUNT = 4
+THEIRS = ["mine", "out/mine.txt"]
+
+
+def stage(home: Path, **options: Any) -> Any:
+    """Stage the folder, with a cache."""
+    places = {"local_dir": home / "out/local", "cache_dir": home / "out/cache", "progress": False}
+    return stage_dataset(home / "mine/photos", **{**places, **options})
+
+
+def stage_streaming(home: Path) -> None:
+    """Stage the zip in the background, and wait for it."""
+    stage_dataset(
+        home / "mine/photos.zip", local_dir=home / "out/local", cache_dir=None, streaming=True, progress=False
+    ).wait(60, progress=False)
+
+
+def purge(home: Path) -> None:
+    """Remove all datasets, as on the command line."""
+    (command,) = entry_points(group="console_scripts", name="colabstage")
+    places = ["--local-dir", str(home / "out/local"), "--cache-dir", str(home / "out/cache")]
+    sys.argv = ["colabstage", "cache", "purge", "--all", "--yes", *places]
+    try:
+        command.load()()
+    except SystemExit as ended:
+        if ended.code:
+            msg = f"exit code {ended.code}"
+            raise ColabstageError(msg) from None
+
+
+def pack(home: Path, **options: Any) -> None:
+    """Pack the folder."""
+    pack_dataset(home / "mine/photos", home / "out/it.h5", progress=False, **options)
+
+
+def pack_again(home: Path) -> None:
+    """Pack, and replace what has been finished already: a pack is never replaced unasked."""
+    try:
+        pack(home)
+    except TargetExistsError:
+        assert rows(home)
+        pack(home, overwrite=True)
+
+
+def publish(home: Path) -> None:
+    """Publish the file."""
+    publish_file(home / "mine/model.bin", home / "out/model.bin", progress=False)
+
+
+def fetch(home: Path, name: str) -> None:
+    """Fetch a file or folder of the user's."""
+    fetch_files(home / "mine" / name, home / "out/it", overwrite=True, progress=False)
+
+
+def fetch_url(home: Path) -> None:
+    """Fetch a file of a web server."""
+    fetch_files((home.parent / "address").read_text(encoding="utf-8"), home / "out/it", progress=False)
+
+
+def extract(home: Path, name: str) -> None:
+    """Extract an archive of the user's."""
+    extract_archive(home / "mine" / name, home / "out/it", overwrite=True, progress=False)
+
+
+def restore(home: Path) -> None:
+    """Restore what was published."""
+    restore_file(home / "out/model.bin", home / "out/it", overwrite=True, progress=False)
+
+
+def change(home: Path) -> None:
+    """Give the user a newer file."""
+    (home / "mine/model.bin").write_bytes(b"newer" * 1000)
+
+
+def forget(home: Path) -> None:
+    """Lose what is on this machine."""
+    shutil.rmtree(home / "out/local")
+
+
+def put_other(home: Path) -> None:
+    """Have another file stand at the target."""
+    (home / "out/it").write_text("other", encoding="utf-8")
+
+
+def whole(home: Path) -> Found:
+    """What stands under the name that was asked for: a folder is one thing."""
+    it = home / "out/it"
+    return {"it": contents(it) if it.is_dir() else it.read_bytes() if it.exists() else None}
+
+
+def newest(home: Path) -> Found:
+    """What is restored of what was published."""
+    with tempfile.TemporaryDirectory() as elsewhere:
+        try:
+            restore_file(home / "out/model.bin", Path(elsewhere) / "it", progress=False)
+        except SourceNotFoundError:
+            return {}
+        return {"model.bin": (Path(elsewhere) / "it").read_bytes()}
+
+
+def rows(home: Path) -> Found:
+    """What is read of a pack, or of all shards as one; nothing where it is refused."""
+    try:
+        dataset = dataset_h5(home / "out/it*.h5")
+    except ColabstageError:
+        return {}
+    return {"it": [(x.tobytes(), int(y)) for x, y in (dataset[row] for row in range(len(dataset)))]}
+
+
+def packs(home: Path) -> Found:
+    """What the packs of a dataset hold, by where they are."""
+    found: Found = {}
+    for path in (home / "out").rglob("*.h5"):
+        name = path.relative_to(home / "out")
+        if not any(part.startswith(".") for part in name.parts):
+            with h5py.File(path) as file:
+                found[name.parts[0]] = [*file["key_train"].asstr()[:], file["X_train"][()].tobytes()]
+    return found
+
+
+def plain(home: Path) -> Found:
+    """What the plain files of a dataset are."""
+    return {path.name: contents(path) for path in (home / "out/local").glob("[!.]*/files")}
+
+
+class Case(NamedTuple):
+    """One call: what there is before it, and what a reader gets of it at any time."""
+
+    call: Call
+    found: Callable[[Path], Found] = whole
+    before: tuple[Call, ...] = ()
+    """Calls before it."""
+    older: bool = False
+    """Whether those were made with other data of the user's."""
+    never_gone: bool = False
+    """Whether a reader always gets the older or the newer, even in the moment between them."""
+    again: Call | None = None
+    """The call after a kill, where it is another one."""
+    optional: frozenset[str] = frozenset()
+    """What need not be there for the call to have succeeded, because it is said to be missing."""
+
+
+CACHE = frozenset({"cache"})
+fetch_one, fetch_all = partial(fetch, name="model.bin"), partial(fetch, name="photos")
+extract_zip = partial(extract, name="photos.zip")
+CASES = {
+    "fetch a file": Case(fetch_one),
+    "fetch a file over an older one": Case(fetch_one, before=(fetch_one,), older=True, never_gone=True),
+    "fetch a folder": Case(fetch_all),
+    "fetch a folder over an older one": Case(fetch_all, before=(fetch_all,), older=True, never_gone=True),
+    "fetch an address": Case(fetch_url),
+    "extract a zip": Case(extract_zip),
+    "extract a tar": Case(partial(extract, name="photos.tar.gz")),
+    "extract over an older one": Case(extract_zip, before=(extract_zip,), older=True, never_gone=True),
+    "pack": Case(pack, rows, again=pack_again),
+    "pack over an older one": Case(partial(pack, overwrite=True), rows, before=(pack,), older=True),
+    "pack shards": Case(partial(pack, shards=2), rows),
+    "stage": Case(stage, packs, optional=CACHE),
+    "stage a changed source": Case(stage, packs, before=(stage,), older=True, optional=CACHE),
+    "stage from the cache": Case(stage, packs, before=(stage, forget)),
+    "stage plain files": Case(partial(stage, keep="files", cache_dir=None), plain),
+    "stage streaming": Case(stage_streaming, packs),
+    "publish": Case(publish, newest),
+    "publish over an older one": Case(publish, newest, before=(publish,), older=True, never_gone=True),
+    "publish a third version": Case(publish, newest, before=(publish, change, publish), older=True, never_gone=True),
+    "restore": Case(restore, before=(publish,)),
+    "restore over another file": Case(restore, before=(publish, put_other), never_gone=True),
+    "purge": Case(purge, packs, before=(stage,)),
+}  # fmt: skip
+
+
+def run(name: str, home: str, what: str = "call") -> None:
+    """Make the call of a case, the calls before it, or the one after a kill."""
+    case, place = CASES[name], Path(home)
+    calls = {"call": [case.call], "before": case.before, "again": [case.again or case.call]}
+    for call in calls[what]:
+        call(place)
+
+
+def make_mine(home: Path, first: int = 0) -> None:
+    """Write the user's files: the same set in several forms, and a file."""
+    shutil.rmtree(home / "mine", ignore_errors=True)
+    mine = make_tree(home / "mine", {"model.bin": bytes([first]) * 5000})
+    make_tree(mine / "photos", in_classes(COUNT, first=first))
+    pack_archives(mine)
+
+
+def pack_archives(mine: Path) -> None:
+    """Write the archives of the photos."""
+    photos = mine / "photos"
+    with zipfile.ZipFile(mine / "photos.zip", "w") as zipped, tarfile.open(mine / "photos.tar.gz", "w:gz") as tarred:
+        for path in sorted(photos.rglob("*.png")):
+            zipped.write(path, path.relative_to(photos))
+            tarred.add(path, path.relative_to(photos))
+
+
+def make_home(home: Path, case: Case, address: str, run_before: Callable[[], object]) -> None:
+    """Make all that there is before the call of a case."""
+    make_tree(home, {"out/mine.txt": "hours of work", "../address": address})
+    make_mine(home, first=100 if case.older else 0)
+    run_before()
+    make_mine(home)
+
+
+def rewrite(mine: str) -> None:
+    """Change what the user has, in place: sizes and names stay."""
+    folder = Path(mine)
+    (folder / "model.bin").write_bytes(bytes([77]) * 5000)
+    make_tree(folder / "photos", {"cat/000.png": 77})
+    pack_archives(folder)

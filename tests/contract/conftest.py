@@ -1,0 +1,33 @@
+"""What the matrices share: processes in which calls are made, and a web server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.sources.servers import BucketService, moto_service
+from tests.support.http_server import WebServer
+from tests.support.moments import Processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="package")
+def processes() -> Iterator[Processes]:
+    with Processes("tests.contract.cases:run") as started:
+        yield started
+
+
+@pytest.fixture(scope="package")
+def moto() -> Iterator[BucketService]:
+    """Used by whole modules, because it takes a second to start, and lives on."""
+    with moto_service() as service:
+        yield service
+
+
+@pytest.fixture(scope="package")
+def address() -> Iterator[str]:
+    with WebServer({"model.bin": b"m" * 5000}) as started:
+        yield started.url("model.bin")

@@ -1,0 +1,100 @@
+"""One walk for all matrices: bring something about at one moment of a call after the other; check what must hold."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from tests.contract.cases import CASES, THEIRS, Case, make_home, rewrite
+from tests.support.invariants import Home, contents, differences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tests.contract.cases import Found
+    from tests.support.moments import Moment, Processes, Ran
+
+
+class Walk:
+    """A case in a folder of its own, which is brought back to its state before the call as often as needed.
+
+    `changing`: the user's data may be rewritten during the call, and then the next call comes to what it is now.
+    """
+
+    def __init__(self, name: str, folder: Path, processes: Processes, address: str, *, changing: bool = False) -> None:
+        self.name = name
+        self.case: Case = CASES[name]
+        self.home = folder / "home"
+        self._template = folder / "template"
+        self._processes = processes
+        make_home(self.home, self.case, address, lambda: self.expect(self.call("before")))
+        shutil.copytree(self.home, self._template, symlinks=True)
+        user = Home(self.home, theirs=THEIRS)
+        self.was: Found = self.case.found(self.home)
+        self.undisturbed = self.expect(self.call())
+        self.meant: Found = self.case.found(self.home)
+        self._all_files = contents(self.home / "out")
+        assert self.was != self.meant
+        user.check(finished=True, about=f"{name}, undisturbed")
+        self._theirs, self._last = THEIRS, self.meant
+        if changing:
+            self._theirs = [name for name in THEIRS if name != "mine"]
+            self.reset()
+            rewrite(str(self.home / "mine"))
+            self.expect(self.call())
+            self._last, self._all_files = self.case.found(self.home), contents(self.home / "out")
+            self.reset()
+
+    def call(self, what: str = "call", moment: Moment | None = None) -> Ran:
+        """Make the call of the case, the calls before it, or the one that comes after a failure."""
+        environment = {"COLABSTAGE_SYSTEM_ROOT": str(self.home)}
+        return self._processes.run([self.name, str(self.home), what], moment, **environment)
+
+    def expect(self, ran: Ran, about: str = "") -> Ran:
+        """Fail if a call did not succeed."""
+        assert ran.error is None, f"{self.name} {about}: {ran.error}"
+        return ran
+
+    def reset(self) -> Home:
+        """Have everything be as before the call."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        shutil.copytree(self._template, self.home, symlinks=True, dirs_exist_ok=True)
+        return Home(self.home, theirs=self._theirs)
+
+    def check_disturbed(self, user: Home, ran: Ran, about: str) -> None:
+        """Check what must hold after a call to which something happened: it failed typed, was killed, or succeeded."""
+        about = f"{self.name}, {about}"
+        found, allowed = self.case.found(self.home), [self.was, self.meant, self._last]
+        if ran.error is None and not ran.killed:
+            needed = {name: value for name, value in found.items() if name not in self.case.optional}
+            goals = [
+                {name: goal[name] for name in goal.keys() - self.case.optional} for goal in (self.meant, self._last)
+            ]
+            assert needed in goals, f"{about}: reported a success, but it is not what was meant"
+        elif ran.error is not None:
+            assert ran.error.typed, f"{about}: {ran.error}"
+        user.check(
+            finished=False, found=found, expected=allowed if self.case.never_gone else [*allowed, {}], about=about
+        )
+
+    def check_again(self, user: Home, about: str) -> None:
+        """Make the call again, and check that it comes to what an undisturbed one does."""
+        about = f"{self.name}, {about}, and called again"
+        self.expect(self.call("again"), about)
+        user.check(finished=True, found=self.case.found(self.home), expected=[self._last], about=about)
+        others = differences(contents(self.home / "out"), self._all_files)
+        if self._last is self.meant:  # of data that changed, an older version may be there besides
+            assert not others, f"{about}: other files than of an undisturbed call: {others}"
+
+    def at_each(self, moments: Iterable[Moment]) -> int:
+        """Bring about one moment after the other, until one is beyond the end of the call; return how many came."""
+        for count, moment in enumerate(moments):
+            user = self.reset()
+            ran, about = self.call(moment=moment), f"{moment.what} {moment.number or ''} at {moment.at}"
+            self.check_disturbed(user, ran, about)
+            if not ran.is_at(moment):
+                return count
+            self.check_again(user, about)
+        msg = f"{self.name}: the call did not end within these moments"
+        raise AssertionError(msg)

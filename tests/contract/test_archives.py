@@ -1,0 +1,83 @@
+"""Every kind of archive is the same dataset: the same rows when it is staged, the same files when it is extracted."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage import extract_archive, pack_dataset, stage_dataset
+from tests.contract.served import labels_in, numbers_in
+from tests.support.archives import MAKERS, write_archive
+from tests.support.http_knobs import WebKnobs
+from tests.support.http_server import WebServer
+from tests.support.images import image, in_classes
+from tests.support.invariants import Home, contents
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUMBERS = in_classes(6)
+FILES = {name: image(number) for name, number in NUMBERS.items()}
+LABELS = {name: name.partition("/")[0] for name in NUMBERS}
+
+
+@pytest.fixture(params=MAKERS)
+def archive(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One of each kind."""
+    if request.param == ".rar" and not any(map(shutil.which, ("unrar", "unar", "bsdtar"))):
+        pytest.skip("needs unrar or unar: apt-get install unar")
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    return write_archive(tmp_path / f"mine/photos{request.param}", FILES)
+
+
+def test_staged(archive: Path, tmp_path: Path) -> None:
+    home = Home(tmp_path, theirs=["mine"])
+    data = stage_dataset(archive, local_dir=tmp_path / "local", cache_dir=None, progress=False)
+    assert (numbers_in(data.path), labels_in(data.path)) == (NUMBERS, LABELS)
+    home.check(finished=True)
+
+
+def test_staged_as_plain_files(archive: Path, tmp_path: Path) -> None:
+    home = Home(tmp_path, theirs=["mine"])
+    data = stage_dataset(archive, keep="files", local_dir=tmp_path / "local", cache_dir=None, progress=False)
+    assert data.files is not None
+    home.check(finished=True, found={"files": contents(data.files)}, expected=[{"files": FILES}])
+
+
+def test_extracted(archive: Path, tmp_path: Path) -> None:
+    home = Home(tmp_path, theirs=["mine"])
+    extract_archive(archive, tmp_path / "it", progress=False)
+    home.check(finished=True, found={"it": contents(tmp_path / "it")}, expected=[{"it": FILES}])
+
+
+def test_packed_as_the_folder_is(archive: Path, tmp_path: Path) -> None:
+    """The same bytes, but for the name of the source."""
+    extract_archive(archive, tmp_path / "it", progress=False)
+    for source, name in ((archive, "a.h5"), (tmp_path / "it", "b.h5")):
+        pack_dataset(source, tmp_path / name, progress=False)
+    assert numbers_in(tmp_path / "a.h5") == numbers_in(tmp_path / "b.h5") == NUMBERS
+
+
+@pytest.mark.parametrize("ranges", ["honoured", "none"])
+def test_staged_from_the_web(archive: Path, tmp_path: Path, ranges: str) -> None:
+    home = Home(tmp_path, theirs=["mine"])
+    with WebServer({archive.name: archive}, knobs=WebKnobs(ranges=ranges)) as server:  # type: ignore[arg-type]
+        data = stage_dataset(server.url(archive.name), local_dir=tmp_path / "local", cache_dir=None, progress=False)
+    assert (numbers_in(data.path), labels_in(data.path)) == (NUMBERS, LABELS)
+    home.check(finished=True)
+
+
+def test_an_archive_in_a_folder_of_an_archive(archive: Path, tmp_path: Path) -> None:
+    """With a folder around all, and with what operating systems leave in archives."""
+    around = {f"photos-main/{name}": content for name, content in FILES.items()}
+    junk = {"__MACOSX/photos-main/._x": b"x", "photos-main/.DS_Store": b"x"}
+    kind = archive.name.removeprefix("photos")
+    data = stage_dataset(
+        write_archive(tmp_path / f"around/photos{kind}", around | junk),
+        local_dir=tmp_path / "local",
+        cache_dir=None,
+        progress=False,
+    )
+    assert {name.removeprefix("photos-main/"): number for name, number in numbers_in(data.path).items()} == NUMBERS

@@ -1,0 +1,175 @@
+"""The cache, in a folder, on a mounted Drive and in a bucket: a new machine gets from it what the source holds."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from colabstage import plan_stage, stage_dataset
+from colabstage.errors import TargetExistsError
+from tests.contract.served import numbers_in
+from tests.sources.servers import BucketService, use_login
+from tests.support.faulty_mount import faulty_mount
+from tests.support.images import in_classes, make_tree
+from tests.support.invariants import Home
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("moto")
+
+BEFORE = in_classes(6)
+AFTER = {**BEFORE, "cat/000.png": 99}
+
+
+class FolderCache:
+    """A folder, which may be on a Drive."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.argument = str(folder)
+
+    def read(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.folder.iterdir() if path.name[0] != "."}
+
+    def write(self, name: str, content: bytes) -> None:
+        (self.folder / name).write_bytes(content)
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink()
+
+
+class BucketCache:
+    """A folder of a bucket."""
+
+    def __init__(self, service: BucketService) -> None:
+        self.service = service
+        self.argument = f"s3://{service.bucket}/cache"
+
+    def read(self) -> dict[str, bytes]:
+        keys = self.service.backend.buckets[self.service.bucket].keys
+        return {key.removeprefix("cache/"): found.value for key, found in keys.items()}
+
+    def write(self, name: str, content: bytes) -> None:
+        self.service.put(f"cache/{name}", content)
+
+    def remove(self, name: str) -> None:
+        self.service.remove(f"cache/{name}")
+
+
+@pytest.fixture(params=["folder", pytest.param("Drive", marks=pytest.mark.fuse), "bucket"])
+def cache(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FolderCache | BucketCache]:
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    if request.param == "folder":
+        yield FolderCache(tmp_path / "cache")
+    elif request.param == "Drive":
+        (tmp_path / "home/MyDrive").mkdir(parents=True)
+        with faulty_mount(tmp_path / "home", tmp_path / "content/drive", subtype="drive") as mount:
+            yield FolderCache(mount.place / "MyDrive/cache")
+    else:
+        service: BucketService = request.getfixturevalue("moto")
+        use_login(monkeypatch, service)
+        service.backend.create_bucket(service.bucket, "us-east-1")
+        yield BucketCache(service)
+        service.backend.reset()
+
+
+class Machines:
+    """One source, staged on a new machine each time."""
+
+    def __init__(self, root: Path, cache: FolderCache | BucketCache) -> None:
+        self.source = make_tree(root / "mine/photos", BEFORE)
+        self.cache = cache
+        self._root = root
+        self._count = 0
+
+    def stage(self, *, is_spoilt: bool = False, **options: Any) -> Any:
+        self._count += 1
+        local = self._root / f"local{self._count}"
+        home = Home(self._root, theirs=["mine"])
+        data = stage_dataset(
+            self.source, **{"local_dir": local, "cache_dir": self.cache.argument, "progress": False, **options}
+        )
+        data.wait(60, progress=False).wait_published()
+        home.check(finished=not is_spoilt)
+        return data
+
+
+@pytest.fixture
+def machines(tmp_path: Path, cache: FolderCache | BucketCache) -> Machines:
+    return Machines(tmp_path, cache)
+
+
+@pytest.mark.parametrize("options", [{}, {"streaming": True}, {"wait": False}], ids=str)
+def test_a_new_machine_copies_what_was_packed(machines: Machines, options: dict[str, Any]) -> None:
+    first = machines.stage()
+    assert first.report.origin == "source"
+    pack, cached = first.path, machines.cache.read()
+    assert set(cached) == {pack.name, f"{pack.name}.json"}
+    assert cached[pack.name] == pack.read_bytes()
+    again = machines.stage(**options)
+    assert again.report.origin == "cache"
+    assert again.path.read_bytes() == pack.read_bytes()
+
+
+def test_the_plan_says_what_is_done(machines: Machines, tmp_path: Path) -> None:
+    places: Any = {"cache_dir": machines.cache.argument}
+    before = str(plan_stage(machines.source, local_dir=tmp_path / "a", **places))
+    machines.stage()
+    after = str(plan_stage(machines.source, local_dir=tmp_path / "b", **places))
+    assert before != after
+    assert machines.stage().report.origin == "cache"
+
+
+def test_a_source_that_changed_is_read_again(machines: Machines) -> None:
+    machines.stage()
+    make_tree(machines.source, {"cat/000.png": 99})
+    changed = machines.stage()
+    assert (changed.report.origin, numbers_in(changed.path)) == ("source", AFTER)
+    assert machines.stage().report.origin == "cache"
+
+
+@pytest.mark.parametrize("options", [{"image_size": 8}, {"splits": 0.5}, {"encoding": "encoded"}], ids=str)
+def test_other_options_are_another_dataset(machines: Machines, options: dict[str, Any]) -> None:
+    machines.stage()
+    assert machines.stage(**options).report.origin == "source"
+    assert {machines.stage(**more).report.origin for more in ({}, options)} == {"cache"}
+
+
+def spoil(cache: FolderCache | BucketCache, damage: str) -> None:
+    """Damage the pack that is cached."""
+    name = next(name for name in cache.read() if name.endswith(".h5"))
+    content = cache.read()[name]
+    if damage == "flipped":
+        middle = len(content) // 2
+        cache.write(name, content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    elif damage == "cut":
+        cache.write(name, content[: len(content) // 2])
+    elif damage == "gone":
+        cache.remove(name)
+    else:
+        cache.remove(f"{name}.json")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "without its manifest"])
+def test_a_damaged_pack_is_not_served(machines: Machines, damage: str) -> None:
+    """The source is read again; what is not as it was written is not ours to replace, and that is said."""
+    machines.stage()
+    spoil(machines.cache, damage)
+    again = machines.stage(is_spoilt=True)
+    assert (again.report.origin, numbers_in(again.path)) == ("source", BEFORE)
+
+
+def test_another_file_under_the_name_stays(machines: Machines) -> None:
+    machines.stage()
+    for name in machines.cache.read():
+        machines.cache.write(name, b"hours of work")
+    there = machines.cache.read()
+    with contextlib.suppress(TargetExistsError):
+        assert numbers_in(machines.stage().path) == BEFORE
+    assert machines.cache.read() == there

@@ -1,0 +1,50 @@
+"""Each public function that changes names on a disk, killed right before and right after each change.
+
+After the kill a reader gets what was there before or what was meant, never a part; the same call again succeeds and
+comes to the bytes of a call that nobody killed; nothing of the user's has changed. The cases are in `cases`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.contract.cases import CASES
+from tests.contract.matrix import Walk
+from tests.support.moments import Moment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.moments import Processes, What
+
+SIDES: tuple[What, What] = ("kill before", "kill after")
+# No call makes so many changes of so little data.
+MOST = 200
+# About so many moments of each case in each run, by a fixed stride; all of them in the long form.
+SOME = 8
+
+
+def kill_at_changes(walk: Walk, some: int) -> None:
+    below = str(walk.home)
+    moments = [Moment(at, what, below) for at in range(1, MOST) for what in SIDES]
+    walk.reset()
+    changes = walk.call(moment=moments[-1]).reached
+    # Odd, so that before and after a change take turns.
+    stride = (2 * changes // some) | 1
+    # Threads make a few changes more or fewer each time.
+    assert walk.at_each(moments[::stride]) >= 2 * changes // stride - 3
+    assert changes >= 3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_killed_at_a_change_of_a_name(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
+    kill_at_changes(Walk(name, tmp_path, processes, address), SOME)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CASES)
+def test_killed_at_each_change_of_a_name(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
+    kill_at_changes(Walk(name, tmp_path, processes, address), 2 * MOST)

@@ -1,0 +1,192 @@
+"""Each kind of HDF5 file, read by `dataset_h5` as h5py reads it: bit by bit, whichever way rows are asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage import dataset_h5, make_loader, pack_dataset
+from tests.support.images import in_classes, make_tree
+from tests.support.invariants import Home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ROWS = 37
+IMAGES = np.random.default_rng(0).integers(0, 256, (ROWS, 6, 5, 3), dtype=np.uint8)
+LABELS = np.arange(ROWS) % 7
+
+
+def plain(x: Any, y: Any = LABELS, **options: Any) -> Callable[[Path, h5py.File], None]:
+    """Write inputs and targets with these options of h5py."""
+
+    def write(folder: Path, file: h5py.File) -> None:
+        file.create_dataset("X_train", data=x, **options)
+        file.create_dataset("Y_train", data=y)
+
+    return write
+
+
+def ragged(folder: Path, file: h5py.File) -> None:
+    rows = file.create_dataset("X_train", (ROWS,), h5py.vlen_dtype(np.float32))
+    for number in range(ROWS):
+        rows[number] = np.arange(1 + number % 5, dtype=np.float32) + number
+    file["Y_train"] = LABELS
+
+
+def linked(folder: Path, file: h5py.File) -> None:
+    with h5py.File(folder / "other.h5", "w") as other:
+        other["images"], other["labels"] = IMAGES, LABELS
+    file["X_train"] = h5py.ExternalLink("other.h5", "images")
+    file["Y_train"] = h5py.ExternalLink("other.h5", "labels")
+
+
+def virtual(folder: Path, file: h5py.File) -> None:
+    layout = h5py.VirtualLayout(IMAGES.shape, IMAGES.dtype)
+    for part, (start, stop) in enumerate(((0, 20), (20, ROWS))):
+        with h5py.File(folder / f"part{part}.h5", "w") as other:
+            other["x"] = IMAGES[start:stop]
+        layout[start:stop] = h5py.VirtualSource(f"part{part}.h5", "x", (stop - start, *IMAGES.shape[1:]))
+    file.create_virtual_dataset("X_train", layout)
+    file["Y_train"] = LABELS
+
+
+def external(folder: Path, file: h5py.File) -> None:
+    file.create_dataset("X_train", data=IMAGES, external=[(str(folder / "raw.bin"), 0, h5py.h5f.UNLIMITED)])
+    file["Y_train"] = LABELS
+
+
+def nested(folder: Path, file: h5py.File) -> None:
+    file["deep/images"], file["Y_train"] = IMAGES, LABELS
+    file["X_train"] = h5py.SoftLink("/deep/images")
+
+
+KINDS: dict[str, Callable[[Path, h5py.File], None]] = {
+    "contiguous": plain(IMAGES),
+    "chunked": plain(IMAGES, chunks=(5, 6, 5, 3)),
+    "chunked across rows": plain(IMAGES, chunks=(4, 4, 5, 1)),
+    "gzip": plain(IMAGES, chunks=(5, 6, 5, 3), compression="gzip"),
+    "gzip, shuffled, with checksums": plain(IMAGES, compression="gzip", shuffle=True, fletcher32=True),
+    "lzf": plain(IMAGES, compression="lzf"),
+    "resizable": plain(IMAGES, maxshape=(None, 6, 5, 3)),
+    "float32": plain((IMAGES / 255).astype(np.float32)),
+    "float64 of another byte order": plain((IMAGES / 255).astype(">f8")),
+    "int16 of another byte order": plain(IMAGES.astype(">i2")),
+    "float16": plain(IMAGES.astype(np.float16)),
+    "bool": plain(IMAGES > 127),
+    "one axis": plain(np.arange(ROWS, dtype=np.float32)),
+    "targets of several axes": plain(IMAGES, y=IMAGES[:, :, :, 0]),
+    "targets of one more axis": plain(IMAGES, y=LABELS[:, None]),
+    "rows of any length": ragged,
+    "links to another file": linked,
+    "a virtual dataset": virtual,
+    "external storage": external,
+    "a soft link": nested,
+}
+
+
+def same(one: Any, other: Any) -> None:
+    """Compare arrays, or lists of them, bit by bit."""
+    if isinstance(other, list):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            same(left, right)
+        return
+    left, right = np.asarray(one), np.asarray(other)
+    assert (left.shape, left.dtype.newbyteorder("=")) == (right.shape, right.dtype.newbyteorder("="))
+    assert left.astype(left.dtype.newbyteorder("=")).tobytes() == right.astype(right.dtype.newbyteorder("=")).tobytes()
+
+
+def rows_of(values: Any, rows: Any) -> Any:
+    """These rows as h5py read them; of any length as a list."""
+    return list(values[rows]) if values.dtype.kind == "O" else values[rows]
+
+
+@pytest.fixture(params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any, Any]:
+    """A file of each kind, and what h5py reads of it."""
+    path = tmp_path / "mine/data.h5"
+    path.parent.mkdir()
+    with h5py.File(path, "w") as file:
+        KINDS[request.param](path.parent, file)
+    with h5py.File(path) as file:
+        return path, file["X_train"][()], file["Y_train"][()]
+
+
+def test_rows_one_by_one(pair: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    path, x, y = pair
+    home = Home(tmp_path, theirs=["mine"])
+    dataset = dataset_h5(path)
+    assert len(dataset) == len(x)
+    for row in (0, 5, ROWS - 1, -1):
+        got_x, got_y = dataset[row]
+        same(got_x, x[row])
+        same(got_y, y[row])
+    home.check(finished=True)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [slice(None), slice(3, 19), slice(30, 2, -3), slice(5, 5)],
+    ids=str,
+)
+def test_slices(pair: tuple[Path, Any, Any], rows: slice) -> None:
+    path, x, y = pair
+    items = dataset_h5(path)[rows]
+    same([item[0] for item in items], list(x[rows]))
+    same([item[1] for item in items], list(y[rows]))
+
+
+@pytest.mark.parametrize("rows", [[4, 2, 2, 36, 0], [*range(ROWS)][::-1], [7]], ids=["repeated", "backwards", "one"])
+def test_lists_of_rows(pair: tuple[Path, Any, Any], rows: list[int]) -> None:
+    path, x, y = pair
+    got_x, got_y = dataset_h5(path).read_batch(rows)
+    same(got_x, rows_of(x, rows))
+    same(got_y, rows_of(y, rows))
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_in_memory_and_by_many(pair: tuple[Path, Any, Any], in_memory: bool) -> None:
+    """As PyTorch's own loader asks: many rows at once."""
+    path, x, _ = pair
+    dataset = dataset_h5(path, in_memory=in_memory)
+    same([item[0] for item in dataset.__getitems__([3, 1, 30])], [x[3], x[1], x[30]])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_epoch(pair: tuple[Path, Any, Any], shuffle: bool, ranks: int) -> None:
+    """Each row once, by one rank, with its own target."""
+    path, x, y = pair
+    seen: list[int] = []
+    for rank in range(ranks):
+        dataset = dataset_h5(path, return_index=True)
+        for (got_x, got_y), index in make_loader(dataset, 5, shuffle=shuffle, seed=1, rank=rank, world_size=ranks):
+            rows = index.tolist()
+            seen += rows
+            if isinstance(got_x, list):
+                same([one.numpy() for one in got_x], rows_of(x, rows))
+            else:
+                as_stored = got_x.movedim(1, -1) if x.ndim == 4 else got_x
+                same(as_stored.numpy(), x[rows])
+            assert np.array_equal(got_y.numpy(), y[rows])
+    assert sorted(seen) == list(range(ROWS))
+    assert (seen == sorted(seen)) == (not shuffle and ranks == 1)
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_a_pack_of_ours(encoding: str, tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "mine/photos", in_classes(ROWS))
+    pack_dataset(source, tmp_path / "a.h5", encoding=encoding, progress=False)
+    pack_dataset(source, tmp_path / "b.h5", encoding="pixels", progress=False)
+    with h5py.File(tmp_path / "b.h5") as file:
+        x, y = file["X_train"][()], file["Y_train"][()]
+    dataset = dataset_h5(tmp_path / "a.h5")
+    for row in range(ROWS):
+        same(dataset[row][0], x[row])
+        assert dataset[row][1] == y[row]

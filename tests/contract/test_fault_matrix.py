@@ -1,0 +1,156 @@
+"""Each public function that changes names on a disk, with trouble at one call of the system after the other.
+
+What comes of it is whole, or an error of `colabstage.errors`; nothing of the user's has changed, and the same call
+works when the trouble is over. The cases are in `cases`; a kind of trouble is a line in `TROUBLES`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from colabstage import fetch_files
+from colabstage.errors import SourceReadError
+from tests.contract.cases import CASES
+from tests.contract.matrix import Walk
+from tests.support.http_knobs import WebFault
+from tests.support.http_server import WebServer
+from tests.support.images import make_tree
+from tests.support.invariants import Home, contents
+from tests.support.moments import Moment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from tests.support.http_knobs import WebFaultKind
+    from tests.support.moments import Processes, What
+
+# No call calls the system so often for so little data.
+MOST = 3000
+PAGE = 4096
+# In each run, trouble comes at calls whose numbers grow by this factor; in the long form at each of all calls.
+FACTOR = 10
+# In each run without those over older data, which are in the long form.
+QUICK = [name for name, case in CASES.items() if not case.older]
+
+
+class Trouble(NamedTuple):
+    """What happens, below which folder, with which errnos by turns."""
+
+    what: What
+    below: str = ""
+    numbers: tuple[int, ...] = (0,)
+
+
+ERRORS = errno.EIO, errno.ENOSPC, errno.EACCES, errno.ESTALE, errno.EDQUOT
+TROUBLES = {
+    "an error of the disk": Trouble(
+        "fail", numbers=(errno.EIO, errno.ENOSPC, errno.EACCES, errno.ESTALE, errno.EDQUOT)
+    ),
+    "a mount of the source that dies": Trouble("dead", "mine", (errno.ENOTCONN,)),
+    "a mount of the target that dies": Trouble("dead", "out", (errno.ENOTCONN, errno.EIO)),
+    "a disk that is full from then on": Trouble("full", "out", (errno.ENOSPC,)),
+    "a short read": Trouble("short"),
+    "a file that ends early": Trouble("cut", "mine"),
+}
+
+
+def moments(trouble: Trouble, walk: Walk, numbers: Iterable[int]) -> Iterator[Moment]:
+    below = str(walk.home / trouble.below)
+    for at in numbers:
+        yield Moment(at, trouble.what, below, trouble.numbers[at % len(trouble.numbers)])
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_trouble_at_some_calls_of_the_system(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
+    walk = Walk(name, tmp_path, processes, address)
+    for first, trouble in enumerate(TROUBLES.values(), 1):
+        walk.at_each(moments(trouble, walk, (first * FACTOR**power for power in range(6))))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_trouble_at_each_call_of_the_system(
+    trouble: str, name: str, tmp_path: Path, processes: Processes, address: str
+) -> None:
+    walk = Walk(name, tmp_path, processes, address)
+    walk.at_each(moments(TROUBLES[trouble], walk, range(1, MOST)))
+
+
+def fill(disk: Path, room: int) -> Path:
+    """Leave so much room on a disk, by a file that is returned."""
+    filler, found = disk / "filler", os.statvfs(disk)
+    filler.write_bytes(bytes(max(0, found.f_bavail * found.f_frsize - room)))
+    return filler
+
+
+def fill_up(name: str, disk: Path, processes: Processes, address: str, pages: Iterable[int]) -> None:
+    walk = Walk(name, disk, processes, address)
+    for free in pages:
+        user = walk.reset()
+        filler = fill(disk, free * PAGE)
+        ran, about = walk.call(), f"with {free} pages free"
+        walk.check_disturbed(user, ran, about)
+        filler.unlink()
+        is_enough = ran.error is None and walk.case.found(walk.home) == walk.meant
+        walk.check_again(user, about)
+        if is_enough:
+            return
+    pytest.fail(f"{name}: not enough, although there is room")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_disk_that_is_full(name: str, make_disk: Callable[[int], Path], processes: Processes, address: str) -> None:
+    fill_up(name, make_disk(48), processes, address, (0, 3, 12, 10_000))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", CASES)
+def test_a_disk_with_more_room_each_time(
+    name: str, make_disk: Callable[[int], Path], processes: Processes, address: str
+) -> None:
+    fill_up(name, make_disk(48), processes, address, (*range(40), 10_000))
+
+
+def change_at(name: str, tmp_path: Path, processes: Processes, address: str, numbers: Iterable[int]) -> None:
+    """Rewrite the source at one call of the system after the other."""
+    walk = Walk(name, tmp_path, processes, address, changing=True)
+    walk.at_each(Moment(at, "call", str(walk.home / "mine"), function="tests.contract.cases:rewrite") for at in numbers)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_source_that_changes_midway(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
+    """What it held before, or after, never a mixture; the next call brings what it holds now."""
+    change_at(name, tmp_path, processes, address, (4**power for power in range(8)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", CASES)
+def test_a_source_that_changes_at_each_call(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
+    change_at(name, tmp_path, processes, address, range(1, MOST))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["hang", "stall", "drip"])
+def test_a_server_that_falls_silent(kind: WebFaultKind, tmp_path: Path) -> None:
+    """Connections stay open, and nothing comes, or next to nothing: an error within minutes; then what is missing."""
+    content = bytes(range(256)) * 4000
+    make_tree(tmp_path, {"mine/notes.txt": "mine"})
+    home = Home(tmp_path, theirs=["mine"])
+    with WebServer({"model.bin": content}) as server:
+        server.set_faults(WebFault(kind=kind, at_byte=1000, bytes_per_s=10, min_bytes=2000))
+        with pytest.raises(SourceReadError, match=r"model\.bin"):
+            fetch_files(server.url("model.bin"), tmp_path / "out/it", progress=False)
+        home.check(finished=False, found=contents(tmp_path / "out"), expected=[{}])
+        server.set_faults()
+        fetch_files(server.url("model.bin"), tmp_path / "out/it", progress=False)
+    home.check(finished=True, found=contents(tmp_path / "out"), expected=[{"it": content}])

@@ -1,0 +1,202 @@
+"""Each kind of source: a second call reuses what is here, a change is served anew, and what nothing proves is said."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from colabstage import fetch_files, stage_dataset
+from tests.contract.served import numbers_in
+from tests.sources.servers import BucketService, use_login
+from tests.support.archives import MAKERS
+from tests.support.http_knobs import WebKnobs
+from tests.support.http_server import WebServer
+from tests.support.images import image, in_classes, make_tree
+from tests.support.invariants import contents, left_behind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("moto")
+
+BEFORE = in_classes(6, suffix=".bmp")
+# Sizes and names stay; one file is rewritten, one is replaced by another.
+AFTER = {
+    **{name: number for name, number in BEFORE.items() if name != "cat/004.bmp"},
+    "cat/000.bmp": 77,
+    "cat/9.bmp": 4,
+}
+
+
+class Source(Protocol):
+    """Where a dataset is: writes it, and is what `stage_dataset` takes."""
+
+    @property
+    def argument(self) -> Any:
+        """What is passed."""
+
+    def write(self, numbers: dict[str, int]) -> None:
+        """Have it hold these images."""
+
+
+def files_of(numbers: dict[str, int]) -> dict[str, bytes]:
+    return {name: image(number, suffix=".bmp") for name, number in numbers.items()}
+
+
+class Folder:
+    """A folder here."""
+
+    def __init__(self, root: Path) -> None:
+        self.argument = root / "photos"
+
+    def write(self, numbers: dict[str, int]) -> None:
+        for path in self.argument.rglob("*.bmp"):
+            if str(path.relative_to(self.argument)) not in numbers:
+                path.unlink()
+        make_tree(self.argument, files_of(numbers))
+
+
+class Archive:
+    """An archive here."""
+
+    def __init__(self, root: Path, kind: str) -> None:
+        self.kind = kind
+        self.argument = root / f"photos{kind}"
+
+    def write(self, numbers: dict[str, int]) -> None:
+        self.argument.write_bytes(MAKERS[self.kind](files_of(numbers)))
+
+
+class Several:
+    """A folder and an archive as one."""
+
+    def __init__(self, root: Path) -> None:
+        self.parts: tuple[Source, Source] = Folder(root), Archive(root, ".zip")
+        self.argument = [part.argument for part in self.parts]
+
+    def write(self, numbers: dict[str, int]) -> None:
+        for number, part in enumerate(self.parts):
+            part.write({name: n for at, (name, n) in enumerate(sorted(numbers.items())) if (at // 2) % 2 == number})
+
+
+class Web:
+    """An archive on a web server."""
+
+    def __init__(self, server: WebServer) -> None:
+        self.server = server
+        self.argument = server.url("photos.zip")
+
+    def write(self, numbers: dict[str, int]) -> None:
+        self.server.put("photos.zip", MAKERS[".zip"](files_of(numbers)))
+
+
+class Bucket:
+    """A folder, or an archive, in a bucket."""
+
+    def __init__(self, service: BucketService, name: str) -> None:
+        self.service = service
+        self.name = name
+        self.argument = f"s3://{service.bucket}/{name}"
+
+    def write(self, numbers: dict[str, int]) -> None:
+        if self.name.endswith(".zip"):
+            self.service.put(self.name, MAKERS[".zip"](files_of(numbers)))
+            return
+        for key in list(self.service.backend.buckets[self.service.bucket].keys):
+            self.service.remove(key)
+        for name, content in files_of(numbers).items():
+            self.service.put(f"{self.name}/{name}", content)
+
+
+KINDS = ["folder", "zip", "tar", "tar.gz", "several", "web", "web without ranges", "bucket folder", "bucket zip"]
+
+
+@pytest.fixture
+def make_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Make a source of a kind."""
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    with contextlib.ExitStack() as stack:
+
+        def make(kind: str, **knobs: Any) -> Source:
+            if kind == "folder":
+                return Folder(tmp_path)
+            if kind == "several":
+                return Several(tmp_path)
+            if kind.startswith("web"):
+                more = {"ranges": "none"} if kind.endswith("ranges") else {}
+                return Web(stack.enter_context(WebServer({"photos.zip": b""}, knobs=WebKnobs(**{**more, **knobs}))))
+            if kind.startswith("bucket"):
+                service = request.getfixturevalue("moto")
+                use_login(monkeypatch, service)
+                service.backend.create_bucket(service.bucket, "us-east-1")
+                stack.callback(service.backend.reset)
+                return Bucket(service, "photos.zip" if kind.endswith("zip") else "photos")
+            return Archive(tmp_path, f".{kind}")
+
+        yield make
+
+
+def names(numbers: dict[str, int]) -> dict[str, int]:
+    """Without the folders that parts of a list have in front."""
+    return {"/".join(name.split("/")[-2:]): number for name, number in numbers.items()}
+
+
+@pytest.mark.parametrize("verify", ["fast", "full"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_staged_again(kind: str, verify: Any, make_source: Any, tmp_path: Path) -> None:
+    source: Source = make_source(kind)
+    source.write(BEFORE)
+
+    def stage() -> Any:
+        data = stage_dataset(
+            source.argument, verify=verify, local_dir=tmp_path / "local", cache_dir=None, progress=False
+        )
+        assert not left_behind(tmp_path / "local")
+        return data
+
+    first = stage()
+    assert (first.report.origin, names(numbers_in(first.path))) == ("source", BEFORE)
+    about = first.path.stat()
+    again = stage()
+    assert (again.report.origin, again.path) == ("local", first.path)
+    assert (again.path.stat().st_ino, again.path.stat().st_mtime_ns) == (about.st_ino, about.st_mtime_ns)
+    assert "unproved" not in str(again.report)
+    source.write(AFTER)
+    changed = stage()
+    assert (changed.report.origin, names(numbers_in(changed.path))) == ("source", AFTER)
+    assert stage().report.origin == "local"
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "web", "bucket folder", "bucket zip"])
+def test_fetched_again(kind: str, make_source: Any, tmp_path: Path) -> None:
+    source: Source = make_source(kind)
+    target = tmp_path / "out/it"
+
+    def fetched() -> Any:
+        report = fetch_files(source.argument, target, progress=False)
+        assert not left_behind(tmp_path / "out")
+        return report, contents(target) if target.is_dir() else target.read_bytes(), target.stat().st_ino
+
+    for numbers in (BEFORE, AFTER):
+        source.write(numbers)
+        _, content, inode = fetched()
+        meant = files_of(numbers)
+        assert content == (meant if target.is_dir() else MAKERS[".zip"](meant))
+        assert fetched()[1:] == (content, inode)
+
+
+def test_a_server_that_proves_nothing(make_source: Any, tmp_path: Path) -> None:
+    """Without a version, a time and ranges: what is here is served, and the report says so; otherwise it does not."""
+    notes = []
+    for name, knobs in (("a", {}), ("b", {"etag": "none", "last_modified": False, "ranges": "none"})):
+        source: Source = make_source("web", **knobs)
+        source.write(BEFORE)
+        places: Any = {"local_dir": tmp_path / name, "cache_dir": None, "progress": False}
+        stage_dataset(source.argument, **places)
+        again = stage_dataset(source.argument, **places)
+        assert (again.report.origin, numbers_in(again.path)) == ("local", BEFORE)
+        notes.append([step.note for step in again.report.steps])
+    assert notes[0] != notes[1]

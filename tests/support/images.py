@@ -1,0 +1,78 @@
+"""Tiny images that are the same bytes each time, and trees of files in one line.
+
+    make_tree(tmp_path / "photos", {"cat/1.png": 1, "dog/2.jpg": 2, "labels.csv": "name,label\\n"})
+
+A number stands for the image that only this number gives, in the format of the file's suffix.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SIDE = 4
+_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP"}
+
+
+def color(number: int) -> tuple[int, int, int]:
+    """Return the colour of an image, from which JPEG, too, gives the number back up to 255."""
+    return (number % 256, number % 256, number // 256)
+
+
+@cache
+def image(number: int, *, suffix: str = ".png", size: tuple[int, int] = (SIDE, SIDE)) -> bytes:
+    """Return an image of one colour, `size` wide and high."""
+    buffer = io.BytesIO()
+    Image.new("RGB", size, color(number)).save(buffer, _FORMATS[suffix])
+    return buffer.getvalue()
+
+
+@cache
+def noise(number: int, *, size: tuple[int, int] = (32, 24)) -> bytes:
+    """Return a PNG that does not compress, `size` wide and high."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@cache
+def mask(number: int, *, classes: int = 3, size: tuple[int, int] = (SIDE, SIDE)) -> bytes:
+    """Return a PNG whose pixels are class numbers."""
+    pixels = (np.arange(size[0] * size[1]) + number) % classes
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.reshape(size[1], size[0]).astype(np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def number_of(content: bytes) -> int:
+    """Return the number that `image` was made from; of a JPEG, one below 256."""
+    return number_of_pixel(np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))[0, 0])
+
+
+def number_of_pixel(pixel: Any) -> int:
+    """Return the number of an image from one of its pixels."""
+    red, _, blue = (int(value) for value in pixel)
+    return red + 256 * blue
+
+
+def make_tree(root: Path, files: Mapping[str, bytes | str | int]) -> Path:
+    """Write files by name, with the folders above them: bytes, text, or the image of a number."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = image(content, suffix=path.suffix.lower()) if isinstance(content, int) else content
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return root
+
+
+def in_classes(count: int, *, first: int = 0, suffix: str = ".png") -> dict[str, int]:
+    """Return the files of a dataset of two classes: the images `first`, `first + 1`, … in turn."""
+    return {f"{('cat', 'dog')[number % 2]}/{number:03d}{suffix}": number for number in range(first, first + count)}

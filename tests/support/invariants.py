@@ -1,0 +1,137 @@
+"""What holds after every call, whatever became of it: nothing partial counts as whole, nothing is left behind, nothing
+of the user's is touched, and the bytes are the ones that were meant.
+
+    home = Home(tmp_path, theirs=["photos", "notes.txt"])
+    fetch_files(tmp_path / "photos", tmp_path / "out/photos")
+    home.check(finished=True)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import xxhash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+# The file system is asked for folders' times, too: a temporary file in the user's folder changes one.
+Tree = dict[str, "Entry"]
+Contents = dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All that a user may notice of one name on a disk."""
+
+    kind: str
+    mode: int
+    mtime_ns: int
+    links: int
+    content: bytes | str
+
+
+def snapshot(*roots: Path) -> Tree:
+    """Return everything at and below some paths: names, bytes, modes, times, links."""
+    found: Tree = {}
+    for root in roots:
+        for path in [root, *sorted(root.rglob("*"))] if os.path.lexists(root) else []:
+            about = path.lstat()
+            kind = "link" if path.is_symlink() else "folder" if path.is_dir() else "file"
+            content: bytes | str = (
+                path.read_bytes() if kind == "file" else str(path.readlink()) if kind == "link" else ""
+            )
+            links = about.st_nlink if kind == "file" else 1
+            found[str(path)] = Entry(kind, stat.S_IMODE(about.st_mode), about.st_mtime_ns, links, content)
+    return found
+
+
+def contents(folder: Path) -> Contents:
+    """Return the files that a user sees below a folder, by name: hidden files and notes about files are left out."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix != ".json" and not _is_hidden(path.relative_to(folder))
+    }
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Return names of unfinished work, locks and drafts below a folder; one inventory beside each folder is none."""
+    found = sorted(folder.rglob(".colabstage-*")) + sorted(folder.rglob(".*.colabstage.json.coming"))
+    inventories = {(path.parent, path.name.rsplit(".", 3)[0]): path for path in found if path.suffix == ".deed"}
+    return [str(path.relative_to(folder)) for path in found if path not in inventories.values()]
+
+
+def unvouched(folder: Path) -> list[str]:
+    """Return the packs and published files below a folder whose bytes are not those of the manifest beside them."""
+    wrong = []
+    for beside in folder.rglob("*.json"):
+        path = beside.with_suffix("")
+        if path.is_file():
+            try:
+                manifest = json.loads(beside.read_text(encoding="utf-8"))
+            except ValueError:  # no manifest, so that the file beside it does not count
+                continue
+            data, length = path.read_bytes(), manifest["block_bytes"]
+            blocks = [data[start : start + length] for start in range(0, len(data), length)]
+            if (len(data), [xxhash.xxh3_64_hexdigest(one) for one in blocks]) != (manifest["size"], manifest["hashes"]):
+                wrong.append(str(path.relative_to(folder)))
+    return wrong
+
+
+def differences(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Return the names at which two trees differ."""
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+class Home:
+    """A folder in which calls work, and in it what belongs to the user: `theirs`, as it was when this was made."""
+
+    def __init__(self, root: Path, *, theirs: Iterable[str]) -> None:
+        self.root = root
+        self._theirs = [root / name for name in theirs]
+        self._before = snapshot(*self._theirs)
+        assert self._before, "a check of nothing"
+
+    def check(
+        self,
+        *,
+        finished: bool,
+        found: Mapping[str, object] | None = None,
+        expected: Iterable[Mapping[str, object]] = (),
+        about: str = "",
+    ) -> None:
+        """Fail if an invariant does not hold.
+
+        Args:
+            finished: whether the last call succeeded: only then is nothing left behind.
+            found: what a reader gets now, of each thing that is whole or not by itself.
+            expected: what it may get: of each of these things, what it is in one of these.
+            about: what happened, for the message.
+        """
+        touched = differences(self._before, snapshot(*self._theirs))
+        assert not touched, f"{about}: not ours, and changed: {touched}"
+        allowed = list(expected)
+        for name in {name for one in [found or {}, *allowed] for name in one} if found is not None else ():
+            value, choices = (found or {}).get(name), [one.get(name) for one in allowed]
+            assert value in choices, f"{about}: {name} is not what was meant: {_shown(value, choices)}"
+        if finished:
+            left, wrong = left_behind(self.root), unvouched(self.root)
+            assert not left, f"{about}: left behind: {left}"
+            assert not wrong, f"{about}: not as the manifest says: {wrong}"
+
+
+def _shown(found: object, allowed: list[object]) -> object:
+    """Return the names that differ, where these are trees."""
+    if not isinstance(found, dict):
+        return f"{found!r:.80}"
+    return [differences(found, one) if isinstance(one, dict) else one for one in allowed]
