@@ -83,6 +83,11 @@ class ProfileFacts:
         return self.both_s + self.epoch_start_s
 
     @property
+    def alone_s(self) -> float:
+        """Return the same of the loader alone."""
+        return self.load_s + self.epoch_start_s
+
+    @property
     def epoch_start_s(self) -> float:
         """Return what the start of an epoch adds to each of its batches."""
         return self.start_s / self.batches if self.batches else 0.0
@@ -137,7 +142,7 @@ def judge(facts: ProfileFacts) -> Verdict:
     stages, step_s = facts.stages, facts.step_s
     stage = max(stages, key=lambda name: stages[name]) if stages else None
     if step_s is None:
-        what = f"The loader makes a batch in {format_batch(facts.load_s)}"
+        what = f"The loader makes a batch in {format_batch(facts.alone_s)}"
         if stage is not None:
             # "Transforms" is the one plural among the names.
             takes = "take" if stage == "transform" else "takes"
@@ -145,9 +150,9 @@ def judge(facts: ProfileFacts) -> Verdict:
         return Verdict("input-bound", stage, "work", f"{what}. Whether training waits for it shows with step=.")
     now_s = facts.batch_s
     lost = max(0.0, 1 - step_s / now_s)
-    took = f"the step takes {format_batch(step_s)} a batch, the loader {format_batch(facts.load_s)}"
+    took = f"the step takes {format_batch(step_s)} a batch, the loader {format_batch(facts.alone_s)}"
     if lost < _LOST or now_s - step_s < _LEAST_LOST_S:
-        if facts.load_s < _NEXT_LIMIT * step_s:
+        if facts.alone_s < _NEXT_LIMIT * step_s:
             return Verdict("compute-bound", None, None, f"Compute-bound: {took}. Faster loading gains nothing.")
         return Verdict("balanced", None, None, f"Balanced: {took}, and hardly any time is lost.")
     cause = _cause(facts, step_s)

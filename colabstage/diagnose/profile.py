@@ -153,7 +153,7 @@ def profile_loader(
         stack.callback(saved.put_back)
         view = view_of(loader)
         stack.enter_context(preserve_attributes(view.roots))
-        runs = _Runs(view, step, device, SYSTEM_CLOCK)
+        runs = Runs(view, step, device, SYSTEM_CLOCK)
         facts = runs.measure(budget_s, prefixes or {})
     said = saved.note(runs.steps, runs.trained, _RESTORE)
     return describe(facts, (*view.notes, *filter(None, [said])))
@@ -183,7 +183,7 @@ def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
         yield "loader alone", together
     else:
         yield "loader and step", together
-        yield "loader alone", f"{format_batch(facts.load_s)} a batch"
+        yield "loader alone", f"{format_batch(facts.alone_s)} a batch"
         headroom = f", {facts.batch_samples / facts.step_s:,.0f} samples/s" if facts.step_s else ""
         yield "step alone", f"{format_batch(facts.step_s)} a batch{headroom}"
         yield "waiting for batches", f"{min(1.0, facts.wait_s / facts.both_s):.0%} of the time"
@@ -257,7 +257,7 @@ class _Feed:
             end_iterator(iterator)
 
 
-class _Runs:
+class Runs:
     """The runs of one profile, and how often they ran the step."""
 
     def __init__(self, view: View, step: Callable[[Any], object] | None, device: Any, clock: Clock) -> None:
@@ -300,7 +300,7 @@ class _Runs:
         torch = sys.modules.get("torch")
         return replace(
             facts,
-            stages=self._prefixes(prefixes, facts, stages_s) if prefixes else self._stages(load_s, stages_s),
+            stages=self._prefixes(prefixes, facts, stages_s) if prefixes else self._stages(facts.alone_s, stages_s),
             packed=None if view.dataset is None else packed_instead(view.dataset, facts.image_size),
             cores=read_resources().cores,
             has_gpu=torch is not None and torch.cuda.is_available(),
