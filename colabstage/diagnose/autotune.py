@@ -11,7 +11,6 @@ import math
 import operator
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from colabstage.io.arguments import NOTHING_DONE, ONE_SPLIT, check_argument, ref
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 # Closer results count as equal: trials of a second or two are no more exact.
 _EQUAL = 0.05

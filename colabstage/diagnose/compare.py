@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 
@@ -89,9 +89,8 @@ class SourceComparison(Report):
     """The result of `compare_sources`. Prints as text, and as a table in a notebook."""
 
     path: Path
-    """The dataset."""
     place: str
-    """Where it is ("Google Drive")."""
+    """Where the dataset is ("Google Drive")."""
     dataset_samples: int
     """How many samples it has."""
     compared: int
@@ -103,7 +102,7 @@ class SourceComparison(Report):
     image_size: tuple[int, int] | None
     """`(height, width)`, or `None` as they are."""
     pack_bytes: int
-    """The estimated size of a pack of the whole dataset, in bytes."""
+    """The estimated size of a pack of the whole dataset."""
     encoding: str
     """How it would store images."""
 
@@ -232,72 +231,51 @@ class _Comparing:
                 return content
 
             # Drawn at random, because neighbours in a folder are often read ahead together, and are often of one size.
+            named: tuple[Way, str]
             chosen = np.random.default_rng(seed).permutation(rows)[:samples].tolist()
             costs = {index: int(sizes[index]) for index in chosen}
             with self._progress.step("read from the source", total=len(chosen), unit="images") as step:
                 # The images read are kept, so that all other ways read the same ones.
-                part = self._seconds * _SOURCE_PART
-                first = self._read("source", f"{place}, first epoch", chosen, read, part, step, costs, kept)
+                named, part = ("source", f"{place}, first epoch"), self._seconds * _SOURCE_PART
+                first = self._read(named, chosen, read, seconds=part, step=step, costs=costs, keep=kept)
             broken = self._broken
             # Later epochs profit from what the mount's client keeps on the local disk, which makes the comparison fair.
             with self._progress.step("read once more", total=len(kept), unit="images") as step:
-                part = self._seconds * _AGAIN_PART
-                again = self._read("again", f"{place}, later epochs", list(kept), read, part, step, costs)
+                named, part = ("again", f"{place}, later epochs"), self._seconds * _AGAIN_PART
+                again = self._read(named, list(kept), read, seconds=part, step=step, costs=costs)
         files = self._write_down(kept, source)
+
+        def read_local(number: int) -> bytes:
+            return files[number % len(files)].read_bytes()
+
         with self._progress.step("read local files", total=None, unit="images") as step:
             # Several passes, because a few hundred local files are read too quickly to be measured well once.
-            numbers, part = range(_MOST_PASSES * len(files)), min(_LEAST_S, self._seconds * _OTHER_PART)
-            local = self._read(
-                *("local", "files on the local disk", numbers),
-                *(lambda number: files[number % len(files)].read_bytes(), part, step),
-            )
+            named, passes = ("local", "files on the local disk"), range(_MOST_PASSES * len(files))
+            part = min(_LEAST_S, self._seconds * _OTHER_PART)
+            local = self._read(named, passes, read_local, seconds=part, step=step)
         packed, encoding, pack_bytes = self._read_pack(batch_size)
-        return self._describe(
+        rates, pack_bytes, size = (
             (first, again, local, packed),
+            round(pack_bytes * rows / len(kept)),
+            self._options.image.size,
+        )
+        before_s, after_s = (format_duration(rate.epoch_s(rows)) for rate in (again, packed))
+        times = _times(packed.per_second / again.per_second)
+        decoded = "as large as they are" if size is None else f"decoded to {size[0]} x {size[1]}"
+        measured = f"Measured with {format_count(len(kept), 'images')}, {decoded}"
+        takes = f"a pack of all takes about {format_bytes(pack_bytes)} ({encoding})"
+        return SourceComparison(
+            headline=f"An epoch of {format_count(rows, 'images')}: {before_s} from {place}, {after_s} from a pack "
+            f"({times} as fast)",
+            bars=tuple(_bar(rate, rows, again) for rate in rates),
+            notes=(
+                f"{measured}; {format_count(self._workers, 'readers')} for files; {takes}.",
+                *_comparison_notes(broken, encoding, pack_bytes, self._options),
+            ),
             path=path,
             place=place,
             dataset_samples=rows,
             compared=len(kept),
-            pack_bytes=round(pack_bytes * rows / len(kept)),
-            encoding=encoding,
-            broken=broken,
-        )
-
-    def _describe(
-        self,
-        rates: tuple[SourceRate, ...],
-        *,
-        path: Path,
-        place: str,
-        dataset_samples: int,
-        compared: int,
-        pack_bytes: int,
-        encoding: str,
-        broken: int,
-    ) -> SourceComparison:
-        size, again = self._options.image.size, rates[1]
-        bars = []
-        for rate in rates:
-            speed = format_rate(rate.samples, rate.seconds, "images")
-            epoch = f"{format_duration(rate.epoch_s(dataset_samples))} an epoch"
-            gain = _times(rate.per_second / again.per_second) if rate.way in {"local", "pack"} else ""
-            colour = COLOURS["accent" if rate.way == "pack" else "muted"]
-            bars.append(Bar(rate.title, rate.per_second, (speed, epoch, gain), colour))
-        pack_s, before_s = (format_duration(rate.epoch_s(dataset_samples)) for rate in (rates[-1], again))
-        decoded = "as large as they are" if size is None else f"decoded to {size[0]} x {size[1]}"
-        measured = (
-            f"Measured with {format_count(compared, 'images')}, {decoded}; {format_count(self._workers, 'readers')} for "
-            f"files; a pack of all takes about {format_bytes(pack_bytes)} ({encoding})."
-        )
-        return SourceComparison(
-            headline=f"An epoch of {format_count(dataset_samples, 'images')}: {before_s} from {place}, {pack_s} from a "
-            f"pack ({_times(rates[-1].per_second / again.per_second)} as fast)",
-            bars=tuple(bars),
-            notes=(measured, *_comparison_notes(broken, encoding, pack_bytes, self._options)),
-            path=path,
-            place=place,
-            dataset_samples=dataset_samples,
-            compared=compared,
             rates=rates,
             num_workers=self._workers,
             image_size=size,
@@ -307,10 +285,10 @@ class _Comparing:
 
     def _read(
         self,
-        way: Way,
-        title: str,
+        named: tuple[Way, str],
         items: Sequence[int],
         read: Callable[[int], bytes],
+        *,
         seconds: float,
         step: ProgressStep,
         costs: Mapping[int, int] | None = None,
@@ -372,7 +350,7 @@ class _Comparing:
                 else f"No image could be read in {seconds:.0f} seconds. Give more time (budget_s=…), or ask doctor()."
             )
             raise SourceReadError(msg)
-        return SourceRate(way, title, done, last - began, nbytes)
+        return SourceRate(*named, done, last - began, nbytes)
 
     def _write_down(self, kept: Mapping[int, bytes], source: SampleSource) -> list[Path]:
         """Write what was read as plain files on the local disk, in a folder that can be packed."""
@@ -428,6 +406,13 @@ class _Comparing:
         nbytes = round(report.nbytes * done / rows)
         rate = SourceRate("pack", "a pack on the local disk", done, seconds, nbytes)
         return rate, report.encoding, report.nbytes
+
+
+def _bar(rate: SourceRate, rows: int, again: SourceRate) -> Bar:
+    speed = format_rate(rate.samples, rate.seconds, "images")
+    gain = _times(rate.per_second / again.per_second) if rate.way in {"local", "pack"} else ""
+    colour = COLOURS["accent" if rate.way == "pack" else "muted"]
+    return Bar(rate.title, rate.per_second, (speed, f"{format_duration(rate.epoch_s(rows))} an epoch", gain), colour)
 
 
 def _no_image_files(name: str) -> LayoutError:

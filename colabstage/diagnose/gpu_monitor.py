@@ -52,7 +52,6 @@ class GpuSample:
     seconds: float
     """When it was taken, after the monitor's start."""
     gpus: tuple[GpuReading, ...]
-    """The reading of each GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +59,19 @@ class GpuFigures:
     """One GPU over all samples, treated as equally spaced; `None` for values that the driver does not report."""
 
     index: int
-    """The GPU's number."""
     name: str
-    """Its product name."""
     samples: int
-    """How many samples there are."""
     utilisation: float | None
-    """Mean utilisation, 0 to 1."""
+    """The mean, 0 to 1."""
     idle: float | None
     """Fraction of the samples below 5 %."""
     memory_bytes: int | None
     """The peak of used memory."""
     memory_total_bytes: int | None
-    """The total memory."""
     power_w: float | None
-    """The mean power in watts."""
+    """The mean."""
     power_limit_w: float | None
-    """The most it may draw."""
     energy_wh: float | None
-    """Total energy in watt hours."""
     sliced: bool
     """Whether it is divided into MIG slices."""
     processes: tuple[GpuProcess, ...]
@@ -112,9 +105,7 @@ class GpuReport(Report):
     """What a `GpuMonitor` has seen."""
 
     gpus: tuple[GpuFigures, ...]
-    """The figures of each GPU."""
     samples: tuple[GpuSample, ...]
-    """All samples, in order."""
     problem: str | None
     """Why nothing is sampled, or why sampling ended early; `None` if all is well."""
 

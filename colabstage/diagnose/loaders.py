@@ -47,8 +47,8 @@ _ALONE = {
 _ONCE = "The loader can be iterated only once: the batches that were measured are gone from it."
 _SHUFFLED = "Shuffling in the tf.data pipeline has moved on by the epochs that were measured: it cannot be copied."
 _KEPT = (
-    "Decoded images are kept for later epochs, so some of what was measured may come from memory. The first epoch takes "
-    "longer, and later ones may take less. memory_budget=0 shows decoding alone."
+    "Decoded images are kept for later epochs, so some of what was measured may come from memory. The first epoch "
+    "takes longer, and later ones may take less. memory_budget=0 shows decoding alone."
 )
 _AS_THEY_ARE = (
     "With batch_size=None each item of the dataset is taken for a batch, its first axis for the samples. If items are "

@@ -342,7 +342,7 @@ class Runs:
         firsts, now, began = 0, self._now, self._now()
         # It does nothing where there is no GPU.
         with GpuMonitor(_GPU_EVERY_S, live=False, notice=lambda _: None) as monitor:
-            while len(busy) < 3 * _LEAST_BATCHES or now() - began < seconds:
+            while len(busy) < _LEAST_BATCHES or now() - began < seconds:
                 asked = now()
                 try:
                     batch = feed.take()
@@ -376,7 +376,6 @@ class Runs:
 
     def _repeat(self, work: Callable[[Any], object], batch: Any, seconds: float) -> float:
         """Return the mean seconds of work that is done with one batch again and again."""
-        work(batch)
         # CUDA returns before the work is done; without waiting here, an earlier queue would be measured.
         _synchronise()
         count, began = 0, self._now()

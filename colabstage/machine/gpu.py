@@ -32,14 +32,11 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that computes on a GPU."""
+    """A process that computes on a GPU; its name is empty, and its memory `None`, where the driver hides them."""
 
     pid: int
-    """Its process id."""
     name: str = ""
-    """Its name; empty where the driver does not report it."""
     memory_bytes: int | None = None
-    """How much of the GPU's memory it uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +44,17 @@ class GpuReading:
     """The state of one GPU at one moment; `None` means that the driver does not report it."""
 
     index: int
-    """The driver's number for it."""
     name: str
-    """Its product name."""
     utilisation: float | None = None
     """The share of time, 0 to 1, in which something ran on it, over the driver's last sampling period (up to 1 s)."""
     memory_used_bytes: int | None = None
-    """GPU memory in use, by all processes."""
     memory_total_bytes: int | None = None
-    """All of its memory."""
     power_w: float | None = None
-    """Power draw now, in watts."""
     power_limit_w: float | None = None
-    """The most it may draw, in watts."""
     sliced: bool = False
     """Whether it is divided into MIG slices, whose utilisation is not reported."""
     processes: tuple[GpuProcess, ...] = ()
-    """The processes that compute on it, as far as this process may see them."""
+    """Those that this process may see."""
 
 
 def gpu_problem() -> str | None:
@@ -110,18 +101,31 @@ class SmiGpus:
         Raises:
             NotSupportedHereError: the program is missing, fails, or takes too long.
         """
-        # Warnings of the driver stand between the lines, on some machines.
         lines = [[cell.strip() for cell in line.split(",")] for line in self._query("gpu", _GPU_COLUMNS)]
-        known = sorted(
-            (cells for cells in lines if len(cells) == len(_GPU_COLUMNS) and cells[0].isdecimal()), key=_index
-        )
+        # Warnings of the driver stand between the lines, on some machines.
+        known = [cells for cells in lines if len(cells) == len(_GPU_COLUMNS) and cells[0].isdecimal()]
         if not known:
             msg = f"There is no NVIDIA GPU here: {PROGRAM} lists none."
             raise NotSupportedHereError(msg)
         running = self._processes() if processes else []
-        return tuple(
-            _reading(cells, tuple(process for uuid, process in running if uuid == cells[1])) for cells in known
-        )
+        readings = []
+        for index, uuid, name, busy, used, total, power, limit, mode in known:
+            readings.append(
+                GpuReading(
+                    *(
+                        int(index),
+                        name,
+                        _number(busy, 0.01),
+                        _bytes(used),
+                        _bytes(total),
+                        _number(power),
+                        _number(limit),
+                    ),
+                    sliced=mode == "Enabled",
+                    processes=tuple(process for gpu, process in running if gpu == uuid),
+                )
+            )
+        return tuple(sorted(readings, key=lambda one: one.index))
 
     def close(self) -> None:
         """Do nothing, because no handle is kept."""
@@ -130,13 +134,12 @@ class SmiGpus:
         found = []
         for line in self._query("compute-apps", _PROCESS_COLUMNS):
             # From both ends, because a program's path may contain commas.
-            uuid, _, rest = line.partition(",")
-            pid, _, rest = rest.partition(",")
-            name, _, used = rest.rpartition(",")
-            if pid.strip().isdecimal():
+            cells = [cell.strip() for cell in line.split(",")]
+            if len(cells) >= len(_PROCESS_COLUMNS) and cells[1].isdecimal():
+                uuid, pid, *name, used = cells
+                shown = ", ".join(name)
                 # What is in brackets is a reason for having no name.
-                shown = "" if name.strip().startswith("[") else name.strip()
-                found.append((uuid.strip(), GpuProcess(int(pid), shown, _mib(used))))
+                found.append((uuid, GpuProcess(int(pid), "" if shown.startswith("[") else shown, _bytes(used))))
         return found
 
     def _query(self, what: str, columns: tuple[str, ...]) -> list[str]:
@@ -162,34 +165,15 @@ class SmiGpus:
         return printed.splitlines()
 
 
-def _index(cells: list[str]) -> int:
-    return int(cells[0])
-
-
-def _reading(cells: list[str], processes: tuple[GpuProcess, ...]) -> GpuReading:
-    busy = _number(cells[3])
-    return GpuReading(
-        index=int(cells[0]),
-        name=cells[2],
-        utilisation=None if busy is None else busy / 100,
-        memory_used_bytes=_mib(cells[4]),
-        memory_total_bytes=_mib(cells[5]),
-        power_w=_number(cells[6]),
-        power_limit_w=_number(cells[7]),
-        sliced=cells[8] == "Enabled",
-        processes=processes,
-    )
-
-
-def _number(cell: str) -> float | None:
+def _number(cell: str, scale: float = 1.0) -> float | None:
     """Read `37`, `37 %` and `68.52 W`; return `None` for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
-    match = _NUMBER.match(cell.strip())
-    return None if match is None else float(match[0])
+    match = _NUMBER.match(cell)
+    return None if match is None else float(match[0]) * scale
 
 
-def _mib(cell: str) -> int | None:
-    value = _number(cell)
-    return None if value is None else round(value * _MIB)
+def _bytes(cell: str) -> int | None:
+    value = _number(cell, _MIB)
+    return None if value is None else round(value)
 
 
 class NvmlGpus:

@@ -41,7 +41,8 @@ from colabstage.machine.gpu import GpuProcess, GpuReading
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.diagnose.doctor import Ruling, Status
+    from colabstage.diagnose.doctor import Ruling
+    from colabstage.diagnose.report import Status
 
     Check = Callable[[MachineFacts], Ruling]
 

@@ -397,7 +397,8 @@ class Photos(Blob):
     """Photographs in a folder that it names."""
 
     def __init__(self, root: Path) -> None:
-        self.root = write_photos(root) or root
+        self.root = root
+        write_photos(root)
 
 
 class Drawing(Blob):

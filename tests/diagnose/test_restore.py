@@ -257,7 +257,7 @@ def test_training_gives_the_same_numbers_after_a_profile(workers: int) -> None:
 
         def step(batch: Any) -> None:
             optimizer.zero_grad()
-            model(batch[0]).square().mean().backward()  # type: ignore[no-untyped-call]
+            model(batch[0]).square().mean().backward()
             optimizer.step()
             order.extend(batch[1].tolist())
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
