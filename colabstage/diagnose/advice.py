@@ -217,7 +217,7 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
         line = f"PyDataset.__init__({_pasted(options)})"
         yield Advice(line, meanwhile, max(one_s / count, step_s), options=options)
     if kind == "colabstage":
-        line = f"autotune_loader(loader.dataset, {facts.batch_samples}, step=step).loader()"
+        line = f"autotune_loader(loader.dataset, {facts.batch_samples}, step=step)"
         yield Advice(line, "it tries in which ways this dataset can be read beside your step", step_s)
     if kind == "tf.data":
         if not facts.workers:

@@ -9,9 +9,9 @@ import time
 import weakref
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
-from colabstage.diagnose.report import Bar, Report, Row
+from colabstage.diagnose.report import Bar, Report, Row, refuse_gone
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import check_argument, takes_names
 from colabstage.io.page import in_notebook
@@ -286,6 +286,9 @@ class GpuMonitor:
         if not samples:
             return self.problem or "Waiting for the GPU's first answer …"
         return "\n".join(f"GPU {gpu.index} {_sparkline(gpu.index, samples)}" for gpu in samples[-1].gpus)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        refuse_gone(self, name, {"strip": "sparklines()"})
 
     def summary(self) -> str:
         """Return the figures of each GPU, and what to do if one is waiting, as text."""

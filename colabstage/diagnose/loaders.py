@@ -11,6 +11,7 @@ import copy
 import os
 import tempfile
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -300,13 +301,8 @@ def _pack_of(path: str) -> str | None:
 
 
 def _can_be_staged(folder: Path) -> bool:
-    if is_slow_mount(folder):
+    if is_slow_mount(folder) or next(islice(folder.rglob("*"), _MOST_FILES, None), None) is not None:
         return False
-    count = 0
-    for _, _, files in os.walk(folder):
-        count += len(files)
-        if count > _MOST_FILES:
-            return False
     try:
         with tempfile.TemporaryDirectory() as spool, open_tree(folder, spool=Path(spool) / "spool") as tree:
             detect_layout(tree)

@@ -13,7 +13,7 @@ from array import array
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from colabstage.diagnose.advice import Advice, ProfileFacts, Verdict, advise, format_batch, judge
 from colabstage.diagnose.gpu_monitor import GpuMonitor
@@ -25,7 +25,7 @@ from colabstage.diagnose.loaders import (
     packed_instead,
     view_of,
 )
-from colabstage.diagnose.report import Bar, Report, Row
+from colabstage.diagnose.report import Bar, Report, Row, refuse_gone
 from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness, watch_optimizers
 from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError
@@ -81,11 +81,6 @@ class LoaderProfile(Report):
         return self.facts.batch_samples / self.batch_s
 
     @property
-    def bytes_per_s(self) -> float:
-        """Return the bytes of batches that the loop takes in a second."""
-        return self.facts.batch_bytes / self.batch_s
-
-    @property
     def headroom_samples_per_s(self) -> float | None:
         """Return the samples a second that the step alone could take; `None` without a step."""
         return self.facts.batch_samples / self.facts.step_s if self.facts.step_s else None
@@ -96,9 +91,9 @@ class LoaderProfile(Report):
         ends = {"transfer": self.facts.transfer_s, "step": self.facts.step_s}
         return {**self.facts.stages, **{name: seconds for name, seconds in ends.items() if seconds is not None}}
 
-    def summary(self) -> str:
-        """Return the report as text."""
-        return str(self)
+    def __getattr__(self, name: str) -> NoReturn:
+        gone = {"spans": "profile.facts.wait_s and .busy_s, the means", "bytes_per_s": "facts.batch_bytes / batch_s"}
+        refuse_gone(self, name, gone)
 
 
 @takes(remedies=_RENAMED)

@@ -12,7 +12,7 @@ import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.page import COLOURS, INK, draw_panel, new_figure, notes, page
@@ -75,6 +75,10 @@ class Report:
         """Return everything as JSON values."""
         return dict(json_values(self))
 
+    def summary(self) -> str:
+        """Return the report as text."""
+        return str(self)
+
     def __str__(self) -> str:
         return "\n".join([self.headline, *self._bar_lines(), *self._row_lines(), *(f"Note: {n}" for n in self.notes)])
 
@@ -135,15 +139,27 @@ class Report:
         heading = textwrap.wrap(self.headline, _LINE)
         figure = new_figure(9.0, 0.6 + 0.24 * len(heading) + 0.38 * len(self.bars))
         figure.suptitle("\n".join(heading), x=0.01, ha="left", fontsize=10.5, weight="bold", color=INK)
+        # What follows the first two figures is for reading, and does not fit a picture.
         draw_panel(
             figure.subplots(),
             "",
             [bar.name for bar in self.bars],
             [bar.value for bar in self.bars],
-            labels=["   ".join(filter(None, bar.cells)) for bar in self.bars],
+            labels=["   ".join(bar.cells[:2]) for bar in self.bars],
             colours=[bar.colour for bar in self.bars],
         )
         return figure
+
+
+def refuse_gone(owner: object, name: str, instead: Mapping[str, str]) -> NoReturn:
+    """Raise the error of an attribute that is missing, with what to write instead if it was there once.
+
+    Raises:
+        AttributeError: always.
+    """
+    kind = type(owner).__name__
+    msg = f"'{kind}' has no '{name}'." + (f" Write {instead[name]}." if name in instead else "")
+    raise AttributeError(msg, name=name, obj=owner)
 
 
 def _wrap(text: str, first: str, further: str) -> list[str]:

@@ -292,7 +292,8 @@ def test_pages_and_pictures(smi: FakeSmi) -> None:
             wait_until(lambda: len(monitor.samples) >= 2)
         assert monitor._repr_html_().count("over time") == count
         assert len(monitor.sparklines().splitlines()) == count
-        assert not hasattr(monitor, "strip")
+        with pytest.raises(AttributeError, match="sparklines"):
+            _ = monitor.strip
         if count == 2:
             pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
             assert len(monitor.plot().axes[0].patches) == 2
