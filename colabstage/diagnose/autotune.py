@@ -52,11 +52,6 @@ class Trial:
     problem: str = ""
     """Why it could not be tried, or that it ended early."""
 
-    @property
-    def going(self) -> bool:
-        """Return whether it may still win."""
-        return not self.problem
-
     def __str__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items()) or "as it is"
 
@@ -229,7 +224,7 @@ def choose(trials: Sequence[Trial]) -> Trial:
 def next_round(trials: Sequence[Trial]) -> list[Trial]:
     """Return the better half of the candidates, at least two, without those that failed or ended early."""
     # Successive halving: most of the time is spent on comparing the best ones.
-    going = sorted((trial for trial in trials if trial.going), key=lambda trial: trial.batch_s)
+    going = sorted((trial for trial in trials if not trial.problem), key=lambda trial: trial.batch_s)
     return going[: max(2, math.ceil(len(going) / 2))]
 
 

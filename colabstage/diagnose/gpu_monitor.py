@@ -287,8 +287,10 @@ class GpuMonitor:
             return self.problem or "Waiting for the GPU's first answer …"
         return "\n".join(f"GPU {gpu.index} {_sparkline(gpu.index, samples)}" for gpu in samples[-1].gpus)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        refuse_gone(self, name, {"strip": "sparklines()"})
+    if not TYPE_CHECKING:  # or any name would pass
+
+        def __getattr__(self, name: str) -> NoReturn:
+            refuse_gone(self, name, {"strip": "sparklines()"})
 
     def summary(self) -> str:
         """Return the figures of each GPU, and what to do if one is waiting, as text."""

@@ -359,26 +359,23 @@ def _write_problem(folder: Path) -> str | None:
 
 def _inspect_disk(here: PlatformFacts, timeout_s: float) -> DiskFacts:
     cached, counted = _drive_cache(timeout_s * _COUNTING_PART)
+    free = total = None
     # If nothing can be written, free space does not matter; and a mount that does not answer would not answer this
     # either.
-    if here.fast_dir_problem is not None:
-        return DiskFacts(None, None, cached, counted)
-    place, free, total = Path(here.fast_dir), None, None
-    with contextlib.suppress(OSError):
-        free = free_space(place)
-    with contextlib.suppress(OSError):
-        facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
-        total = facts.f_blocks * facts.f_frsize
+    if here.fast_dir_problem is None:
+        place = Path(here.fast_dir)
+        with contextlib.suppress(OSError):
+            free = free_space(place)
+            facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
+            total = facts.f_blocks * facts.f_frsize
     return DiskFacts(free, total, cached, counted)
 
 
 def _drive_cache(counting_s: float) -> tuple[int | None, bool]:
     """Return the size of the Drive client's folder on disk, and whether all of it could be counted in time."""
     deadline = time.monotonic() + counting_s
-    root = system_root() / _DRIVE_CLIENT
-    if not root.is_dir():
-        return None, True
     # Only below the client's folder: files on the mount itself take no space here.
+    root = system_root() / _DRIVE_CLIENT
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:
@@ -387,7 +384,7 @@ def _drive_cache(counting_s: float) -> tuple[int | None, bool]:
                 total += 512 * os.lstat(f"{folder}/{name}").st_blocks
             if time.monotonic() > deadline:
                 return total, False
-    return total, True
+    return total if root.is_dir() else None, True
 
 
 def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:

@@ -91,9 +91,14 @@ class LoaderProfile(Report):
         ends = {"transfer": self.facts.transfer_s, "step": self.facts.step_s}
         return {**self.facts.stages, **{name: seconds for name, seconds in ends.items() if seconds is not None}}
 
-    def __getattr__(self, name: str) -> NoReturn:
-        gone = {"spans": "profile.facts.wait_s and .busy_s, the means", "bytes_per_s": "facts.batch_bytes / batch_s"}
-        refuse_gone(self, name, gone)
+    if not TYPE_CHECKING:  # or any name would pass
+
+        def __getattr__(self, name: str) -> NoReturn:
+            gone = {
+                "spans": "profile.facts.wait_s and .busy_s, the means",
+                "bytes_per_s": "facts.batch_bytes / batch_s",
+            }
+            refuse_gone(self, name, gone)
 
 
 @takes(remedies=_RENAMED)

@@ -101,8 +101,8 @@ def preserve_attributes(roots: Iterable[object]) -> Iterator[None]:
 
 def _is_users(part: object) -> bool:
     module = type(part).__module__ or ""
-    ours = module.startswith("torch.utils.data") or module.partition(".")[0] not in _FOREIGN
-    return ours and hasattr(part, "__dict__")
+    known = module.partition(".")[0] in _FOREIGN and not module.startswith("torch.utils.data")
+    return hasattr(part, "__dict__") and not known
 
 
 def _restore_attributes(part: Any, attributes: dict[str, Any]) -> None:
@@ -116,10 +116,7 @@ class Restored:
     """What was handed over: copied when it is made, put back by `put_back`."""
 
     def __init__(self, parts: object) -> None:
-        """Copy everything.
-
-        Args:
-            parts: a tuple or list of things to restore, or one thing; `None` if the caller did not say.
+        """Copy a tuple or list of things, or one thing; `None` if the caller did not say.
 
         Raises:
             OptionError: something in it cannot be copied and put back.
@@ -169,40 +166,33 @@ class Restored:
         if isinstance(part, (*_PLAIN, *_CODE)) or id(part) in self._seen:
             return
         self._seen[id(part)] = part
+        torch: Any = sys.modules.get("torch")
         try:
-            known = self._save_known(name, part)
+            if torch is not None and isinstance(part, torch.nn.Module):
+                self._module(part)
+            elif torch is not None and isinstance(part, torch.Tensor):
+                self._tensor(part)
+            elif _has(part, "state_dict", "load_state_dict"):
+                # An optimizer's state has no values of what it trains.
+                self._items(name, [one for group in getattr(part, "param_groups", ()) for one in group["params"]])
+                self._stack.callback(part.load_state_dict, _on_host(part.state_dict()))
+            elif _has(part, "get_weights", "set_weights"):
+                self._keras(part)
+            elif _has(part, "assign", "numpy"):
+                self._stack.callback(part.assign, np.array(part.numpy()))
+            elif isinstance(part, np.ndarray):
+                self._stack.callback(np.copyto, part, part.copy())
+                self._items(name, part.tolist() if part.dtype == object else ())
+            elif isinstance(part, list | deque | set | dict | bytearray | tuple):
+                self._container(name, part)
+            elif (restore := _generator_restorer(part)) is not None:
+                self._stack.callback(restore)
+            else:
+                self._refuse(name, part, "Hand over its parts instead: restore=(trainer.model, trainer.losses)")
         except OptionError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a library raises where its state cannot be copied
             self._refuse(name, part, f"Copying its state failed: {said_by(error)}")
-        if not known:
-            self._refuse(name, part, "Hand over its parts instead: restore=(trainer.model, trainer.losses)")
-
-    def _save_known(self, name: str, part: Any) -> bool:
-        torch: Any = sys.modules.get("torch")
-        if torch is not None and isinstance(part, torch.nn.Module):
-            self._module(part)
-        elif torch is not None and isinstance(part, torch.Tensor):
-            self._tensor(part)
-        elif _has(part, "state_dict", "load_state_dict"):
-            for group in getattr(part, "param_groups", ()):
-                # An optimizer's state has no values of what it trains.
-                self._save(name, list(group["params"]))
-            self._stack.callback(part.load_state_dict, _on_host(part.state_dict()))
-        elif _has(part, "get_weights", "set_weights"):
-            self._keras(part)
-        elif _has(part, "assign", "numpy"):
-            self._stack.callback(part.assign, np.array(part.numpy()))
-        elif isinstance(part, np.ndarray):
-            self._stack.callback(np.copyto, part, part.copy())
-            self._items(name, part.tolist() if part.dtype == object else ())
-        elif isinstance(part, list | deque | set | dict | bytearray | tuple):
-            self._container(name, part)
-        elif (restore := _generator_restorer(part)) is not None:
-            self._stack.callback(restore)
-        else:
-            return False
-        return True
 
     def _container(self, name: str, part: Any) -> None:
         if not isinstance(part, tuple):
