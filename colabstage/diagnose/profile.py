@@ -8,10 +8,12 @@ its batches, of the loader without them.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from array import array
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -300,7 +302,9 @@ class Runs:
         torch = sys.modules.get("torch")
         return replace(
             facts,
-            stages=self._prefixes(prefixes, facts, stages_s) if prefixes else self._stages(facts.alone_s, stages_s),
+            stages=self._prefixes(prefixes, facts.batch_samples, stages_s)
+            if prefixes
+            else self._stages(facts.alone_s, stages_s),
             packed=None if view.dataset is None else packed_instead(view.dataset, facts.image_size),
             cores=read_resources().cores,
             has_gpu=torch is not None and torch.cuda.is_available(),
@@ -417,19 +421,21 @@ class Runs:
         ordered = sorted(sampler.seconds.items(), key=lambda item: list(COLOURS).index(item[0]))
         return {name: seconds * load_s / sampled for name, seconds in ordered}
 
-    def _prefixes(self, prefixes: Mapping[str, Iterable[Any]], facts: ProfileFacts, seconds: float) -> dict[str, float]:
-        stages, before_s, samples = dict[str, float](), 0.0, facts.batch_samples
-        for name, prefix in prefixes.items():
-            feed = _Feed(view_of(prefix).start, once=False, clock=self._clock)
-            with closing(feed):
-                took_s, batch = self._alone(feed, seconds / len(prefixes))
+    def _prefixes(self, prefixes: Mapping[str, Iterable[Any]], samples: int, seconds: float) -> dict[str, float]:
+        """Return what each prefix adds to the one before it, and the loader to the last."""
+        starts = {**{name: view_of(prefix).start for name, prefix in prefixes.items()}, "rest": self._view.start}
+        took = dict.fromkeys(starts, math.inf)
+        # By turns, and the shorter time counts: other work on the machine can only add to it.
+        for name, start in [*starts.items()] * 2:
+            with closing(_Feed(start, once=False, clock=self._clock)) as feed:
+                took_s, batch = self._alone(feed, seconds / 2 / len(starts))
             if (found := batch_size_of(batch)[0]) != samples:
                 expected = f"batches of {samples} samples, as the loader gives"
                 refuse_argument(f"prefixes[{name!r}]", found, expected, remedy=f"Append .batch({samples}) to it.")
-            # Measurements scatter: what seems to take less than its predecessors takes nothing.
-            stages[name] = max(0.0, took_s - before_s)
-            before_s = max(before_s, took_s)
-        return {**stages, "rest": max(0.0, facts.load_s - before_s)}
+            took[name] = min(took[name], took_s)
+        # What seems to take less than its predecessors takes nothing.
+        ends = list(accumulate(took.values(), max))
+        return {name: end - before for name, end, before in zip(took, ends, [0.0, *ends], strict=False)}
 
 
 def _image_size(batch: Any) -> tuple[int, int] | None:
