@@ -162,39 +162,39 @@ class Restored:
         msg = f"{name} is a {type(part).__name__}, which cannot be put back; expected {_ACCEPTED}. {remedy}."
         raise OptionError(msg)
 
-    def _save(self, name: str, part: Any) -> None:
+    def _save(self, name: str, part: Any, *, known_only: bool = False) -> None:
         if isinstance(part, (*_PLAIN, *_CODE)) or id(part) in self._seen:
             return
         self._seen[id(part)] = part
         torch: Any = sys.modules.get("torch")
         try:
             if torch is not None and isinstance(part, torch.nn.Module):
-                self._module(part)
+                self._module(name, part)
             elif torch is not None and isinstance(part, torch.Tensor):
                 self._tensor(part)
             elif _has(part, "state_dict", "load_state_dict"):
                 # An optimizer's state has no values of what it trains.
                 self._items(name, [one for group in getattr(part, "param_groups", ()) for one in group["params"]])
                 self._stack.callback(part.load_state_dict, _on_host(part.state_dict()))
-            elif _has(part, "get_weights", "set_weights"):
+            elif _has(part, "get_weights", "set_weights") or _has(part, "assign", "numpy"):
                 self._keras(part)
-            elif _has(part, "assign", "numpy"):
-                self._stack.callback(part.assign, np.array(part.numpy()))
             elif isinstance(part, np.ndarray):
                 self._stack.callback(np.copyto, part, part.copy())
                 self._items(name, part.tolist() if part.dtype == object else ())
             elif isinstance(part, list | deque | set | dict | bytearray | tuple):
-                self._container(name, part)
+                self._container(name, part, known_only=known_only)
             elif (restore := _generator_restorer(part)) is not None:
                 self._stack.callback(restore)
-            else:
+            elif not known_only:
                 self._refuse(name, part, "Hand over its parts instead: restore=(trainer.model, trainer.losses)")
         except OptionError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a library raises where its state cannot be copied
-            self._refuse(name, part, f"Copying its state failed: {said_by(error)}")
+            if not known_only:
+                self._refuse(name, part, f"Copying its state failed: {said_by(error)}")
+            self.problems.append(f"A {type(part).__name__} in it was not put back: {said_by(error)}.")
 
-    def _container(self, name: str, part: Any) -> None:
+    def _container(self, name: str, part: Any, *, known_only: bool) -> None:
         if not isinstance(part, tuple):
             before, fill = copy.copy(part), getattr(part, "extend", None) or part.update
 
@@ -203,28 +203,24 @@ class Restored:
                 fill(before)
 
             self._stack.callback(refill)
-        self._items(name, part.values() if isinstance(part, dict) else part)
+        self._items(name, part.values() if isinstance(part, dict) else part, known_only=known_only)
 
-    def _items(self, name: str, items: Iterable[object]) -> None:
+    def _items(self, name: str, items: Iterable[object], *, known_only: bool = False) -> None:
         for number, item in enumerate(items):
-            self._save(f"{name}[{number}]", item)
+            self._save(f"{name}[{number}]", item, known_only=known_only)
 
-    def _module(self, module: Any) -> None:
-        tensors = [*module.parameters(), *module.buffers()]
-        for tensor in tensors:
-            self._tensor(tensor)
-        for inner in module.modules():
-            self._seen[id(inner)] = inner
-            self._stack.callback(setattr, inner, "training", inner.training)
-            if type(inner).get_extra_state is not sys.modules["torch"].nn.Module.get_extra_state:
-                try:
-                    self._stack.callback(inner.set_extra_state, copy.deepcopy(inner.get_extra_state()))
-                except Exception as error:  # noqa: BLE001 - the user's own code; all else of the model is put back
-                    why = f"The extra state of {type(inner).__name__} was not put back: {said_by(error)}."
-                    self.problems.append(why)
+    def _module(self, name: str, module: Any) -> None:
+        self._items(name, (*module.parameters(), *module.buffers()))
+        # Metrics and counters are plain attributes; modules inside are in one of them.
+        self._stack.callback(_restore_attributes, module, dict(vars(module)))
+        self._items(name, vars(module).values(), known_only=True)
+        if type(module).get_extra_state is not sys.modules["torch"].nn.Module.get_extra_state:
+            try:
+                self._stack.callback(module.set_extra_state, copy.deepcopy(module.get_extra_state()))
+            except Exception as error:  # noqa: BLE001 - the user's own code; all else of the model is put back
+                self.problems.append(f"The extra state of {type(module).__name__} was not put back: {said_by(error)}.")
 
     def _tensor(self, tensor: Any) -> None:
-        self._seen[id(tensor)] = tensor
         value = _on_host(tensor)
         gradient = _on_host(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None
 
@@ -237,6 +233,10 @@ class Restored:
         self._stack.callback(restore)
 
     def _keras(self, model: Any) -> None:
+        if not _has(model, "set_weights"):
+            # A variable, as TensorFlow and Keras have them.
+            self._stack.callback(model.assign, np.array(model.numpy()))
+            return
         weights, optimizer = model.get_weights(), getattr(model, "optimizer", None)
         known = [(variable, np.array(variable.numpy())) for variable in getattr(optimizer, "variables", None) or ()]
 

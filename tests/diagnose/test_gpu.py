@@ -293,7 +293,7 @@ def test_pages_and_pictures(smi: FakeSmi) -> None:
         assert monitor._repr_html_().count("over time") == count
         assert len(monitor.sparklines().splitlines()) == count
         with pytest.raises(AttributeError, match="sparklines"):
-            _ = monitor.strip
+            _ = monitor.strip  # type: ignore[attr-defined]
         if count == 2:
             pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
             assert len(monitor.plot().axes[0].patches) == 2

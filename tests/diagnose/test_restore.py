@@ -32,16 +32,19 @@ class Odd(torch.nn.BatchNorm1d):
 
 
 class Counting(torch.nn.Module):
-    """Extra state that can be, and a buffer that no state has."""
+    """Extra state that can be, a buffer that no state has, and plain attributes, as metrics have them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
         self.register_buffer("seen", torch.zeros(1), persistent=False)
+        self.total, self.history, self.lock = torch.zeros(1), list[int](), threading.Lock()
 
     def forward(self, x: Any) -> Any:
         self.calls += 1
         self.get_buffer("seen").add_(1)
+        self.total = self.total + 1
+        self.history.append(self.calls)
         return x
 
     def get_extra_state(self) -> Any:
@@ -98,7 +101,8 @@ def test_a_model_is_put_back(run: Any, trained: bool) -> None:
     note = run(training.step, (training.model, training.optimizer, training.losses, training.schedule))
     assert training.state() == before
     assert [id(p) for p in training.model.parameters()] == tensors
-    assert training.model[0].calls == int(trained)
+    counting: Any = training.model[0]
+    assert (counting.calls, counting.total.item(), len(counting.history)) == (int(trained),) * 3
     assert all(name in note for name in ("Sequential", "Adam", "list"))
 
 
@@ -199,7 +203,7 @@ def test_copies_of_a_model_are_in_the_computers_memory() -> None:
     """A GPU that a model nearly fills could not hold a second one. (The device of these tests has no memory at all.)"""
     from colabstage.diagnose.restore import Restored
 
-    with torch.device("meta"), pytest.raises(OptionError, match="Linear"):
+    with torch.device("meta"), pytest.raises(OptionError, match="Parameter"):
         # A tensor without data cannot be copied to the computer's memory, and any copy on the device could.
         Restored((torch.nn.Linear(2, 2),))
 
