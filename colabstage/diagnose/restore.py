@@ -168,7 +168,10 @@ class Restored:
         self._seen[id(part)] = part
         torch: Any = sys.modules.get("torch")
         try:
-            if torch is not None and isinstance(part, torch.nn.Module):
+            # First, because with torch behind Keras its models are modules as well.
+            if _variables_of(part):
+                self._variables(part)
+            elif torch is not None and isinstance(part, torch.nn.Module):
                 self._module(name, part)
             elif torch is not None and isinstance(part, torch.Tensor):
                 self._tensor(part)
@@ -176,8 +179,6 @@ class Restored:
                 # An optimizer's state has no values of what it trains.
                 self._items(name, [one for group in getattr(part, "param_groups", ()) for one in group["params"]])
                 self._stack.callback(part.load_state_dict, _on_host(part.state_dict()))
-            elif _has(part, "get_weights", "set_weights") or _has(part, "assign", "numpy"):
-                self._keras(part)
             elif isinstance(part, np.ndarray):
                 self._stack.callback(np.copyto, part, part.copy())
                 self._items(name, part.tolist() if part.dtype == object else ())
@@ -232,23 +233,29 @@ class Restored:
 
         self._stack.callback(restore)
 
-    def _keras(self, model: Any) -> None:
-        if not _has(model, "set_weights"):
-            # A variable, as TensorFlow and Keras have them.
-            self._stack.callback(model.assign, np.array(model.numpy()))
-            return
-        weights, optimizer = model.get_weights(), getattr(model, "optimizer", None)
-        known = [(variable, np.array(variable.numpy())) for variable in getattr(optimizer, "variables", None) or ()]
+    def _variables(self, owner: Any) -> None:
+        """Save a variable of Keras or TensorFlow, or all of a model or an optimizer, and of the model's optimizer."""
+        known = [(variable, np.array(variable.numpy())) for variable in _variables_of(owner)]
 
         def restore() -> None:
-            model.set_weights(weights)
             for variable, value in known:
                 variable.assign(value)
             # Slots that the first step created are as good as new when zeroed.
-            for variable in list(getattr(optimizer, "variables", None) or ())[len(known) :]:
+            for variable in _variables_of(owner)[len(known) :]:
                 variable.assign(variable * 0)
 
         self._stack.callback(restore)
+        if (optimizer := getattr(owner, "optimizer", None)) is not None and id(optimizer) not in self._seen:
+            self._seen[id(optimizer)] = optimizer
+            self._variables(optimizer)
+
+
+def _variables_of(part: Any) -> list[Any]:
+    if _has(part, "assign", "numpy"):
+        return [part]
+    found = getattr(part, "variables", None)
+    variables = list(found) if isinstance(found, list | tuple) else []
+    return variables if all(_has(one, "assign", "numpy") for one in variables) else []
 
 
 def _has(part: object, *names: str) -> bool:

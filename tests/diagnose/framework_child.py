@@ -41,8 +41,26 @@ def keras_facts() -> dict[str, Any]:
     np.random.seed(3)  # noqa: NPY002 - as users do
     profile = profile_loader(Slow(), step, budget_s=1.0)
     same = np.random.random() == expected  # noqa: NPY002 - as users do
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1), keras.layers.BatchNormalization()])
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    batches = [(np.ones((4, 8), np.float32), np.zeros(4))] * 3
+    model.train_on_batch(*batches[0])
+
+    def state() -> Any:
+        return [np.array(one.numpy()).tolist() for one in (*model.variables, *model.optimizer.variables)]
+
+    before = state()
+    profile_loader(batches, lambda batch: model.train_on_batch(*batch), budget_s=0.2)
+    trained = state()
+    profile_loader(batches, lambda batch: model.train_on_batch(*batch), restore=(model, model.optimizer), budget_s=0.2)
+    put_back = [before != trained, state() == trained]
     threads = profile_loader(Slow(workers=4, use_multiprocessing=False), step, budget_s=1.0)
-    return {**_found(profile), "same": bool(same), "threads_gain": profile.facts.load_s / threads.facts.load_s}
+    return {
+        **_found(profile),
+        "same": bool(same),
+        "put_back": put_back,
+        "threads_gain": profile.facts.load_s / threads.facts.load_s,
+    }
 
 
 def tensorflow_facts() -> dict[str, Any]:

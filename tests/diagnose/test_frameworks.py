@@ -36,6 +36,7 @@ def test_a_keras_dataset_is_iterated_as_fit_does(nurseries: Nurseries) -> None:
     assert (facts["bound"], facts["stage"]) == ("input-bound", "read")
     assert any("workers=" in argument for argument in facts["advice"])
     assert facts["same"]
+    assert facts["put_back"] == [True, True]
     assert facts["threads_gain"] > 1.5
 
 
