@@ -17,7 +17,7 @@ from PIL import Image
 from colabstage import pack_dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from colabstage.diagnose.advice import Advice
@@ -71,7 +71,7 @@ def _packed(folder: Path, ending: str, mode: Any = "rgb") -> Path:
     return out
 
 
-def _with_options(loader: Any, options: dict[str, Any]) -> Any:
+def _with_options(loader: Any, options: Mapping[str, Any]) -> Any:
     from torch.utils.data import DataLoader
 
     return DataLoader(loader.dataset, loader.batch_size, shuffle=True, **options)
@@ -122,7 +122,7 @@ def _image_folder(folder: Path) -> Loop:
     loader = DataLoader(ImageFolder(), BATCH, shuffle=True)
 
     def follow(advice: Advice) -> Any:
-        if advice.packs:
+        if "dataset" in advice.argument:
             return make_loader(dataset_h5(_packed(folder, "jpg")), BATCH, dtype=torch.float32)
         return _with_options(loader, advice.options)
 
@@ -153,7 +153,7 @@ def _csv(folder: Path) -> Loop:
     loader = DataLoader(Rows(), BATCH, shuffle=True)
 
     def follow(advice: Advice) -> Any:
-        if advice.packs:
+        if "dataset" in advice.argument:
             return make_loader(dataset_h5(_packed(folder, "jpg", "grayscale")), BATCH, dtype=torch.float32)
         return _with_options(loader, advice.options)
 
@@ -181,7 +181,11 @@ def _keras(folder: Path) -> Loop:
             return np.stack(images).astype(np.float32) / 255, np.array([label for _, label in chosen])
 
     def follow(advice: Advice) -> Any:
-        return to_keras(str(_packed(folder, "png")), BATCH) if advice.packs else Generator(**advice.options)
+        return (
+            to_keras(str(_packed(folder, "png")), BATCH)
+            if "dataset" in advice.argument
+            else Generator(**advice.options)
+        )
 
     return Loop(Generator(), follow)
 
@@ -195,14 +199,18 @@ def _tensorflow(folder: Path) -> Loop:
         image = tf.io.decode_png(tf.io.read_file(path), channels=3)
         return tf.image.resize(image, (SIDE, SIDE)) / 255.0, label
 
-    def pipeline(options: dict[str, Any]) -> Any:
+    def pipeline(words: str = "") -> Any:
         paths, labels = zip(*_files(folder, "png"), strict=True)
         dataset = tf.data.Dataset.from_tensor_slices(([str(path) for path in paths], list(labels))).shuffle(IMAGES)
-        calls = tf.data.AUTOTUNE if options.get("num_parallel_calls") else None
+        calls = tf.data.AUTOTUNE if "num_parallel_calls" in words else None
         dataset = dataset.map(load, num_parallel_calls=calls).batch(BATCH)
-        return dataset.prefetch(tf.data.AUTOTUNE) if options.get("prefetch") else dataset
+        return dataset.prefetch(tf.data.AUTOTUNE) if "prefetch" in words else dataset
 
     def follow(advice: Advice) -> Any:
-        return to_tf_data(str(_packed(folder, "png")), BATCH) if advice.packs else pipeline(advice.options)
+        return (
+            to_tf_data(str(_packed(folder, "png")), BATCH)
+            if "to_tf_data" in advice.argument
+            else pipeline(advice.argument)
+        )
 
-    return Loop(pipeline({}), follow)
+    return Loop(pipeline(), follow)

@@ -122,6 +122,7 @@ REFERENCE = {
         "Where the time goes, what is wrong, what to change.",
         (
             "colabstage.doctor",
+            "colabstage.diagnose.report.Report",
             "colabstage.diagnose.doctor.DoctorReport",
             "colabstage.diagnose.doctor.Finding",
             "colabstage.compare_sources",

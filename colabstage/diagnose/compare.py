@@ -8,27 +8,22 @@ them: no stock loader decodes faster, so the ratios err on the low side.
 from __future__ import annotations
 
 import contextlib
-import html
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 
-from colabstage.errors import (
-    CancelledError,
-    DecodeError,
-    LayoutError,
-    SourceReadError,
-)
+from colabstage.diagnose.report import Bar, Report
+from colabstage.errors import CancelledError, DecodeError, LayoutError, SourceReadError
 from colabstage.images.decode import decode_image
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import make_folder, read_with_retry
 from colabstage.io.ownership import remove_empty, sweep_orphans
-from colabstage.io.page import COLOURS, INK, draw_panel, new_figure, notes, page
+from colabstage.io.page import COLOURS
 from colabstage.io.pipeline import PipelineLimits, ThreadPool, run_pipeline
 from colabstage.io.progress import Cancellation, resolve_progress
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
@@ -46,14 +41,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from matplotlib.figure import Figure
-
     from colabstage.io.progress import Progress, ProgressStep
     from colabstage.layouts.table import SampleSource
 
 Way = Literal["source", "again", "local", "pack"]
-
-_BAR_PX = 220
 
 # Shares of the budget. Reading from the source takes longest and varies most; the other ways need little time.
 _SOURCE_PART = 0.6
@@ -94,14 +85,13 @@ class SourceRate:
         return dataset_samples / self.per_second if self.per_second > 0 else float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class SourceComparison:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SourceComparison(Report):
     """The result of `compare_sources`. Prints as text, and as a table in a notebook."""
 
     path: Path
-    """The dataset."""
     place: str
-    """Where it is ("Google Drive")."""
+    """Where the dataset is ("Google Drive")."""
     dataset_samples: int
     """How many samples it has."""
     compared: int
@@ -113,11 +103,9 @@ class SourceComparison:
     image_size: tuple[int, int] | None
     """`(height, width)`, or `None` as they are."""
     pack_bytes: int
-    """The estimated size of a pack of the whole dataset, in bytes."""
+    """The estimated size of a pack of the whole dataset."""
     encoding: str
     """How it would store images."""
-    notes: tuple[str, ...] = ()
-    """What else the user should know."""
 
     def rate(self, way: Way) -> SourceRate:
         """Return the figures for one way.
@@ -131,101 +119,14 @@ class SourceComparison:
     def speedup(self) -> float:
         """Return how many times faster the pack is than later epochs from the source."""
         # Not compared with the first epoch, which is no faster with a pack: staging also reads the source once.
-        again = self.rate("again").per_second
-        return self.rate("pack").per_second / again if again > 0 else float("inf")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        rates = [
-            {**asdict(rate), "per_second": rate.per_second, "epoch_s": rate.epoch_s(self.dataset_samples)}
-            for rate in self.rates
-        ]
-        return asdict(self) | {"path": str(self.path), "speedup": self.speedup, "rates": rates}
-
-    def __str__(self) -> str:
-        rows = [
-            (rate.title, format_rate(rate.samples, rate.seconds, "images"), self._epoch(rate), self._times(rate))
-            for rate in self.rates
-        ]
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = [self._headline()]
-        lines += [
-            f"  {title:<{widths[0]}}  {rate:>{widths[1]}}  {epoch:>{widths[2]}} an epoch  {times:>{widths[3]}}".rstrip()
-            for title, rate, epoch, times in rows
-        ]
-        return "\n".join([*lines, *(f"  {line}" for line in self._lines())])
-
-    def _headline(self) -> str:
-        epoch = format_duration(self.rate("pack").epoch_s(self.dataset_samples))
-        before = format_duration(self.rate("again").epoch_s(self.dataset_samples))
-        return (
-            f"An epoch of {format_count(self.dataset_samples, 'images')}: {before} from {self.place}, {epoch} from a "
-            f"pack ({_times(self.speedup)} as fast)"
-        )
-
-    def _lines(self) -> list[str]:
-        size = self.image_size
-        decoded = "as large as they are" if size is None else f"decoded to {size[0]} x {size[1]}"
-        measured = f"Measured with {format_count(self.compared, 'images')}, {decoded}"
-        threads = f"{format_count(self.num_workers, 'readers')} for files"
-        pack = f"a pack of all takes about {format_bytes(self.pack_bytes)} ({self.encoding})"
-        return [f"{measured}; {threads}; {pack}.", *self.notes]
-
-    def _epoch(self, rate: SourceRate) -> str:
-        return format_duration(rate.epoch_s(self.dataset_samples))
-
-    def _times(self, rate: SourceRate) -> str:
-        base = self.rate("again").per_second
-        return "" if rate.way in {"source", "again"} or base == 0 else _times(rate.per_second / base)
-
-    def _repr_html_(self) -> str:
-        best = max(rate.per_second for rate in self.rates)
-        rows = "".join(
-            f"<tr><th>{html.escape(rate.title)}</th><td><div style='width:{_BAR_PX}px'><div style='height:.9em;"
-            f"width:{max(2.0, _BAR_PX * rate.per_second / best):.0f}px;background:"
-            f"{COLOURS['accent' if rate.way == 'pack' else 'muted']}'></div></div></td>"
-            + "".join(
-                f"<td class='cs-number'>{html.escape(text)}</td>"
-                for text in (
-                    format_rate(rate.samples, rate.seconds, "images"),
-                    f"{self._epoch(rate)} an epoch",
-                    self._times(rate),
-                )
-            )
-            + "</tr>"
-            for rate in self.rates
-        )
-        return page(self._headline(), f"<table>{rows}</table>{notes(self._lines())}")
-
-    def plot(self) -> Figure:
-        """Draw images per second and time per epoch, a bar for each way.
-
-        Returns:
-            A matplotlib figure, which a notebook shows; `.savefig("sources.png")` writes it.
-
-        Raises:
-            MissingDependencyError: matplotlib is not installed.
-        """
-        figure = new_figure(9.5, 2.9)
-        figure.suptitle(self._headline(), x=0.01, ha="left", fontsize=11, weight="bold", color=INK)
-        titles = [rate.title for rate in self.rates]
-        colours = [COLOURS["accent" if rate.way == "pack" else "muted"] for rate in self.rates]
-        speeds = [rate.per_second for rate in self.rates]
-        epochs = [rate.epoch_s(self.dataset_samples) for rate in self.rates]
-        panels = [
-            ("images a second", speeds, [f"{value:,.0f}" if value >= 10 else f"{value:.2g}" for value in speeds]),
-            ("an epoch takes", epochs, [format_duration(value) for value in epochs]),
-        ]
-        for axis, (heading, values, labels) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
-            draw_panel(axis, heading, titles, values, labels=labels, colours=colours)
-        return figure
+        return self.rate("pack").per_second / self.rate("again").per_second
 
 
 def _times(ratio: float) -> str:
     return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
 
 
-@takes(PackOptions, arguments=ImageArguments, renamed={"seconds": "budget_s"})
+@takes(PackOptions, arguments=ImageArguments, remedies={"seconds": "Write budget_s=…, in seconds."})
 @stops_with(NOTHING_DONE)
 @typed("path", writes=("local_dir",))
 def compare_sources(
@@ -316,6 +217,7 @@ class _Comparing:
 
         # Once beforehand, so that the decoders are imported before the clock starts.
         decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), self._options.image)
+        kept: dict[int, bytes] = {}
         with open_samples(path, self._options, beside=self._folder / "unpacked") as opened:
             inputs = opened.table.inputs
             if not isinstance(inputs, Images) or inputs.decoded:
@@ -330,59 +232,68 @@ class _Comparing:
                     raise _no_image_files(source.name(index))
                 return content
 
-            def cost(index: int) -> int:
-                return int(sizes[index])
-
             # Drawn at random, because neighbours in a folder are often read ahead together, and are often of one size.
+            named: tuple[Way, str]
             chosen = np.random.default_rng(seed).permutation(rows)[:samples].tolist()
-            # The images read are kept, so that all other ways read the same ones.
-            kept: dict[int, bytes] = {}
+            costs = {index: int(sizes[index]) for index in chosen}
             with self._progress.step("read from the source", total=len(chosen), unit="images") as step:
-                seconds = self._seconds * _SOURCE_PART
-                first = self._read(
-                    "source", f"{place}, first epoch", chosen, read, seconds, step=step, cost=cost, keep=kept
-                )
+                # The images read are kept, so that all other ways read the same ones.
+                named, part = ("source", f"{place}, first epoch"), self._seconds * _SOURCE_PART
+                first = self._read(named, chosen, read, seconds=part, step=step, costs=costs, keep=kept)
             broken = self._broken
             # Later epochs profit from what the mount's client keeps on the local disk, which makes the comparison fair.
             with self._progress.step("read once more", total=len(kept), unit="images") as step:
-                seconds = self._seconds * _AGAIN_PART
-                again = self._read("again", f"{place}, later epochs", list(kept), read, seconds, step=step, cost=cost)
+                named, part = ("again", f"{place}, later epochs"), self._seconds * _AGAIN_PART
+                again = self._read(named, list(kept), read, seconds=part, step=step, costs=costs)
         files = self._write_down(kept, source)
+
+        def read_local(number: int) -> bytes:
+            return files[number % len(files)].read_bytes()
+
         with self._progress.step("read local files", total=None, unit="images") as step:
             # Several passes, because a few hundred local files are read too quickly to be measured well once.
-            local = self._read(
-                "local",
-                "files on the local disk",
-                range(_MOST_PASSES * len(files)),
-                lambda index: files[index % len(files)].read_bytes(),
-                min(_LEAST_S, self._seconds * _OTHER_PART),
-                step=step,
-            )
+            named, passes = ("local", "files on the local disk"), range(_MOST_PASSES * len(files))
+            part = min(_LEAST_S, self._seconds * _OTHER_PART)
+            local = self._read(named, passes, read_local, seconds=part, step=step)
         packed, encoding, pack_bytes = self._read_pack(batch_size)
-        whole_pack = round(pack_bytes * rows / len(kept))
+        rates, pack_bytes, size = (
+            (first, again, local, packed),
+            round(pack_bytes * rows / len(kept)),
+            self._options.image.size,
+        )
+        before_s, after_s = (format_duration(rate.epoch_s(rows)) for rate in (again, packed))
+        times = _times(packed.per_second / again.per_second)
+        decoded = "as large as they are" if size is None else f"decoded to {size[0]} x {size[1]}"
+        measured = f"Measured with {format_count(len(kept), 'images')}, {decoded}"
+        takes = f"a pack of all takes about {format_bytes(pack_bytes)} ({encoding})"
         return SourceComparison(
+            headline=f"An epoch of {format_count(rows, 'images')}: {before_s} from {place}, {after_s} from a pack "
+            f"({times} as fast)",
+            bars=tuple(_bar(rate, rows, again) for rate in rates),
+            notes=(
+                f"{measured}; {format_count(self._workers, 'readers')} for files; {takes}.",
+                *_comparison_notes(broken, encoding, pack_bytes, self._options),
+            ),
             path=path,
             place=place,
             dataset_samples=rows,
             compared=len(kept),
-            rates=(first, again, local, packed),
+            rates=rates,
             num_workers=self._workers,
-            image_size=self._options.image.size,
-            pack_bytes=whole_pack,
+            image_size=size,
+            pack_bytes=pack_bytes,
             encoding=encoding,
-            notes=tuple(_comparison_notes(broken, encoding, whole_pack, self._options)),
         )
 
     def _read(
         self,
-        way: Way,
-        title: str,
+        named: tuple[Way, str],
         items: Sequence[int],
         read: Callable[[int], bytes],
-        seconds: float,
         *,
+        seconds: float,
         step: ProgressStep,
-        cost: Callable[[int], int] = lambda _: 0,
+        costs: Mapping[int, int] | None = None,
         keep: dict[int, bytes] | None = None,
     ) -> SourceRate:
         """Read and decode items in several threads, each one item after the other as in a worker process, until all are
@@ -431,6 +342,7 @@ class _Comparing:
             budget_bytes=_KEPT_BYTES,
             stall_timeout_s=max(_STALL_S, seconds),
         )
+        cost = (lambda index: costs[index]) if costs is not None else (lambda _: 0)
         with contextlib.suppress(CancelledError):
             run_pipeline(items, read=work, use=count, cost=cost, limits=limits, cancellation=enough)
         if not done:
@@ -440,7 +352,7 @@ class _Comparing:
                 else f"No image could be read in {seconds:.0f} seconds. Give more time (budget_s=…), or ask doctor()."
             )
             raise SourceReadError(msg)
-        return SourceRate(way, title, done, last - began, nbytes)
+        return SourceRate(*named, done, last - began, nbytes)
 
     def _write_down(self, kept: Mapping[int, bytes], source: SampleSource) -> list[Path]:
         """Write what was read as plain files on the local disk, in a folder that can be packed."""
@@ -496,6 +408,13 @@ class _Comparing:
         nbytes = round(report.nbytes * done / rows)
         rate = SourceRate("pack", "a pack on the local disk", done, seconds, nbytes)
         return rate, report.encoding, report.nbytes
+
+
+def _bar(rate: SourceRate, rows: int, again: SourceRate) -> Bar:
+    speed = format_rate(rate.samples, rate.seconds, "images")
+    gain = _times(rate.per_second / again.per_second) if rate.way in {"local", "pack"} else ""
+    colour = COLOURS["accent" if rate.way == "pack" else "muted"]
+    return Bar(rate.title, rate.per_second, (speed, f"{format_duration(rate.epoch_s(rows))} an epoch", gain), colour)
 
 
 def _no_image_files(name: str) -> LayoutError:

@@ -6,17 +6,15 @@ not `ok`, so it is addressed to the user and begins with what to do.
 
 from __future__ import annotations
 
-import html
 import re
-import textwrap
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from colabstage.diagnose.health import inspect_machine
+from colabstage.diagnose.machine_facts import inspect_machine
+from colabstage.diagnose.report import Report, Row
 from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.boundary import typed
-from colabstage.io.page import COLOURS, page
 from colabstage.io.units import format_bytes, format_count, format_duration
 from colabstage.sources.parse import refuse_address
 
@@ -24,10 +22,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from colabstage.diagnose.health import DatasetFacts, MachineFacts
+    from colabstage.diagnose.machine_facts import DatasetFacts, MachineFacts
+    from colabstage.diagnose.report import Status
     from colabstage.machine.gpu import GpuReading
-
-Status = Literal["ok", "warn", "fail", "skip"]
 
 _GB, _MB = 1_000_000_000, 1_000_000
 # Less than this is used up by the first archive, or by a notebook's own downloads.
@@ -50,9 +47,6 @@ _HELD_PART = 0.2
 _CROWDED = 10_000
 # Lower bounds of pyproject.toml.
 OLDEST = {"numpy": "1.26", "h5py": "3.12", "torch": "2.4"}
-_WORDS: dict[Status, str] = {"ok": "fine", "warn": "costs", "fail": "broken", "skip": ""}
-_MARKS: dict[Status, str] = {"ok": "✓", "warn": "!", "fail": "✗", "skip": "–"}
-_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,8 +375,8 @@ class Finding:
     """What to do about it; empty if there is nothing to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DoctorReport(Report):
     """The findings of `doctor`. Prints as text, and as a table in a notebook."""
 
     findings: tuple[Finding, ...]
@@ -394,51 +388,6 @@ class DoctorReport:
     def exit_code(self) -> int:
         """Return the exit code of `colabstage doctor`: 0 if nothing is broken (there may be warnings), 1 otherwise."""
         return int(any(finding.status == "fail" for finding in self.findings))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        return {
-            "exit_code": self.exit_code,
-            "findings": [asdict(finding) for finding in self.findings],
-            "facts": asdict(self.facts),
-        }
-
-    def __str__(self) -> str:
-        width = max(len(finding.title) for finding in self.findings)
-        indent = " " * (width + 4)
-        lines = [self._headline()]
-        for finding in self.findings:
-            head = f"{_MARKS[finding.status]} {finding.title:<{width}}  "
-            lines += _wrap(finding.message, head, indent)
-            if finding.remedy:
-                lines += _wrap(finding.remedy, f"{indent}→ ", f"{indent}  ")
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td style='color:{COLOURS[finding.status]};font-weight:600;white-space:nowrap'>"
-            f"{_MARKS[finding.status]} {_WORDS[finding.status]}</td>"
-            f"<th>{html.escape(finding.title)}</th><td>{html.escape(finding.message)}"
-            + (f"<div class='cs-muted'>{html.escape(finding.remedy)}</div>" if finding.remedy else "")
-            + "</td></tr>"
-            for finding in self.findings
-        )
-        return page(self._headline(), f"<table>{rows}</table>")
-
-    def _headline(self) -> str:
-        counts = {status: sum(finding.status == status for finding in self.findings) for status in _WORDS}
-        if not counts["fail"] and not counts["warn"]:
-            return f"All {counts['ok']} checks passed."
-        counted = ((counts["fail"], "problems"), (counts["warn"], "warnings"))
-        parts = [format_count(count, nouns) for count, nouns in counted if count]
-        return f"{' and '.join(parts)}; {counts['ok']} fine."
-
-
-def _wrap(text: str, first: str, further: str) -> list[str]:
-    """Wrap a paragraph; paths and commands stay unbroken, so that they can be copied."""
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
-    )
 
 
 @takes()
@@ -498,4 +447,13 @@ def judge_machine(facts: MachineFacts) -> DoctorReport:
         needed = verdict.status in {"warn", "fail"}
         remedy = (verdict.remedy or " ".join((check.__doc__ or "").split())) if needed else ""
         findings.append(Finding(title, verdict.status, verdict.message, remedy))
-    return DoctorReport(tuple(findings), facts)
+    statuses = [finding.status for finding in findings]
+    fine = statuses.count("ok")
+    bad = [(statuses.count("fail"), "problems"), (statuses.count("warn"), "warnings")]
+    counted = " and ".join(format_count(count, nouns) for count, nouns in bad if count)
+    return DoctorReport(
+        headline=f"{counted}; {fine} fine." if counted else f"All {fine} checks passed.",
+        rows=tuple(Row(one.title, one.message, one.remedy, one.status) for one in findings),
+        findings=tuple(findings),
+        facts=facts,
+    )

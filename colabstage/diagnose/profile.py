@@ -1,33 +1,46 @@
-"""`profile_loader`: where the time of a training loop goes, and what to change; and `LoaderProfile`, which says it as
-text, as HTML, as a picture and as JSON values.
+"""`profile_loader`: where the time of a training loop goes, and what to change.
+
+Loader alone, step alone, both: three runs, which read the clock a few times for each batch and do nothing else. The
+stages come from a fourth run of the loader alone, in which a thread samples Python's stacks; if worker processes make
+its batches, of the loader without them.
 """
 
 from __future__ import annotations
 
-import html
-import textwrap
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+import inspect
+import math
+import sys
+from array import array
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from colabstage.diagnose.advice import advise, judge
-from colabstage.diagnose.facts import STAGES
-from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profiled_keras, profiled_torch
-from colabstage.diagnose.measure import check_step, measure
-from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
+from colabstage.diagnose.advice import Advice, ProfileFacts, Verdict, advise, format_batch, judge
+from colabstage.diagnose.gpu_monitor import GpuMonitor
+from colabstage.diagnose.loaders import (
+    View,
+    arrays_of,
+    batch_size_of,
+    end_iterator,
+    packed_instead,
+    view_of,
+)
+from colabstage.diagnose.report import Bar, Report, Row, refuse_gone
+from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness, watch_optimizers
+from colabstage.diagnose.stages import StackSampler
+from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE, check_argument, refuse_argument, stops_with, takes
 from colabstage.io.boundary import typed
-from colabstage.io.page import INK, draw_panel, facts_table, heading, new_figure, notes, page
-from colabstage.io.units import format_bytes, format_count, format_duration
+from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.units import format_bytes, format_duration
+from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from colabstage.diagnose.advice import Advice, Verdict
-    from colabstage.diagnose.facts import ProfileFacts, Span
+    from colabstage.io.progress import Clock
 
 # Of medium lightness, to be visible on white and on black.
 COLOURS = {
@@ -38,29 +51,19 @@ COLOURS = {
     "transfer": "#6a8a2a",
     "step": "#2e8b57",
 }
-_WAIT = "#c3cad1"
-_SHOWN = 12
-# Characters of the heading that fill 9 inches.
-_LINE = 90
+_OTHER = "#808890"
+# Shares of the time: the loader alone, loader and step together, the step alone, the stages.
+_PARTS = (0.25, 0.40, 0.10, 0.25)
+_LEAST_BATCHES = 3
+# In epochs of one or two batches most are an epoch's first, which do not count, so epochs are limited too.
+_MOST_EPOCHS = 20
+_GPU_EVERY_S = 0.25
+_RESTORE = "profile_loader(loader, step, restore=(model, optimizer))"
+_RENAMED = {"seconds": "Write budget_s=…, in seconds."}
 
 
-def _draw_timeline(axis: Axes, spans: tuple[Span, ...]) -> None:
-    start = spans[0].asked_s
-    waits = [(1000 * (span.asked_s - start), 1000 * (span.given_s - span.asked_s)) for span in spans]
-    steps = [(1000 * (span.given_s - start), 1000 * (span.done_s - span.given_s)) for span in spans]
-    axis.broken_barh(waits, (0.55, 0.8), color=_WAIT, edgecolor="white", linewidth=0.6)
-    axis.broken_barh(steps, (-0.4, 0.8), color=COLOURS["step"], edgecolor="white", linewidth=0.6)
-    axis.set_yticks([0, 0.95], ["step", "wait"])
-    axis.set_ylim(1.5, -0.55)
-    axis.set_xlim(0, 1000 * (spans[-1].done_s - start))
-    axis.set_title(f"{format_count(len(spans), 'batches')} of the run together", loc="left", fontsize=9.5, color=INK)
-    axis.set_xlabel("milliseconds")
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.tick_params(axis="y", length=0)
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderProfile:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LoaderProfile(Report):
     """Where the time of a training loop goes, and what to change. Made by `profile_loader`."""
 
     facts: ProfileFacts
@@ -68,11 +71,7 @@ class LoaderProfile:
     verdict: Verdict
     """What limits the loop."""
     advice: tuple[Advice, ...]
-    """What to change, the best first; empty where nothing is worth it."""
-    spans: tuple[Span, ...]
-    """When each batch of the run was asked for, returned and finished."""
-    notes: tuple[str, ...] = ()
-    """What else the user should know."""
+    """What to change, that which may gain most first; empty where nothing is worth it."""
 
     @property
     def batch_s(self) -> float:
@@ -82,219 +81,377 @@ class LoaderProfile:
     @property
     def samples_per_s(self) -> float:
         """Return the samples that the loop takes in a second."""
-        return self.facts.setting.batch_samples / self.batch_s
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Return the bytes of batches that the loop takes in a second."""
-        return self.facts.setting.batch_bytes / self.batch_s
+        return self.facts.batch_samples / self.batch_s
 
     @property
     def headroom_samples_per_s(self) -> float | None:
         """Return the samples a second that the step alone could take; `None` without a step."""
-        alone_s = self.facts.step_alone_s
-        return None if not alone_s else self.facts.setting.batch_samples / alone_s
+        return self.facts.batch_samples / self.facts.step_s if self.facts.step_s else None
 
     @property
     def stage_seconds(self) -> dict[str, float]:
         """Return the seconds that each observed stage takes alone for one batch, in the order of the stages."""
-        seconds = {stage.name: stage.seconds for stage in self.facts.stages}
-        if self.facts.transfer_s is not None:
-            seconds["transfer"] = self.facts.transfer_s
-        if self.facts.step_alone_s is not None:
-            seconds["step"] = self.facts.step_alone_s
-        return {name: seconds[name] for name in STAGES if name in seconds}
+        ends = {"transfer": self.facts.transfer_s, "step": self.facts.step_s}
+        return {**self.facts.stages, **{name: seconds for name, seconds in ends.items() if seconds is not None}}
 
-    def summary(self) -> str:
-        """Return the verdict, the stages, the shares, and the advice, as lines of text."""
-        lines = [self.verdict.sentence]
-        # Bars are shares of the longest stage: stages overlap, so their sum means nothing.
-        total = max(self.stage_seconds.values(), default=0.0) or 1.0
-        for name, seconds in self.stage_seconds.items():
-            bar = "#" * max(1, round(24 * seconds / total))
-            lines.append(f"  {name:<10}{_format_ms(seconds):>10} a batch  {bar}")
-        lines += [f"  {name + ':':<24}{value}" for name, value in self._figures()]
-        if self.advice:
-            lines.append("What to change:")
-            lines += [f"  {_gain(advice):>13}  {advice.argument}\n{'':17}{advice.why}" for advice in self.advice]
-        return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
+    if not TYPE_CHECKING:  # or any name would pass
 
-    def _figures(self) -> list[tuple[str, str]]:
-        facts = self.facts
-        rows = [
-            ("together", self._rate()),
-            ("loader alone", f"{_format_ms(facts.load_s)} a batch"),
-        ]
-        if self.headroom_samples_per_s is not None:
-            rows += [
-                ("step alone (head-room)", f"{self.headroom_samples_per_s:,.0f} samples/s"),
-                ("consumer waits", f"{facts.consumer_wait_share:.0%} of the time"),
-                ("loader waits", f"{facts.producer_wait_share:.0%} of the time"),
-            ]
-        # Below that nobody notices it, and the line would only be one more to read.
-        if facts.start_s > 0.05:
-            rows.append(("start of an epoch", format_duration(facts.start_s)))
-        if facts.gpu_busy is not None:
-            rows.append(("GPU busy", f"{facts.gpu_busy:.0%}"))
-        return rows
-
-    def _rate(self) -> str:
-        rate = f"{self.samples_per_s:,.0f} samples/s, {format_bytes(self.bytes_per_s)}/s"
-        return f"{_format_ms(self.batch_s)} a batch, {rate}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        return {
-            "verdict": asdict(self.verdict),
-            "advice": [asdict(advice) for advice in self.advice],
-            "batch_seconds": self.batch_s,
-            "samples_per_second": self.samples_per_s,
-            "bytes_per_second": self.bytes_per_s,
-            "headroom_samples_per_second": self.headroom_samples_per_s,
-            "stage_seconds": self.stage_seconds,
-            "consumer_wait_share": self.facts.consumer_wait_share,
-            "producer_wait_share": self.facts.producer_wait_share,
-            "gpu_busy": self.facts.gpu_busy,
-            "facts": asdict(self.facts),
-            "spans": [asdict(span) for span in self.spans],
-            "notes": list(self.notes),
-        }
-
-    def plot(self) -> Figure:
-        """Return a bar for each stage, and a timeline of a few batches.
-
-        Returns:
-            A matplotlib figure on white, which a notebook shows; `.savefig("profile.png")` writes it.
-
-        Raises:
-            MissingDependencyError: matplotlib is not installed.
-        """
-        # A few consecutive batches from the middle, where the loop has settled.
-        first = max(0, len(self.spans) // 2 - _SHOWN // 2)
-        spans = self.spans[first : first + _SHOWN]
-        figure = new_figure(9.0, 4.6 if spans else 3.0)
-        heading_lines = "\n".join(textwrap.wrap(self.verdict.sentence, _LINE))
-        figure.suptitle(heading_lines, x=0.01, ha="left", fontsize=10.5, weight="bold", color=INK)
-        if spans:
-            above, below = figure.subplots(2, 1, height_ratios=[max(2, len(self.stage_seconds)), 1.6])
-            _draw_timeline(below, spans)
-        else:
-            above = figure.subplots()
-        stages = self.stage_seconds
-        milliseconds = [1000 * seconds for seconds in stages.values()]
-        said, colours = [f"{value:,.2f} ms" for value in milliseconds], [COLOURS[name] for name in stages]
-        heading = "each stage alone, for one batch"
-        draw_panel(above, heading, list(stages), milliseconds, labels=said, colours=colours)
-        return figure
-
-    def __repr__(self) -> str:
-        return f"LoaderProfile: {self.verdict.sentence}\n  {self._rate()}"
-
-    def __str__(self) -> str:
-        return self.summary()
-
-    def _repr_html_(self) -> str:
-        seconds = self.stage_seconds
-        longest = max(seconds.values(), default=0.0) or 1.0
-        bars = "".join(
-            f"<tr><th>{name}</th><td class='cs-number'>{_format_ms(value)}</td><td style='width:22em'>"
-            f"<div style='background:{COLOURS[name]};height:.8em;margin-top:.25em;border-radius:2px;"
-            f"width:{max(0.5, 100 * value / longest):.1f}%'></div></td></tr>"
-            for name, value in seconds.items()
-        )
-        changes = "".join(
-            f"<tr><td class='cs-number'><b>{_gain(advice)}</b></td><td><code>{html.escape(advice.argument)}</code><br>"
-            f"<span class='cs-muted'>{html.escape(advice.why)}</span></td></tr>"
-            for advice in self.advice
-        )
-        body = f"<table>{bars}</table>{facts_table(self._figures())}"
-        if changes:
-            body += f"{heading('What to change')}<table>{changes}</table>"
-        return page(self.verdict.sentence, body + notes(self.notes))
+        def __getattr__(self, name: str) -> NoReturn:
+            gone = {
+                "spans": "profile.facts.wait_s and .busy_s, the means",
+                "bytes_per_s": "facts.batch_bytes / batch_s",
+            }
+            refuse_gone(self, name, gone)
 
 
-def _format_ms(seconds: float) -> str:
-    return f"{1000 * seconds:,.2f} ms" if seconds < 0.1 else f"{1000 * seconds:,.0f} ms"
-
-
-def _gain(advice: Advice) -> str:
-    return f"at most {advice.gain:.1f}×" if advice.at_most else f"{advice.gain:.1f}×"
-
-
-@takes(renamed={"seconds": "budget_s"})
+@takes(remedies=_RENAMED)
 @stops_with(NOTHING_DONE)
 @typed()
 def profile_loader(
     loader: Iterable[Any] | object,
     step: Callable[[Any], object] | None = None,
     *,
+    restore: object = None,
+    prefixes: Mapping[str, Iterable[Any]] | None = None,
     budget_s: float = 10.0,
     device: Any = None,
 ) -> LoaderProfile:
     """Measure where the time of a training loop goes, and say what to change.
 
-    >>> profile_loader(loader, train_step)  # doctest: +SKIP
-    >>> profile_loader(loader, train_step).advice[0].argument  # doctest: +SKIP
+    >>> profile_loader(loader, train_step, restore=(model, optimizer))  # doctest: +SKIP
+    >>> profile_loader(loader, train_step, restore=(model, optimizer)).advice[0].argument  # doctest: +SKIP
     'DataLoader(..., num_workers=2, persistent_workers=True)'
 
     The loader runs alone, then with the step, then the step on one batch again and again, each for a part of
-    `budget_s`. No function is wrapped: while the loader runs alone, a thread samples Python's stacks a few hundred
-    times a second and derives the stages from them (see `diagnose.stages`); a tf.data pipeline is measured link by
-    link. The gains that advice promises are computed from these times (see `diagnose.advice`).
+    `budget_s`. No function is wrapped: while the loader runs alone once more, a thread samples Python's stacks a few
+    hundred times a second and derives the stages from them (see `diagnose.stages`). Advice comes with what it can gain
+    at most: no loop is faster than its step alone.
 
-    Everything is restored: random numbers, the dataset's attributes, the loader's position, its worker processes, and
-    what the step trains, if it can be reached from the step: closures, globals, partials, dicts, lists, attributes,
-    functions that it calls. The profile's notes name what was found, or say that nothing was. Only other effects of the
-    step (files that it writes) remain, and the batches of a loader that can be iterated only once are used up. A
-    running loop over a colabstage loader ends.
+    The loader's position, its worker processes, the dataset's attributes and all random numbers are as before
+    afterwards, and so is what `restore` names. Whatever else the step changes keeps the steps that were measured, and
+    the report says so. The batches of a loader that can be iterated only once are used up. A running loop over a
+    colabstage loader ends.
 
     Args:
         loader: any iterable of batches: a `Loader` or a `DataLoader`, a Keras `PyDataset`, a `tf.data.Dataset`, or any
             other object that can be iterated over.
         step: called with each batch, as the training loop would; without it only the loader is measured.
+        restore: what the step changes and you want back: models, optimizers, lists, dicts, arrays, tensors, generators.
+            They are copied to the computer's memory and restored in place. `()` says that there is nothing.
+        prefixes: earlier forms of the same pipeline, each with batches as large as the loader's, by what each adds:
+            `{"read": files.batch(8), "decode": files.map(decode).batch(8)}`. Each is measured alone, and a stage is the
+            difference to the one before. For tf.data, whose stages run outside Python.
         budget_s: about how long to measure, in seconds; each run takes at least three batches.
         device: where batches go before the step, if the loader does not copy them there.
 
     Raises:
-        OptionError: the loader cannot be iterated over or has no batches, or an argument cannot work.
+        OptionError: the loader cannot be iterated over or has no batches, something in `restore` cannot be restored, or
+            an argument cannot work.
     """
     check_step(step)
     check_argument("budget_s", budget_s, "above zero")
+    saved = Restored(restore)
     with ExitStack() as stack:
         # Entered first and left last, because examining the loader may already draw random numbers.
         stack.enter_context(preserve_randomness())
-        profiled = profiled_loader(loader)
-        stack.enter_context(preserve_attributes(profiled.roots))
-        put_back = stack.enter_context(preserve_training(step))
-        facts, spans = measure(profiled, step, budget_s, device=device)
-    if put_back:
-        profiled.notes.append(put_back)
-    return LoaderProfile(facts, judge(facts), advise(facts), spans, tuple(profiled.notes))
+        stack.callback(saved.put_back)
+        view = view_of(loader)
+        stack.enter_context(preserve_attributes(view.roots))
+        runs = Runs(view, step, device, SYSTEM_CLOCK)
+        facts = runs.measure(budget_s, prefixes or {})
+    said = saved.note(runs.steps, runs.trained, _RESTORE)
+    return describe(facts, (*view.notes, *filter(None, [said])))
 
 
-def profiled_loader(loader: object) -> ProfiledLoader:
-    """Find out whose loader this is.
+def describe(facts: ProfileFacts, notes: tuple[str, ...] = ()) -> LoaderProfile:
+    """Judge what was measured."""
+    verdict, advice = judge(facts), advise(facts)
+    rows = [Row(name, text) for name, text in _figures(facts)]
+    rows += [Row(f"at most {one.gain:.1f}×", one.argument, one.why, "change") for one in advice]
+    profile = LoaderProfile(
+        headline=verdict.sentence, rows=tuple(rows), notes=notes, facts=facts, verdict=verdict, advice=advice
+    )
+    bars = [
+        Bar(name, seconds, (f"{format_batch(seconds)} a batch",), COLOURS.get(name, _OTHER))
+        for name, seconds in profile.stage_seconds.items()
+    ]
+    object.__setattr__(profile, "bars", tuple(bars))
+    return profile
+
+
+def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
+    rate = facts.batch_samples / facts.batch_s
+    bytes_s = facts.batch_bytes / facts.batch_s
+    together = f"{format_batch(facts.batch_s)} a batch, {rate:,.0f} samples/s, {format_bytes(bytes_s)}/s"
+    if facts.step_s is None:
+        yield "loader alone", together
+    else:
+        yield "loader and step", together
+        yield "loader alone", f"{format_batch(facts.alone_s)} a batch"
+        headroom = f", {facts.batch_samples / facts.step_s:,.0f} samples/s" if facts.step_s else ""
+        yield "step alone", f"{format_batch(facts.step_s)} a batch{headroom}"
+        yield "waiting for batches", f"{min(1.0, facts.wait_s / facts.both_s):.0%} of the time"
+    # Below that nobody notices it, and the line would only be one more to read.
+    if facts.start_s > 0.05:
+        yield "start of an epoch", format_duration(facts.start_s)
+    if facts.gpu_busy is not None:
+        yield "GPU busy", f"{facts.gpu_busy:.0%}"
+
+
+def check_step(step: object) -> None:
+    """Refuse what cannot be called with one batch, before anything is measured.
 
     Raises:
-        OptionError: it cannot be iterated over, or what it gives are samples.
+        OptionError: it is no function, or one with other arguments; the message has the line to write.
     """
-    # By name, so that no framework is imported to find out that a loader is not its.
-    names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(loader).__mro__}
-    if "torch.DataLoader" in names:
-        return profiled_torch(loader)
-    if {"keras.PyDataset", "keras.Sequence"} & names:
-        return profiled_keras(loader)
-    if "tensorflow.DatasetV2" in names:
-        from colabstage.diagnose.loaders import profiled_tf
-
-        return profiled_tf(loader)
-    if "colabstage.StagedDataset" in names:
-        refuse_argument("loader", loader, "a loader of batches", remedy="Pass data.loader('train', 64).")
-    if "torch.Dataset" in names and "torch.IterableDataset" not in names:
-        # The first side of a sample would be taken for the size of a batch.
-        remedy = (
-            "This dataset gives samples: pass a DataLoader(dataset, 64). One that gives whole batches is passed as "
-            "DataLoader(dataset, batch_size=None)."
+    if step is None:
+        return
+    check_argument("step", step, "function", remedy="This cannot be called with a batch.")
+    try:
+        signature = inspect.signature(step)  # type: ignore[arg-type]  # it can be called, as was just checked
+    except (TypeError, ValueError):
+        # Some functions written in C have none.
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        msg = (
+            f"step takes {signature}, and is called with one batch as the loader gives it. Write "
+            "step=lambda batch: step(*batch), with your step."
         )
-        refuse_argument("loader", loader, "a loader of batches", remedy=remedy)
-    return profiled_iterable(loader)
+        raise OptionError(msg) from None
+
+
+class _Feed:
+    """Batches of consecutive epochs; `first` tells whether the last one was its epoch's first."""
+
+    def __init__(self, start: Callable[[], Iterator[Any]], *, once: bool, clock: Clock) -> None:
+        self.first = False
+        self.first_s = array("d")
+        self._start, self._once, self._now = start, once, clock.now
+        self._iterator: Iterator[Any] | None = None
+
+    def take(self) -> Any:
+        """Return the next batch.
+
+        Raises:
+            StopIteration: there are no more batches, and the loader cannot be iterated again.
+        """
+        if self._iterator is not None:
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                self.close()
+                if self._once:
+                    raise
+            else:
+                self.first = False
+                return batch
+        began = self._now()
+        self._iterator = self._start()
+        batch = next(self._iterator)
+        self.first = True
+        self.first_s.append(self._now() - began)
+        return batch
+
+    def close(self) -> None:
+        """End the running epoch and its workers."""
+        iterator, self._iterator = self._iterator, None
+        if not self._once:
+            end_iterator(iterator)
+
+
+class Runs:
+    """The runs of one profile, and how often they ran the step."""
+
+    def __init__(self, view: View, step: Callable[[Any], object] | None, device: Any, clock: Clock) -> None:
+        self.steps = 0
+        self.trained: list[object] = []
+        self._view, self._step, self._device = view, step, device
+        self._now, self._clock = clock.now, clock
+
+    def measure(self, budget_s: float, prefixes: Mapping[str, Iterable[Any]]) -> ProfileFacts:
+        """Run the loader, and the step, for about `budget_s` seconds.
+
+        Raises:
+            OptionError: the loader has no batch, or a prefix has other batches.
+        """
+        view, together = self._view, self._step is not None or self._device is not None
+        # Without a step the loader has the time of its runs.
+        parts = _PARTS if together else (_PARTS[0] + _PARTS[1], 0.0, 0.0, _PARTS[2] + _PARTS[3])
+        alone_s, both_s, step_s, stages_s = (part * budget_s for part in parts)
+        feed = _Feed(view.start, once=view.once, clock=self._clock)
+        with closing(view), closing(feed):
+            load_s, whole = self._alone(feed, alone_s)
+            samples, nbytes = batch_size_of(whole)
+            starts = feed.first_s[1:] or feed.first_s
+            facts = replace(
+                view.facts,
+                batch_samples=samples,
+                batch_bytes=nbytes,
+                image_size=_image_size(whole),
+                load_s=load_s,
+                both_s=load_s,
+                start_s=max(0.0, sum(starts) / len(starts) - load_s),
+            )
+            if together:
+                facts = self._together(facts, feed, whole, both_s)
+            if self._device is not None:
+                facts = replace(facts, transfer_s=self._repeat(self._on_device, whole, 0.0))
+            if self._step is not None:
+                facts = replace(facts, step_s=self._repeat(self._take_step, self._on_device(whole), step_s))
+            del whole
+        torch = sys.modules.get("torch")
+        return replace(
+            facts,
+            stages=self._prefixes(prefixes, facts.batch_samples, stages_s)
+            if prefixes
+            else self._stages(facts.alone_s, stages_s),
+            packed=None if view.dataset is None else packed_instead(view.dataset, facts.image_size),
+            cores=read_resources().cores,
+            has_gpu=torch is not None and torch.cuda.is_available(),
+        )
+
+    def _alone(self, feed: _Feed, seconds: float) -> tuple[float, Any]:
+        """Take batches without using them; return the mean time of those that were not an epoch's first, and a full
+        batch, because an epoch's last one may have fewer samples."""
+        gaps, whole, most, taken = array("d"), None, -1, 0
+        deadline = self._now() + seconds
+        while len(gaps) < _LEAST_BATCHES or self._now() < deadline:
+            began = self._now()
+            try:
+                batch = feed.take()
+            except StopIteration:
+                break
+            taken += 1
+            if not feed.first:
+                gaps.append(self._now() - began)
+            elif taken > 1 and self._now() > deadline:
+                break  # epochs of one or two batches
+            # Between two measurements. The other batches are released, because their memory may be reused.
+            if taken <= 16 and (samples := batch_size_of(batch)[0]) > most:
+                whole, most = batch, samples
+            del batch
+        if not taken:
+            msg = "The loader has no batches, so there is nothing to measure. Check its dataset and its sampler."
+            raise OptionError(msg)
+        # If an epoch is one batch, all are first ones; the very first also opened files and started threads.
+        kept = gaps or feed.first_s[1:] or feed.first_s
+        return sum(kept) / len(kept), whole
+
+    def _together(self, facts: ProfileFacts, feed: _Feed, whole: Any, seconds: float) -> ProfileFacts:
+        """Take batches and do the step with each, as a training loop does."""
+        # The first step compiles, allocates and warms up.
+        with watch_optimizers() as self.trained:
+            self._take_step(self._on_device(whole))
+        waits, busy = array("d"), array("d")
+        firsts, now, began = 0, self._now, self._now()
+        # It does nothing where there is no GPU.
+        with GpuMonitor(_GPU_EVERY_S, live=False, notice=lambda _: None) as monitor:
+            while len(busy) < _LEAST_BATCHES or now() - began < seconds:
+                asked = now()
+                try:
+                    batch = feed.take()
+                except StopIteration:
+                    break
+                given = now()
+                self._take_step(self._on_device(batch))
+                done = now()
+                del batch
+                # The start of an epoch is counted separately, unless epochs are so short that nothing else is left.
+                firsts += feed.first
+                if not feed.first or facts.batches == 1:
+                    waits.append(given - asked)
+                    busy.append(done - given)
+                if firsts > _MOST_EPOCHS and done - began > seconds:
+                    break
+            _synchronise()
+        # The first batches were prepared in advance, and do not count if enough others are left.
+        ahead = facts.workers * facts.prefetch
+        first = ahead if len(busy) > 3 * ahead else len(busy) // 3
+        wait_s, busy_s = (sum(some[first:]) / max(1, len(some) - first) for some in (waits, busy))
+        # The busiest one, because a step usually uses one GPU, and others on the machine are idle.
+        shares = [gpu.utilisation for gpu in monitor.figures if gpu.utilisation is not None]
+        return replace(
+            facts,
+            both_s=wait_s + busy_s or facts.load_s,
+            wait_s=wait_s,
+            busy_s=busy_s,
+            gpu_busy=max(shares, default=None),
+        )
+
+    def _repeat(self, work: Callable[[Any], object], batch: Any, seconds: float) -> float:
+        """Return the mean seconds of work that is done with one batch again and again."""
+        # CUDA returns before the work is done; without waiting here, an earlier queue would be measured.
+        _synchronise()
+        count, began = 0, self._now()
+        while count < _LEAST_BATCHES or self._now() - began < seconds:
+            work(batch)
+            count += 1
+        _synchronise()
+        return (self._now() - began) / count
+
+    def _take_step(self, batch: Any) -> None:
+        if self._step is not None:
+            self.steps += 1
+            self._step(batch)
+
+    def _on_device(self, batch: Any) -> Any:
+        if self._device is None:
+            return batch
+        from colabstage.load.batches import map_leaves
+
+        return map_leaves(batch, lambda part: part.to(self._device, non_blocking=True) if hasattr(part, "to") else part)
+
+    def _stages(self, load_s: float, seconds: float) -> dict[str, float]:
+        """Return the seconds of each Python stage for one batch, from the shares that were sampled."""
+        view = self._view
+        # One that is used up cannot run again with a sampler, and TensorFlow's threads have no Python stacks.
+        if view.once or view.facts.kind == "tf.data":
+            return {}
+        feed = _Feed(view.alone or view.start, once=False, clock=self._clock)
+        sampler = StackSampler(view.known, get_ident())
+        with closing(view), closing(feed):
+            if view.alone is not None:
+                # Half of the time without a sampler, for the true time of a batch that one process makes.
+                seconds /= 2
+                load_s = self._alone(feed, seconds)[0]
+            with sampler:
+                self._alone(feed, seconds)
+        # Scaled to the measured time, because sampling makes everything slower by about the same factor.
+        sampled = sum(sampler.seconds.values())
+        ordered = sorted(sampler.seconds.items(), key=lambda item: list(COLOURS).index(item[0]))
+        return {name: seconds * load_s / sampled for name, seconds in ordered}
+
+    def _prefixes(self, prefixes: Mapping[str, Iterable[Any]], samples: int, seconds: float) -> dict[str, float]:
+        """Return what each prefix adds to the one before it, and the loader to the last."""
+        starts = {**{name: view_of(prefix).start for name, prefix in prefixes.items()}, "rest": self._view.start}
+        took = dict.fromkeys(starts, math.inf)
+        # By turns, and the shorter time counts: other work on the machine can only add to it.
+        for name, start in [*starts.items()] * 2:
+            with closing(_Feed(start, once=False, clock=self._clock)) as feed:
+                took_s, batch = self._alone(feed, seconds / 2 / len(starts))
+            if (found := batch_size_of(batch)[0]) != samples:
+                expected = f"batches of {samples} samples, as the loader gives"
+                refuse_argument(f"prefixes[{name!r}]", found, expected, remedy=f"Append .batch({samples}) to it.")
+            took[name] = min(took[name], took_s)
+        # What seems to take less than its predecessors takes nothing.
+        ends = list(accumulate(took.values(), max))
+        return {name: end - before for name, end, before in zip(took, ends, [0.0, *ends], strict=False)}
+
+
+def _image_size(batch: Any) -> tuple[int, int] | None:
+    """Return the height and width of the images in a batch's first array, wherever the channels are; `None` if it has
+    none."""
+    shape = next((tuple(array.shape) for array in arrays_of(batch)), ())
+    if len(shape) != 4:
+        return None
+    # There are at most four channels; no image is that low.
+    height, width = shape[2:] if shape[1] <= 4 else shape[1:3]
+    return int(height), int(width)
+
+
+def _synchronise() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

@@ -1,49 +1,39 @@
-"""Restore random numbers, a dataset's attributes, and what a step trains.
+"""Put back what measuring changes: random numbers, a dataset's attributes, and what the caller hands over.
 
-A profile runs the caller's loader and step for a while. What they draw, open and learn is restored, so that training
-gives the same numbers with and without a profile before it.
-
-A step is a function, and a model may be in its closure, its globals, its arguments' defaults, a partial, a dict, an
-attribute of an object, a function that it calls, or a module of the user's. All of these are searched. Libraries are
-not: their trainable objects have `state_dict` or `get_weights`.
+A measured step trains, draws and records. What it changes cannot be found by looking at it, so the caller hands it
+over: `restore=(model, optimizer, losses)`. Everything in there is copied before the first step and put back in place at
+the end. Copies are in the computer's memory, also those of a model on a GPU.
 """
 
 from __future__ import annotations
 
 import copy
-import dis
-import functools
 import random
 import sys
-import sysconfig
 import types
 from collections import deque
-from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from colabstage.pack.code import codes_in
+import numpy as np
+
+from colabstage.errors import OptionError, said_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    Found = Iterable[tuple[str, object]]
-
-# Datasets wrap each other (a subset of a concatenation of folders), each with nested transforms.
+# A dataset may wrap others, each with transforms inside transforms.
 _DEPTH = 5
 _MOST_PARTS = 500
-_FOREIGN = ("builtins", "torch", "numpy", "h5py", "PIL", "pandas", "keras", "tensorflow", "threading", "pathlib",
-                "collections", "colabstage", "functools", "re", "types", "_thread", "_io", "io")  # fmt: skip
-# Enough for any training script; a step that reaches a dataset's million objects is not searched completely.
-_MOST_OBJECTS = 20_000
-# Longer lists hold data.
-_MOST_ITEMS = 1_000
-_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-# Compiled libraries, whose types have no file. Their trainable objects are recognised by methods.
-_NOT_ENTERED = frozenset(
-    {"builtins", "torch", "numpy", "h5py", "PIL", "pandas", "keras", "tensorflow", "jax", "colabstage"}
+# Their objects are not the user's own; torch's wrappers of datasets and samplers are entered, because these are inside.
+_FOREIGN = frozenset(
+    {"builtins", "torch", "numpy", "h5py", "PIL", "pandas", "keras", "tensorflow", "threading", "pathlib"}
+    | {"collections", "colabstage", "functools", "re", "types", "_thread", "_io", "io"}
 )
-_PLAIN = (str, bytes, bytearray, int, float, complex, type(None), type(...), range, slice)
-_STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}
+# Nothing in them can change.
+_PLAIN = (str, bytes, int, float, complex, type(None), type(...), range, slice, np.generic, frozenset)
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+_ACCEPTED = "a model, an optimizer, anything with state_dict(), or a list, dict, set, array, tensor or generator"
 
 
 @contextmanager
@@ -51,310 +41,248 @@ def preserve_randomness(generators: Iterable[object] = ()) -> Iterator[None]:
     """Restore the state of Python's, numpy's and torch's random numbers, and of these generators, at the end."""
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
-        if (numpy := sys.modules.get("numpy")) is not None:
-            stack.callback(numpy.random.set_state, numpy.random.get_state())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - what users' transforms draw from
         if (torch := sys.modules.get("torch")) is not None:
             stack.callback(torch.set_rng_state, torch.get_rng_state())
             if torch.cuda.is_initialized():
                 stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
         for generator in generators:
-            if (restore := _generator_restorer(generator)) is not None:
-                stack.callback(restore)
+            stack.callback(_generator_restorer(generator) or (lambda: None))
         yield
 
 
-def _generator_restorer(generator: object) -> Callable[[], object] | None:
+def _generator_restorer(part: Any) -> Callable[[], object] | None:
     """Return a function that restores a random generator's present state; `None` for anything else."""
-    if isinstance(generator, random.Random):
-        state = generator.getstate()
-        return lambda: generator.setstate(state)
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None and isinstance(generator, numpy.random.Generator):
-        bits: Any = generator.bit_generator
+    torch: Any = sys.modules.get("torch")
+    if isinstance(part, random.Random):
+        state = part.getstate()
+        return lambda: part.setstate(state)
+    if isinstance(part, np.random.Generator):
+        bits: Any = part.bit_generator
         saved = copy.deepcopy(bits.state)
         return lambda: setattr(bits, "state", saved)
-    if numpy is not None and isinstance(generator, numpy.random.RandomState):
-        old: Any = generator
-        legacy = old.get_state()
-        return lambda: old.set_state(legacy)
-    if torch is not None and isinstance(generator, torch.Generator):
-        torch_generator: Any = generator
-        tensor = torch_generator.get_state()
-        return lambda: torch_generator.set_state(tensor)
+    if isinstance(part, np.random.RandomState):
+        legacy = part.get_state()
+        return lambda: part.set_state(legacy)
+    if torch is not None and isinstance(part, torch.Generator):
+        tensor = part.get_state()
+        return lambda: part.set_state(tensor)
     return None
 
 
 @contextmanager
 def preserve_attributes(roots: Iterable[object]) -> Iterator[None]:
-    """Restore the attributes of these objects, and of the objects in them, at the end.
+    """Restore the attributes of these objects, and of the objects of the user's own classes in them, at the end.
 
-    A dataset that opens its file at the first sample keeps the handle, which worker processes forked later would share,
-    so it is removed again. The contents of arrays, lists and dicts are not restored.
+    A dataset that opens its file at the first sample keeps the handle, which worker processes that are forked later
+    would share, so it is removed again. The contents of arrays, lists and dicts are not restored.
     """
     with ExitStack() as stack:
-        generators, objects = _find_state(roots)
+        seen: set[int] = set()
+        generators: list[object] = []
+        queue: deque[tuple[Any, int]] = deque((root, 0) for root in roots)
+        while queue and len(seen) < _MOST_PARTS:
+            part, depth = queue.popleft()
+            if id(part) in seen or depth > _DEPTH or isinstance(part, (*_PLAIN, *_CODE)):
+                continue
+            seen.add(id(part))
+            inner: Iterable[object] = ()
+            if isinstance(part, list | tuple):
+                inner = part if len(part) <= 64 else ()
+            elif _generator_restorer(part) is not None:
+                generators.append(part)
+            elif _is_users(part):
+                stack.callback(_restore_attributes, part, dict(vars(part)))
+                inner = vars(part).values()
+            queue += [(value, depth + 1) for value in inner]
         stack.enter_context(preserve_randomness(generators))
-        for part in objects:
-            stack.callback(restore_attributes, part, dict(vars(part)))
         yield
 
 
-def restore_attributes(part: Any, attributes: dict[str, Any]) -> None:
-    """Restore an object's attributes."""
-    now = vars(part)
-    if now.keys() == attributes.keys() and all(now[name] is value for name, value in attributes.items()):
-        return
-    now.clear()
-    now.update(attributes)
-
-
-def _find_state(roots: Iterable[object]) -> tuple[list[Any], list[Any]]:
-    """Find random generators and objects of the user's own classes that can be reached from `roots`."""
-    seen: set[int] = set()
-    generators: list[Any] = []
-    found: list[Any] = []
-    queue: list[tuple[object, int]] = [(root, 0) for root in roots]
-    while queue and len(found) < _MOST_PARTS:
-        part, depth = queue.pop(0)
-        if id(part) in seen or depth > _DEPTH:
-            continue
-        seen.add(id(part))
-        if isinstance(part, list | tuple) and len(part) <= 64:
-            queue += [(item, depth + 1) for item in part]
-        elif _generator_restorer(part) is not None:
-            generators.append(part)
-        elif _enters(part):
-            found.append(part)
-            queue += [(value, depth + 1) for value in vars(part).values()]
-    return generators, found
-
-
-def _enters(part: object) -> bool:
-    if isinstance(part, type) or callable(getattr(part, "__get__", None)) or not hasattr(part, "__dict__"):
-        return False
+def _is_users(part: object) -> bool:
     module = type(part).__module__ or ""
-    # torch's wrappers of datasets and samplers are searched, because users' datasets are inside.
-    return module.startswith("torch.utils.data") or module.partition(".")[0] not in _FOREIGN
+    known = module.partition(".")[0] in _FOREIGN and not module.startswith("torch.utils.data")
+    return hasattr(part, "__dict__") and not known
 
 
-# The note for a step in which nothing was found.
-NOTHING_FOUND = (
-    "Nothing that trains was found in the step, so nothing was put back: a model that it trains has learnt from the "
-    "batches that were measured. Name the model in the step, or measure with a copy of it."
-)
+def _restore_attributes(part: Any, attributes: dict[str, Any]) -> None:
+    now = vars(part)
+    if now.keys() != attributes.keys() or any(now[name] is not value for name, value in attributes.items()):
+        now.clear()
+        now.update(attributes)
+
+
+class Restored:
+    """What was handed over: copied when it is made, put back by `put_back`."""
+
+    def __init__(self, parts: object) -> None:
+        """Copy a tuple or list of things, or one thing; `None` if the caller did not say.
+
+        Raises:
+            OptionError: something in it cannot be copied and put back.
+        """
+        self.parts = tuple(parts) if isinstance(parts, tuple | list) else () if parts is None else (parts,)
+        self.said = parts is not None
+        self.problems: list[str] = []
+        self._seen: dict[int, object] = {}
+        self._stack = ExitStack()
+        for number, part in enumerate(self.parts):
+            if isinstance(part, _PLAIN):
+                self._refuse(f"restore[{number}]", part, "It cannot change: hand over what holds it, restore=(losses,)")
+            self._save(f"restore[{number}]", part)
+
+    def put_back(self) -> None:
+        """Restore everything, in place."""
+        self._stack.close()
+
+    def holds(self, part: object) -> bool:
+        """Return whether this very object was handed over."""
+        return id(part) in self._seen
+
+    def note(self, runs: int, trained: Iterable[object], call: str) -> str:
+        """Say what was restored and what was not, after so many runs of a step that was seen to use these optimizers;
+        empty where there is nothing to say."""
+        if not runs:
+            return ""
+        missed = sorted({type(one).__name__ for one in trained if not self.holds(one)})
+        learnt = f"; {' and '.join(missed)} and what it trains have learnt from them" if missed else ""
+        if self.parts:
+            names = ", ".join(dict.fromkeys(type(part).__name__ for part in self.parts))
+            rest = learnt or ". Whatever else it changes keeps these runs"
+            return " ".join([f"The step ran {runs:,} times. Put back: {names}{rest}.", *self.problems])
+        if self.said and not missed:
+            return ""
+        return (
+            f"The step ran {runs:,} times, and nothing was handed over to be put back{learnt}: what it trains and what "
+            f"it records keep these runs. To put it back write {call}."
+        )
+
+    def _refuse(self, name: str, part: object, remedy: str) -> NoReturn:
+        self._stack.pop_all()
+        msg = f"{name} is a {type(part).__name__}, which cannot be put back; expected {_ACCEPTED}. {remedy}."
+        raise OptionError(msg)
+
+    def _save(self, name: str, part: Any, *, known_only: bool = False) -> None:
+        if isinstance(part, (*_PLAIN, *_CODE)) or id(part) in self._seen:
+            return
+        self._seen[id(part)] = part
+        torch: Any = sys.modules.get("torch")
+        try:
+            # First, because with torch behind Keras its models are modules as well.
+            if _variables_of(part):
+                self._variables(part)
+            elif torch is not None and isinstance(part, torch.nn.Module):
+                self._module(name, part)
+            elif torch is not None and isinstance(part, torch.Tensor):
+                self._tensor(part)
+            elif _has(part, "state_dict", "load_state_dict"):
+                # An optimizer's state has no values of what it trains.
+                self._items(name, [one for group in getattr(part, "param_groups", ()) for one in group["params"]])
+                self._stack.callback(part.load_state_dict, _on_host(part.state_dict()))
+            elif isinstance(part, np.ndarray):
+                self._stack.callback(np.copyto, part, part.copy())
+                self._items(name, part.tolist() if part.dtype == object else ())
+            elif isinstance(part, list | deque | set | dict | bytearray | tuple):
+                self._container(name, part, known_only=known_only)
+            elif (restore := _generator_restorer(part)) is not None:
+                self._stack.callback(restore)
+            elif not known_only:
+                self._refuse(name, part, "Hand over its parts instead: restore=(trainer.model, trainer.losses)")
+        except OptionError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a library raises where its state cannot be copied
+            if not known_only:
+                self._refuse(name, part, f"Copying its state failed: {said_by(error)}")
+            self.problems.append(f"A {type(part).__name__} in it was not put back: {said_by(error)}.")
+
+    def _container(self, name: str, part: Any, *, known_only: bool) -> None:
+        if not isinstance(part, tuple):
+            before, fill = copy.copy(part), getattr(part, "extend", None) or part.update
+
+            def refill() -> None:
+                part.clear()
+                fill(before)
+
+            self._stack.callback(refill)
+        self._items(name, part.values() if isinstance(part, dict) else part, known_only=known_only)
+
+    def _items(self, name: str, items: Iterable[object], *, known_only: bool = False) -> None:
+        for number, item in enumerate(items):
+            self._save(f"{name}[{number}]", item, known_only=known_only)
+
+    def _module(self, name: str, module: Any) -> None:
+        self._items(name, (*module.parameters(), *module.buffers()))
+        # Metrics and counters are plain attributes; modules inside are in one of them.
+        self._stack.callback(_restore_attributes, module, dict(vars(module)))
+        self._items(name, vars(module).values(), known_only=True)
+        if type(module).get_extra_state is not sys.modules["torch"].nn.Module.get_extra_state:
+            try:
+                self._stack.callback(module.set_extra_state, copy.deepcopy(module.get_extra_state()))
+            except Exception as error:  # noqa: BLE001 - the user's own code; all else of the model is put back
+                self.problems.append(f"The extra state of {type(module).__name__} was not put back: {said_by(error)}.")
+
+    def _tensor(self, tensor: Any) -> None:
+        value = _on_host(tensor)
+        gradient = _on_host(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None
+
+        def restore() -> None:
+            # In place, because others refer to this tensor.
+            tensor.data.copy_(value)
+            if tensor.is_leaf:
+                tensor.grad = None if gradient is None else gradient.to(tensor.device)
+
+        self._stack.callback(restore)
+
+    def _variables(self, owner: Any) -> None:
+        """Save a variable of Keras or TensorFlow, or all of a model or an optimizer, and of the model's optimizer."""
+        known = [(variable, np.array(variable.numpy())) for variable in _variables_of(owner)]
+
+        def restore() -> None:
+            for variable, value in known:
+                variable.assign(value)
+            # Slots that the first step created are as good as new when zeroed.
+            for variable in _variables_of(owner)[len(known) :]:
+                variable.assign(variable * 0)
+
+        self._stack.callback(restore)
+        if (optimizer := getattr(owner, "optimizer", None)) is not None and id(optimizer) not in self._seen:
+            self._seen[id(optimizer)] = optimizer
+            self._variables(optimizer)
+
+
+def _variables_of(part: Any) -> list[Any]:
+    if _has(part, "assign", "numpy"):
+        return [part]
+    found = getattr(part, "variables", None)
+    variables = list(found) if isinstance(found, list | tuple) else []
+    return variables if all(_has(one, "assign", "numpy") for one in variables) else []
+
+
+def _has(part: object, *names: str) -> bool:
+    return all(callable(getattr(part, name, None)) for name in names)
+
+
+def _on_host(value: Any) -> Any:
+    """Copy a state, with tensors in the computer's memory: a second copy may not fit on the GPU."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _on_host(item) for key, item in value.items()}
+    return [_on_host(item) for item in value] if type(value) is list else copy.deepcopy(value)
 
 
 @contextmanager
-def preserve_training(step: Callable[..., object] | None) -> Iterator[str]:
-    """Restore, at the end, what a step trains: models, optimizers, parameters, and the attributes, entries and
-    variables that hold them.
+def watch_optimizers() -> Iterator[list[object]]:
+    """Collect the torch optimizers that take a step meanwhile."""
+    used: list[object] = []
+    if "torch" not in sys.modules:
+        yield used
+        return
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    Yields a sentence that says what was found; empty without a step.
-    """
-    with ExitStack() as stack:
-        if step is None:
-            yield ""
-            return
-        walk = _ReachedThings(stack)
-        walk.go(step)
-        if walk.names:
-            yield f"What the step trained is as it was before: {', '.join(walk.names)}."
-            return
-        yield NOTHING_FOUND
-
-
-class _ReachedThings:
-    """Everything that a function reaches, each object once; `names` of trainable objects, as the step would write
-    them."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.names: list[str] = []
-        self._stack = stack
-        # With a reference to the object, so that its id is not reused meanwhile.
-        self._seen: dict[int, object] = {}
-        self._queue: deque[tuple[str, object]] = deque()
-
-    def go(self, step: object) -> None:
-        """Search everything, and register how to restore it."""
-        self._queue.append(("step", step))
-        while self._queue and len(self._seen) < _MOST_OBJECTS:
-            name, part = self._queue.popleft()
-            if isinstance(part, _PLAIN) or id(part) in self._seen:
-                continue
-            self._seen[id(part)] = part
-            # Properties of unknown objects may raise anything.
-            with suppress(Exception):
-                self._queue.extend(self._visit(name, part))
-
-    def _visit(self, name: str, part: Any) -> Found:
-        found: Found = ()
-        if not isinstance(part, type) and (restore := _trained_restorer(part)) is not None:
-            self._stack.callback(restore)
-            self.names.append(name)
-            found = _behind(name, part)
-        elif isinstance(part, functools.partial):
-            found = [(name, part.func), *_enumerated(name, part.args), *part.keywords.items()]
-        elif isinstance(part, types.MethodType):
-            found = [(name, part.__func__), ("self" if name == "step" else name, part.__self__)]
-        elif isinstance(part, types.FunctionType):
-            found = self._function(part)
-        elif isinstance(part, dict | list | tuple | set | frozenset | deque):
-            found = self._container(name, part)
-        elif isinstance(part, type):
-            found = [] if _is_library(part) else [(f"{name}.{key}", value) for key, value in vars(part).items()]
-        elif not isinstance(part, types.ModuleType):  # what a function uses of a module is searched with the function
-            found = self._object(name, part)
-        return found
-
-    def _container(self, name: str, part: Any) -> Found:
-        if isinstance(part, dict):
-            self._stack.callback(_refill, part, dict(part))
-            return [(f"{name}[{key!r}]", value) for key, value in part.items()] if len(part) <= _MOST_ITEMS else ()
-        if isinstance(part, list):
-            # Additions stay: they are what a step records.
-            self._stack.callback(part.__setitem__, slice(len(part)), list(part))
-        return _enumerated(name, part) if len(part) <= _MOST_ITEMS else ()
-
-    def _function(self, function: types.FunctionType) -> Found:
-        found: list[tuple[str, object]] = []
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-            try:
-                value = cell.cell_contents
-            except ValueError:
-                continue  # not filled yet
-            self._stack.callback(setattr, cell, "cell_contents", value)
-            found.append((name, value))
-        found += [(function.__name__, value) for value in function.__defaults__ or ()]
-        found += list((function.__kwdefaults__ or {}).items())
-        found.append((function.__name__, getattr(function, "__wrapped__", None)))
-        if _is_library_file(function.__code__.co_filename):
-            return found  # a wrapper's closure leads to the wrapped function, its globals lead nowhere
-        known = function.__globals__
-        used: set[str] = set()
-        for code in codes_in(function.__code__):
-            # Names of globals and attributes; only globals are found below.
-            used.update(code.co_names)
-            for instruction in dis.get_instructions(code):
-                if instruction.opname in _STORES and instruction.argval in known:
-                    self._stack.callback(known.__setitem__, instruction.argval, known[instruction.argval])
-        for name in sorted(used & known.keys()):
-            value = known[name]
-            found.append((name, value))
-            if isinstance(value, types.ModuleType) and not _is_library_file(getattr(value, "__file__", None) or ""):
-                found += [(f"{name}.{inner}", vars(value)[inner]) for inner in sorted(used & vars(value).keys())]
-        return found
-
-    def _object(self, name: str, part: Any) -> Found:
-        inner = [getattr(part, wrapped, None) for wrapped in ("__wrapped__", "python_function", "fget")]
-        found: list[tuple[str, object]] = [(name, wrapped) for wrapped in inner]
-        is_namespace = isinstance(part, types.SimpleNamespace)
-        if (_is_library(type(part)) and not is_namespace) or type(part).__module__.partition(".")[0] in _NOT_ENTERED:
-            return found
-        attributes = getattr(part, "__dict__", None)
-        if isinstance(attributes, dict):
-            self._stack.callback(restore_attributes, part, dict(attributes))
-            found += [(f"{name}.{key}", value) for key, value in attributes.items()]
-        for owner in type(part).__mro__:
-            slots = getattr(owner, "__slots__", ())
-            for key in (slots,) if isinstance(slots, str) else slots:
-                found.append((f"{name}.{key}", getattr(part, key, None)))
-            if not _is_library(owner):
-                found.append((name, owner))
-        return found
-
-
-def _enumerated(name: str, parts: Iterable[object]) -> Found:
-    """Return the parts of a sequence, by name."""
-    return [(f"{name}[{number}]", part) for number, part in enumerate(parts)]
-
-
-def _is_library(kind: type) -> bool:
-    """Tell whether a class is from Python or an installed package, not the user's own."""
-    root = kind.__module__.partition(".")[0]
-    if root in _NOT_ENTERED:
-        return True
-    return _is_library_file(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
-
-
-def _is_library_file(path: str) -> bool:
-    return path.startswith("<frozen") or any(path.startswith(folder) for folder in _LIBRARIES)
-
-
-def _refill(entries: dict[Any, Any], before: dict[Any, Any]) -> None:
-    if entries.keys() != before.keys() or any(entries[key] is not value for key, value in before.items()):
-        entries.clear()
-        entries.update(before)
-
-
-def _behind(name: str, part: Any) -> Found:
-    """Return what a trainable object holds beyond its own state."""
-    groups = getattr(part, "param_groups", None)
-    if isinstance(groups, list):
-        # An optimizer's state has no values of its parameters, and their model may be out of reach.
-        return _enumerated(name, [value for group in groups for value in group.get("params", ())])
-    own = getattr(part, "__dict__", {})
-    public = [(f"{name}.{key}", value) for key, value in own.items() if not key.startswith("_")]
-    return public if not _is_library(type(part)) else ()
-
-
-def _trained_restorer(part: Any) -> Callable[[], None] | None:
-    if callable(getattr(part, "load_state_dict", None)) and callable(getattr(part, "state_dict", None)):
-        return _torch_restorer(part)
-    if callable(getattr(part, "set_weights", None)) and callable(getattr(part, "get_weights", None)):
-        return _keras_restorer(part)
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(part, torch.Tensor):
-        return _tensor_restorer(part) if part.requires_grad and part.is_leaf else None
-    if callable(getattr(part, "assign", None)) and callable(getattr(part, "numpy", None)):
-        value = part.numpy().copy()
-        return lambda: part.assign(value)
-    return None
-
-
-def _tensor_restorer(tensor: Any) -> Callable[[], None]:
-    value, gradient = tensor.detach().clone(), None if tensor.grad is None else tensor.grad.clone()
-
-    def restore() -> None:
-        tensor.data.copy_(value)
-        tensor.grad = gradient
-
-    return restore
-
-
-def _torch_restorer(part: Any) -> Callable[[], None]:
-    # A state refers to the tensors themselves, which the step would change.
-    saved = copy.deepcopy(part.state_dict())
-    parameters = list(part.parameters()) if callable(getattr(part, "parameters", None)) else []
-    gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
-    # Including those that a state omits.
-    buffers = list(part.buffers()) if callable(getattr(part, "buffers", None)) else []
-    values = [buffer.detach().clone() for buffer in buffers]
-    training = getattr(part, "training", None)
-
-    def restore() -> None:
-        part.load_state_dict(saved)
-        for buffer, value in zip(buffers, values, strict=True):
-            buffer.data.copy_(value)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        if training is not None:
-            part.train(training)
-
-    return restore
-
-
-def _keras_restorer(model: Any) -> Callable[[], None]:
-    weights = model.get_weights()
-    optimizer = getattr(model, "optimizer", None)
-    variables = list(getattr(optimizer, "variables", None) or ())
-    values = [variable.numpy().copy() for variable in variables]
-
-    def restore() -> None:
-        model.set_weights(weights)
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-        # Slots that the first step created are as good as new when zeroed.
-        for variable in list(getattr(optimizer, "variables", None) or ())[len(variables) :]:
-            variable.assign(variable * 0)
-
-    return restore
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: used.append(optimizer))
+    try:
+        yield used
+    finally:
+        handle.remove()

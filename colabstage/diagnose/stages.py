@@ -3,34 +3,27 @@
 A sampler examines stacks instead of wrapping functions in timers: nothing has to be patched, which might miss
 references under other names, and the cost does not depend on how often a function is called. The innermost conclusive
 frame decides: by its file, if it belongs to a library with one purpose; by the text of the present call, which also
-names C functions; or by its own name. Names are those that people use (`_read`, `augment`, `collate_fn`). Python
-switches threads right after each call, so a C call that holds Python's lock appears in the frame that made it, not in
-the next one.
+names C functions; or by its own name. Names are those that people use (`_read`, `augment`, `collate_fn`).
 
 A thread examines all other threads a few hundred times a second (`sys._current_frames`). It needs Python's lock for
 that, and would only get it where another thread releases it anyway: in reads and in numpy, never in Python code that
 runs for less than the interpreter's switch interval. So that interval is short while sampling, and no other times are
 measured in that run.
-
-The kernel says how long a thread had a core, and how long it waited for one. For the sampler itself this shows whether
-the lock was held: it then wakes up late although a core was free.
 """
 
 from __future__ import annotations
 
 import linecache
-import os
 import re
 import sys
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
-    from colabstage.diagnose.facts import StageName
+StageName = Literal["read", "decode", "transform", "collate", "transfer", "step"]
 
 # A file and a function in it (any if empty). First match wins.
 LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (
@@ -82,20 +75,18 @@ _IDLE: tuple[tuple[str, frozenset[str]], ...] = (
 _INTERVAL_S = 0.004
 # How long other threads may keep Python's lock when the sampler wants it.
 _SWITCH_S = 0.00002
-# Waking up takes 0.05 to 0.1 ms by itself.
-_LATE_S = 0.00015
 _OWN = "colabstage-profile"
 _OTHERS_OF_OURS = ("colabstage-profile", "colabstage-gpu")
 
 
 def is_idle(frame: FrameType) -> bool:
-    """Tell whether a thread with this innermost frame waits for other threads."""
+    """Return whether a thread with this innermost frame waits for other threads."""
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     return any(file.endswith(tail) and name in names for tail, names in _IDLE)
 
 
 def has_own_code(frame: FrameType | None) -> bool:
-    """Tell whether a stack runs code outside of libraries, below the profiler itself."""
+    """Return whether a stack runs code outside of libraries, below the profiler itself."""
     while frame is not None and not _OURS.search(frame.f_code.co_filename):
         if not _LIBRARY_PATH.search(frame.f_code.co_filename):
             return True
@@ -163,30 +154,18 @@ def called_name(frame: FrameType) -> str:
     return "" if match is None else match.group(1)
 
 
-@dataclass(slots=True)
-class StageTime:
-    """Seconds that threads were in a stage, that cores were busy with it, and that it held Python's lock."""
-
-    seconds: float = 0.0
-    """How long threads were in it."""
-    cpu_s: float = 0.0
-    """How long a core was busy with it."""
-    gil_s: float = 0.0
-    """How long it held Python's lock."""
-
-
 class StackSampler:
-    """Sample while entered; `times` has the results."""
+    """Sample while entered; `seconds` has how long threads were in each stage."""
 
     def __init__(self, known: dict[CodeType, StageName], consumer: int | None) -> None:
         """Start with functions whose stage the loader defines, and the thread that takes batches, if its stack shows
         stages."""
-        self.times: dict[StageName, StageTime] = {}
+        self.seconds: dict[StageName, float] = {}
         self._names = StageNames(known)
         # A thread that waits for a lock of C code shows only the frame that called it, so those that were here before,
         # a notebook's for example, count only where their stack names a stage. `threading` does not know all of them.
         self._before = set(sys._current_frames()) - {consumer}
-        self._clocks: dict[int, _Clock] = {}
+        self._core_s: dict[int, float] = {}
         self._switch_s = sys.getswitchinterval()
         self._stop = False
         self._thread = threading.Thread(target=self._run, name=_OWN, daemon=True)
@@ -205,92 +184,44 @@ class StackSampler:
         sys.setswitchinterval(self._switch_s)
 
     def _run(self) -> None:
-        own = _Clock(threading.get_native_id())
         last = time.perf_counter()
-        try:
-            while not self._stop:
-                due = time.perf_counter() + _INTERVAL_S
-                time.sleep(_INTERVAL_S)
-                now = time.perf_counter()
-                _, waited_s = own.passed()
-                self._look(now - last, held=now - due - waited_s > _LATE_S)
-                last = now
-        finally:
-            for clock in (own, *self._clocks.values()):
-                clock.close()
+        while not self._stop:
+            time.sleep(_INTERVAL_S)
+            now = time.perf_counter()
+            self._look(now - last)
+            last = now
 
-    def _look(self, passed_s: float, *, held: bool) -> None:
-        own = threading.get_ident()
-        frames = sys._current_frames()
+    def _look(self, passed_s: float) -> None:
         threads = {thread.ident: thread for thread in threading.enumerate()}
-        for ident, frame in frames.items():
+        for ident, frame in sys._current_frames().items():
             thread = threads.get(ident)
-            if ident == own or (thread is not None and thread.name.startswith(_OTHERS_OF_OURS)):
+            if thread is not None and thread.name.startswith(_OTHERS_OF_OURS):
                 continue
             if is_idle(frame):
                 continue
-            self._note(ident, frame, passed_s, self._core_s(None if thread is None else thread.native_id), held=held)
-        del frames
+            stage = self._names.stage_of(frame)
+            if stage is None and ident in self._before:
+                continue
+            # Read each time, so that it is the share of this interval.
+            waits = thread is not None and self._waits(thread.native_id, passed_s)
+            stage = stage or _unnamed(frame, waits=waits)
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + passed_s
 
-    def _note(
-        self, ident: int, frame: FrameType, passed_s: float, core_s: tuple[float, float] | None, *, held: bool
-    ) -> None:
-        stage = self._names.stage_of(frame)
-        if stage is None and ident in self._before:
-            return
-        busy_s, waited_s = (passed_s, 0.0) if core_s is None else core_s
-        if stage is None:
-            stage = self._unnamed(frame, waits=busy_s + waited_s <= 0.3 * passed_s)
-        entry = self.times.setdefault(stage, StageTime())
-        entry.seconds += passed_s
-        entry.cpu_s += min(passed_s, busy_s)
-        # A thread that waits for a core keeps the lock meanwhile.
-        entry.gil_s += min(passed_s, busy_s + waited_s) if held else 0.0
-
-    @staticmethod
-    def _unnamed(frame: FrameType, *, waits: bool) -> StageName:
-        """Name the stage of a stack that says nothing of itself: Python on samples is work on them, what uses no
-        core waits for its input, and where there is no code of the user's, a library gets batches together."""
-        if not has_own_code(frame):
-            return "collate"
-        return "read" if waits else "transform"
-
-    def _core_s(self, native_id: int | None) -> tuple[float, float] | None:
-        """Return the seconds that a thread had a core, and waited for one, since the last call; `None` if unknown."""
-        if native_id is None or not sys.platform.startswith("linux"):
-            return None
-        if native_id not in self._clocks:
-            self._clocks[native_id] = _Clock(native_id)
-        return self._clocks[native_id].passed()
-
-
-class _Clock:
-    """The kernel's account of one thread: time on a core, and time in the queue for one."""
-
-    def __init__(self, native_id: int) -> None:
+    def _waits(self, native_id: int | None, passed_s: float) -> bool:
+        """Return whether a thread neither had a core nor wanted one, according to the kernel."""
         try:
-            self._file = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
-        except OSError:
-            self._file = -1
-        self._last = self._read()
-
-    def passed(self) -> tuple[float, float]:
-        """Return the seconds on a core, and in the queue, since the last call."""
-        now, before = self._read(), self._last
-        self._last = now
-        return now[0] - before[0], now[1] - before[1]
-
-    def _read(self) -> tuple[float, float]:
-        if self._file < 0:
-            return 0.0, 0.0
-        try:
-            busy, queued, *_ = os.pread(self._file, 100, 0).split()
+            with open(f"/proc/self/task/{native_id}/schedstat", encoding="ascii") as file:
+                busy, queued, *_ = file.read().split()
         except (OSError, ValueError):
-            return getattr(self, "_last", (0.0, 0.0))  # the thread has ended
-        return int(busy) / 1e9, int(queued) / 1e9
+            return False
+        now = (int(busy) + int(queued)) / 1e9
+        before, self._core_s[native_id or 0] = self._core_s.get(native_id or 0, now), now
+        return now - before <= 0.3 * passed_s
 
-    def close(self) -> None:
-        """Release the kernel's file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+
+def _unnamed(frame: FrameType, *, waits: bool) -> StageName:
+    """Name the stage of a stack that says nothing of itself: Python on samples is work on them, what uses no core
+    waits for its input, and where there is no code of the user's, a library gets batches together."""
+    if not has_own_code(frame):
+        return "collate"
+    return "read" if waits else "transform"

@@ -1,7 +1,7 @@
-"""NVIDIA GPUs and how busy they are, from NVML where its Python package is installed, otherwise from nvidia-smi.
+"""NVIDIA GPUs and how busy they are, from NVML where its package nvidia-ml-py is installed, otherwise from nvidia-smi.
 
-Pure functions parse what the program prints. Whatever the driver does not report is `None`: it has no utilisation of
-a GPU that is divided into MIG slices, no process names inside a container, and on WSL not even their memory.
+Whatever the driver does not report is `None`: it has no utilisation of a GPU that is divided into MIG slices, no
+process names inside a container, and on WSL not even their memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -18,29 +18,25 @@ from colabstage.errors import NotSupportedHereError
 from colabstage.io.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 PROGRAM = "nvidia-smi"
-GPU_COLUMNS = (
+_GPU_COLUMNS = (
     *("index", "uuid", "name", "utilization.gpu", "memory.used", "memory.total"),
     *("power.draw", "enforced.power.limit", "mig.mode.current"),
 )
-PROCESS_COLUMNS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
-
+_PROCESS_COLUMNS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
 _MIB = 1 << 20
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that computes on a GPU."""
+    """A process that computes on a GPU; its name is empty, and its memory `None`, where the driver hides them."""
 
     pid: int
-    """Its process id."""
     name: str = ""
-    """Its name; empty where the driver does not report it."""
     memory_bytes: int | None = None
-    """How much of the GPU's memory it uses; `None` where the driver does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +44,17 @@ class GpuReading:
     """The state of one GPU at one moment; `None` means that the driver does not report it."""
 
     index: int
-    """The driver's number for it."""
-    uuid: str
-    """The driver's permanent name for it."""
     name: str
-    """Its product name."""
     utilisation: float | None = None
     """The share of time, 0 to 1, in which something ran on it, over the driver's last sampling period (up to 1 s)."""
     memory_used_bytes: int | None = None
-    """GPU memory in use, by all processes."""
     memory_total_bytes: int | None = None
-    """All of its memory."""
     power_w: float | None = None
-    """Power draw now, in watts."""
     power_limit_w: float | None = None
-    """The most it may draw, in watts."""
     sliced: bool = False
     """Whether it is divided into MIG slices, whose utilisation is not reported."""
     processes: tuple[GpuProcess, ...] = ()
-    """The processes that compute on it, as far as this process may see them."""
+    """Those that this process may see."""
 
 
 def gpu_problem() -> str | None:
@@ -86,13 +74,11 @@ def open_gpus(*, timeout_s: float = 10.0) -> GpuSource:
     Raises:
         NotSupportedHereError: there is no GPU here, or the driver does not answer; the message says which.
     """
-    problem = gpu_problem()
-    if problem is not None:
+    if (problem := gpu_problem()) is not None:
         msg = f"{problem[:1].upper()}{problem[1:]}."
         raise NotSupportedHereError(msg)
     # The library first: an answer takes a millisecond, and starting the program a tenth of a second.
-    nvml = _open_nvml()
-    if nvml is not None:
+    if (nvml := _open_nvml()) is not None:
         return nvml
     if shutil.which(PROGRAM) is None:
         msg = f"There is no NVIDIA GPU here: NVML finds no driver, and {PROGRAM} is not installed."
@@ -106,8 +92,6 @@ def open_gpus(*, timeout_s: float = 10.0) -> GpuSource:
 class SmiGpus:
     """Readings from the program nvidia-smi, which runs once or twice for each of them."""
 
-    label = PROGRAM
-
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
 
@@ -117,30 +101,53 @@ class SmiGpus:
         Raises:
             NotSupportedHereError: the program is missing, fails, or takes too long.
         """
-        readings = parse_gpus(self._query("gpu", GPU_COLUMNS))
-        if not readings:
+        lines = [[cell.strip() for cell in line.split(",")] for line in self._query("gpu", _GPU_COLUMNS)]
+        # Warnings of the driver stand between the lines, on some machines.
+        known = [cells for cells in lines if len(cells) == len(_GPU_COLUMNS) and cells[0].isdecimal()]
+        if not known:
             msg = f"There is no NVIDIA GPU here: {PROGRAM} lists none."
             raise NotSupportedHereError(msg)
-        if not processes:
-            return readings
-        return with_processes(readings, parse_processes(self._query("compute-apps", PROCESS_COLUMNS)))
+        running = self._processes() if processes else []
+        readings = []
+        for index, uuid, name, busy, used, total, power, limit, mode in known:
+            readings.append(
+                GpuReading(
+                    *(
+                        int(index),
+                        name,
+                        _number(busy, 0.01),
+                        _bytes(used),
+                        _bytes(total),
+                        _number(power),
+                        _number(limit),
+                    ),
+                    sliced=mode == "Enabled",
+                    processes=tuple(process for gpu, process in running if gpu == uuid),
+                )
+            )
+        return tuple(sorted(readings, key=lambda one: one.index))
 
     def close(self) -> None:
         """Do nothing, because no handle is kept."""
 
-    def _query(self, what: str, columns: tuple[str, ...]) -> str:
+    def _processes(self) -> list[tuple[str, GpuProcess]]:
+        found = []
+        for line in self._query("compute-apps", _PROCESS_COLUMNS):
+            # From both ends, because a program's path may contain commas.
+            cells = [cell.strip() for cell in line.split(",")]
+            if len(cells) >= len(_PROCESS_COLUMNS) and cells[1].isdecimal():
+                uuid, pid, *name, used = cells
+                shown = ", ".join(name)
+                # What is in brackets is a reason for having no name.
+                found.append((uuid, GpuProcess(int(pid), "" if shown.startswith("[") else shown, _bytes(used))))
+        return found
+
+    def _query(self, what: str, columns: tuple[str, ...]) -> list[str]:
         command = [PROGRAM, f"--query-{what}={','.join(columns)}", "--format=csv,noheader,nounits"]
         try:
+            # The current folder may be on a mount that hangs, and a child would hang with it.
             done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self._timeout_s,
-                check=False,
-                # The current folder may be on a mount that hangs, and a child would hang with it.
-                cwd="/",
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=self._timeout_s, check=False, cwd="/"
             )
         except subprocess.TimeoutExpired as error:
             waited = format_duration(self._timeout_s)
@@ -149,95 +156,38 @@ class SmiGpus:
         except OSError as error:
             msg = f"{PROGRAM} cannot be run ({error.strerror}). Install the NVIDIA driver, or choose another machine."
             raise NotSupportedHereError(msg) from error
+        printed, errors = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
         if done.returncode:
             # nvidia-smi writes its errors to stdout.
-            said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+            said = " ".join((errors or printed).split()) or f"exit code {done.returncode}"
             msg = f"There is no NVIDIA GPU here that answers: {PROGRAM} says '{said[:300]}'"
             raise NotSupportedHereError(msg)
-        return done.stdout
+        return printed.splitlines()
 
 
-def parse_gpus(text: str) -> tuple[GpuReading, ...]:
-    """Parse what nvidia-smi prints for `--query-gpu` with `GPU_COLUMNS` as CSV without a header, with or without units.
-
-    Lines that do not describe a GPU (warnings, "No devices were found") are ignored.
-
-    >>> parse_gpus("0, GPU-4f, Tesla T4, 37, 1024, 15360, 28.31, 70.00, [N/A]")[0].utilisation
-    0.37
-    """
-    return tuple(sorted(filter(None, map(_parse_gpu, text.splitlines())), key=lambda one: one.index))
-
-
-def _parse_gpu(line: str) -> GpuReading | None:
-    cells = [cell.strip() for cell in line.split(",")]
-    # Warnings of the driver stand between the lines, on some machines.
-    if len(cells) != len(GPU_COLUMNS) or not cells[0].isdecimal():
-        return None
-    busy, used, total, power, limit = map(_read_cell, cells[3:8])
-    return GpuReading(
-        index=int(cells[0]),
-        uuid=cells[1],
-        name=cells[2],
-        utilisation=None if busy is None else busy / 100,
-        memory_used_bytes=None if used is None else round(used * _MIB),
-        memory_total_bytes=None if total is None else round(total * _MIB),
-        power_w=power,
-        power_limit_w=limit,
-        sliced=cells[8] == "Enabled",
-    )
-
-
-def parse_processes(text: str) -> tuple[tuple[str, GpuProcess], ...]:
-    """Parse what nvidia-smi prints for `--query-compute-apps` with `PROCESS_COLUMNS`.
-
-    Returns:
-        `(uuid of the GPU, process)` pairs, in the same order.
-    """
-    found = []
-    for line in text.splitlines():
-        # From both ends, because a program's path may contain commas.
-        uuid, _, rest = (part.strip() for part in line.partition(","))
-        pid, _, rest = (part.strip() for part in rest.partition(","))
-        name, _, used = (part.strip() for part in rest.rpartition(","))
-        if pid.isdecimal():
-            memory = _read_cell(used)
-            # What is in brackets is a reason for having no name.
-            shown = "" if name.startswith("[") else name
-            found.append((uuid, GpuProcess(int(pid), shown, None if memory is None else round(memory * _MIB))))
-    return tuple(found)
-
-
-def with_processes(
-    readings: Iterable[GpuReading], processes: Iterable[tuple[str, GpuProcess]]
-) -> tuple[GpuReading, ...]:
-    """Attach processes to the GPUs that they compute on."""
-    by_gpu: dict[str, list[GpuProcess]] = {}
-    for uuid, process in processes:
-        by_gpu.setdefault(uuid, []).append(process)
-    return tuple(replace(reading, processes=tuple(by_gpu.get(reading.uuid, ()))) for reading in readings)
-
-
-def _read_cell(cell: str) -> float | None:
+def _number(cell: str, scale: float = 1.0) -> float | None:
     """Read `37`, `37 %` and `68.52 W`; return `None` for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
-    match = None if cell.startswith("[") else _NUMBER.match(cell)
-    return None if match is None else float(match[0])
+    match = _NUMBER.match(cell)
+    return None if match is None else float(match[0]) * scale
+
+
+def _bytes(cell: str) -> int | None:
+    value = _number(cell, _MIB)
+    return None if value is None else round(value)
 
 
 class NvmlGpus:
     """Readings from NVML, through the package nvidia-ml-py (`import pynvml`)."""
 
-    label = "NVML"
-
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._open = True
-        count = range(nvml.nvmlDeviceGetCount())
-        # Handles stay valid as long as the library is open, so they are asked for once.
-        self._devices = [(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in count]
+        # Handles stay valid as long as the library is open.
+        self._devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
 
     def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
         """Return the state of all GPUs, as `SmiGpus.read`."""
-        return tuple(self._look(index, device, processes=processes) for index, device in self._devices)
+        return tuple(self._read(index, device, processes=processes) for index, device in enumerate(self._devices))
 
     def close(self) -> None:
         """Shut the library down. Calling it twice is fine."""
@@ -246,18 +196,24 @@ class NvmlGpus:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
 
-    def _look(self, index: int, device: Any, *, processes: bool) -> GpuReading:
+    def _read(self, index: int, device: Any, *, processes: bool) -> GpuReading:
         nvml = self._nvml
-        busy = self._ask(nvml.nvmlDeviceGetUtilizationRates, device)
-        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, device)
-        power = self._ask(nvml.nvmlDeviceGetPowerUsage, device)
-        limit = self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit, device)
-        mode = self._ask(nvml.nvmlDeviceGetMigMode, device)
-        running = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, device) if processes else None
+
+        def value(question: Callable[[Any], Any]) -> Any:
+            # One by one: which of them a driver can answer depends on the card, the container and the mode.
+            try:
+                return question(device)
+            except nvml.NVMLError:
+                return None
+
+        busy, memory = value(nvml.nvmlDeviceGetUtilizationRates), value(nvml.nvmlDeviceGetMemoryInfo)
+        power, limit = value(nvml.nvmlDeviceGetPowerUsage), value(nvml.nvmlDeviceGetEnforcedPowerLimit)
+        mode, name = value(nvml.nvmlDeviceGetMigMode), value(nvml.nvmlDeviceGetName) or ""
+        running = value(nvml.nvmlDeviceGetComputeRunningProcesses) if processes else None
         return GpuReading(
             index=index,
-            uuid=_decode_words(self._ask(nvml.nvmlDeviceGetUUID, device)),
-            name=_decode_words(self._ask(nvml.nvmlDeviceGetName, device)),
+            # Older versions of the package return bytes.
+            name=name.decode(errors="replace") if isinstance(name, bytes) else name,
             utilisation=None if busy is None else busy.gpu / 100,
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_total_bytes=None if memory is None else int(memory.total),
@@ -266,13 +222,6 @@ class NvmlGpus:
             sliced=mode is not None and mode[0] == 1,
             processes=tuple(GpuProcess(one.pid, "", one.usedGpuMemory) for one in running or ()),
         )
-
-    def _ask(self, question: Callable[[Any], Any], device: Any) -> Any:
-        # One by one: which of them a driver can answer depends on the card, the container and the mode.
-        try:
-            return question(device)
-        except self._nvml.NVMLError:
-            return None
 
 
 # Where readings come from; used from one thread.
@@ -284,24 +233,16 @@ def _open_nvml() -> NvmlGpus | None:
     # No reason is returned, because nvidia-smi is tried next and gives a better one.
     try:
         import pynvml
-    except ImportError:
-        return None
-    try:
+
         pynvml.nvmlInit()
-    except (pynvml.NVMLError, OSError):
+    except (ImportError, OSError):
         return None
-    try:
+    except Exception:  # noqa: BLE001 - NVMLError, which only the package itself defines
+        return None
+    with contextlib.suppress(pynvml.NVMLError):
         source = NvmlGpus(pynvml)
-    except pynvml.NVMLError:
-        source = None
-    if source is None or not source.read():
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-        return None
-    return source
-
-
-def _decode_words(value: Any) -> str:
-    """Return text for a string or bytes."""
-    # Older versions of the package return bytes.
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
+        if source.read():
+            return source
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
+    return None

@@ -8,7 +8,7 @@ import pytest
 
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
-from tests.diagnose.nvidia_smi import no_gpu, smi  # noqa: F401 - fixtures
+from tests.diagnose.nvidia_smi import no_gpu, nvml, smi  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset
 from benchmarks._photographs import repeated_photographs, write_encoded
 from colabstage import autotune_loader, dataset_h5
 from colabstage.diagnose import autotune
-from colabstage.diagnose.autotune import Candidate, Trial, choose, next_round, our_candidates, stock_candidates
+from colabstage.diagnose.autotune import Trial, choose, next_round, our_candidates, stock_candidates
 from colabstage.errors import OptionError
 from colabstage.load.reading.reader import SplitReader
 
@@ -59,9 +60,9 @@ def test_samples_that_are_waited_for_get_several_processes() -> None:
     assert tuned.call.startswith("DataLoader(dataset, 8, num_workers=")
     assert len(tuned.table) == len(stock_candidates(len(psutil.Process().cpu_affinity() or [1])))
     assert torch.equal(torch.get_rng_state(), state)
-    assert tuned.call in tuned.summary()
-    assert repr(tuned) == f"TunedLoader: {tuned.summary().splitlines()[0]}"
-    assert "ms a batch" in tuned._repr_html_()
+    assert str(tuned).startswith(tuned.call)
+    assert len(tuned.bars) == len(tuned.table)
+    assert json.loads(json.dumps(tuned.to_dict()))["options"] == tuned.options
 
 
 def test_strategies_are_tried_for_our_own_dataset(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_strategies_are_tried_for_our_own_dataset(tmp_path: Path) -> None:
         file["X_train"] = np.zeros((600, 16, 16, 3), np.uint8)
         file["Y_train"] = np.arange(600)
     tuned = autotune_loader(dataset_h5(tmp_path / "rows.h5"), 32, budget_s=2)
-    strategies = {trial.candidate.options.get("strategy") for trial in tuned.table}
+    strategies = {trial.options.get("strategy") for trial in tuned.table}
     assert strategies == {None, "direct", "memory"}
     with tuned.loader() as loader:
         x, _ = next(iter(loader))
@@ -89,7 +90,7 @@ def test_ways_are_compared_by_decoding(tmp_path: Path, monkeypatch: pytest.Monke
         return keep_images(reader, most_bytes)
 
     monkeypatch.setattr(SplitReader, "keep_images", noted)
-    monkeypatch.setattr(autotune, "our_candidates", lambda *_args, **_named: [Candidate({})])
+    monkeypatch.setattr(autotune, "our_candidates", lambda *_args, **_named: [Trial({})])
     tuned = autotune_loader(dataset_h5(tmp_path / "files.h5"), 4, budget_s=1)
     assert asked == []
     with tuned.loader() as loader:
@@ -99,24 +100,24 @@ def test_ways_are_compared_by_decoding(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_lightest_of_equals_wins() -> None:
     """Six percent are a difference, three are not."""
-    trials = [Trial(Candidate({}, weight), batch_s) for weight, batch_s in ((0, 1.03), (2, 1.0), (4, 0.99))]
+    trials = [Trial({}, processes, batch_s) for processes, batch_s in ((0, 1.03), (2, 1.0), (4, 0.99))]
     assert choose(trials) is trials[0]
     assert choose(trials[1:]) is trials[1]
-    assert choose([Trial(Candidate({}, 0), 1.06), Trial(Candidate({}, 4), 1.0)]).candidate.weight == 4
+    assert choose([Trial({}, 0, 1.06), Trial({}, 4, 1.0)]).processes == 4
 
 
 def test_rounds_halve() -> None:
     """What failed or was ended early does not come again; two stay until the end."""
-    trials = [Trial(Candidate({"n": n}), float(n)) for n in range(1, 7)]
-    assert [candidate.options["n"] for candidate in next_round(trials)] == [1, 2, 3]
+    trials = [Trial({"n": n}, batch_s=float(n)) for n in range(1, 7)]
+    assert [trial.options["n"] for trial in next_round(trials)] == [1, 2, 3]
     assert len(next_round(trials[:2])) == 2
-    assert next_round([Trial(Candidate({}), math.inf, problem="no"), Trial(Candidate({}), 1.0, stopped=True)]) == []
+    assert next_round([Trial({}, batch_s=math.inf, problem="no"), Trial({}, batch_s=1.0, problem="ended early")]) == []
 
 
 def test_processes_are_candidates_only_where_they_have_something_to_do() -> None:
     """Of our own dataset; memory only where it fits."""
     plain = our_candidates(2, fits=False, per_sample=False)
-    assert {candidate.options.get("strategy") for candidate in plain} == {None, "direct"}
+    assert {one.options.get("strategy") for one in plain} == {None, "direct"}
     assert any(c.options.get("strategy") == "workers" for c in our_candidates(2, fits=True, per_sample=True))
 
 

@@ -1,84 +1,87 @@
-"""A profile as text, HTML, JSON values and a picture."""
+"""A report as text, HTML, JSON values and a picture, whatever it is about."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from colabstage.diagnose.advice import advise, judge
-from colabstage.diagnose.facts import Costs, ProfileFacts, Setting, Span, StageCost
-from colabstage.diagnose.profile import LoaderProfile
+from colabstage.diagnose.report import Bar, Report, Row
+from colabstage.errors import NotSupportedHereError
 
-FACTS = ProfileFacts(
-    Setting("torch", batches=100, batch_samples=8, batch_bytes=8000, source="<photos>"),
-    (StageCost("decode", 0.06, 0.06),),
-    load_s=0.06,
-    cycle_s=0.08,
-    wait_s=0.06,
-    busy_s=0.02,
-    step_alone_s=0.02,
-    gpu_busy=0.25,
-    costs=Costs(handover_s=0.001, gather_s=0.001, cores=2.0, core_count=2),
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Measured(Report):
+    """With figures of its own."""
+
+    path: Path
+    rate: float
+    _secret: object = object()
+
+    @property
+    def double(self) -> float:
+        return 2 * self.rate
+
+
+REPORT = Measured(
+    headline="Input-bound by <decoding>",
+    bars=(Bar("decode", 0.06, ("60 ms", "3 times")), Bar("step", 0.02, ("20 ms", "")), Bar("none", 0.0, ("0 ms", ""))),
+    rows=(
+        Row("disk", "3 GB free", "Free some.", "warn"),
+        Row("at most 2×", "f(x)", "why", "change"),
+        Row("plain", "x"),
+    ),
+    notes=("a <note>",),
+    path=Path("photos"),
+    rate=float("inf"),
 )
-SPANS = tuple(Span(0.08 * number, 0.08 * number + 0.06, 0.08 * (number + 1)) for number in range(20))
-PROFILE = LoaderProfile(FACTS, judge(FACTS), advise(FACTS), SPANS, ("a <note>",))
 
 
-def test_the_summary_has_the_verdict_the_stages_and_the_advice() -> None:
-    """In this order, with rates, shares and the head-room."""
-    lines = PROFILE.summary().splitlines()
-    assert lines[0].startswith("Input-bound by decoding")
-    assert lines[1].split()[:3] == ["decode", "60.00", "ms"]
-    text = "\n".join(lines)
-    assert "100 samples/s, 100 kB/s" in text
-    assert "400 samples/s" in text
-    assert "consumer waits:         75% of the time" in text
-    assert "GPU busy:               25%" in text
-    assert "num_workers=" in text
+def test_text_has_everything_in_order() -> None:
+    """The headline, bars as long as their values, rows with what to do, notes."""
+    lines = str(REPORT).splitlines()
+    assert lines[0] == REPORT.headline
+    lengths = [line.count("#") for line in lines[1:4]]
+    assert lengths[0] == pytest.approx(3 * lengths[1], abs=1)
+    assert lengths[2] == 0
+    assert [line[0] for line in lines[4:9]] == ["!", " ", "→", " ", " "]
+    assert "→ Free some." in lines[5]
     assert lines[-1] == "Note: a <note>"
+    assert repr(REPORT) == f"Measured: {REPORT.headline}"
 
 
-def test_figures_are_there_as_numbers() -> None:
-    """Rates of samples and bytes, head-room, stages."""
-    assert PROFILE.samples_per_s == pytest.approx(100)
-    assert PROFILE.bytes_per_s == pytest.approx(100_000)
-    assert PROFILE.headroom_samples_per_s == pytest.approx(400)
-    assert PROFILE.stage_seconds == {"decode": 0.06, "step": 0.02}
+def test_a_path_is_never_broken() -> None:
+    """Long text is wrapped at spaces only."""
+    path = "/content/" + "folder-" * 20
+    assert path in str(Report("x", rows=(Row("a", f"word {path} " * 2),)))
 
 
 def test_html_is_escaped() -> None:
-    """What the caller named is text."""
-    assert "&lt;photos&gt;" in PROFILE._repr_html_()
-    assert "<note>" not in PROFILE._repr_html_()
+    """What the caller named is text, and every part is there."""
+    page = REPORT._repr_html_()
+    assert "&lt;decoding&gt;" in page
+    assert "<note>" not in page
+    assert page.count("<tr>") == 6
+    assert "width:100.0%" in page
 
 
-def test_everything_is_json() -> None:
-    """Also spans and facts."""
-    found = json.loads(json.dumps(PROFILE.to_dict()))
-    assert found["verdict"]["stage"] == "decode"
-    assert len(found["spans"]) == 20
+def test_json_has_fields_and_properties_of_the_subclass() -> None:
+    """Numbers that JSON has not become null; what is private stays out."""
+    found = json.loads(json.dumps(REPORT.to_dict(), allow_nan=False))
+    assert (found["path"], found["rate"], found["double"]) == ("photos", None, None)
+    assert found["rows"][0]["status"] == "warn"
+    assert "_secret" not in found
 
 
-def test_it_is_drawn() -> None:
-    """Stages and a timeline; without a run, the stages."""
+def test_a_picture_has_the_bars_and_fits_its_heading() -> None:
+    """A sentence is broken where the picture ends; without bars there is nothing to draw."""
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
-    figure = PROFILE.plot()
-    assert len(figure.axes) == 2
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["decode", "step"]
-    assert len(LoaderProfile(FACTS, PROFILE.verdict, (), ()).plot().axes) == 1
-
-
-def test_a_long_heading_fits_the_picture() -> None:
-    """A sentence is broken where the picture ends, not beyond."""
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
-    sentence = (
-        "Input-bound by transforms (nothing is loaded while the step runs): 92% of the time is lost, 216 samples/s "
-        "where the step could take 2,623."
-    )
-    figure = LoaderProfile(FACTS, replace(PROFILE.verdict, sentence=sentence), (), ()).plot()
+    figure = Report("word " * 60, bars=REPORT.bars).plot()
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["decode", "step", "none"]
     (heading,) = figure.texts
-    # 9 inches hold 97 characters of it. Measured once: drawing keeps font files open.
+    # 9 inches hold 97 characters of it.
     assert max(map(len, heading.get_text().splitlines())) < 97
-    assert heading.get_text().replace("\n", " ") == sentence
+    with pytest.raises(NotSupportedHereError, match="Report"):
+        Report("nothing").plot()

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.diagnose.nvidia_smi import no_gpu, nvml, smi  # noqa: F401 - fixtures
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path

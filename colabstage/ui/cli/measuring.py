@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 from colabstage.io.arguments import NOTHING_DONE
@@ -171,18 +170,15 @@ def profile(
         if tune:
             from colabstage.diagnose.autotune import autotune_loader
 
-            tuned = autotune_loader(dataset, batch_size, step=_waiting(step_ms), budget_s=seconds)
+            # A step that only waits changes nothing, so nothing has to be restored.
+            tuned = autotune_loader(dataset, batch_size, step=_waiting(step_ms), restore=(), budget_s=seconds)
             tell(tuned, as_json=as_json)
             return
         from colabstage.diagnose.profile import profile_loader
-        from colabstage.diagnose.restore import NOTHING_FOUND
         from colabstage.load.loader import make_loader
 
         with make_loader(dataset, batch_size) as loader:
-            measured = profile_loader(loader, _waiting(step_ms), budget_s=seconds)
-        # A step that only waits trains nothing, so nothing has to be restored.
-        found = replace(measured, notes=tuple(note for note in measured.notes if note != NOTHING_FOUND))
-        tell(found, as_json=as_json)
+            tell(profile_loader(loader, _waiting(step_ms), restore=(), budget_s=seconds), as_json=as_json)
 
 
 def _waiting(step_ms: float | None) -> Callable[[object], None] | None:

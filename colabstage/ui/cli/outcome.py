@@ -59,6 +59,7 @@ _VERBS = {
     "extract_archive": "extract",
     "compare_sources": "compare",
     "profile_loader": "profile",
+    "autotune_loader": "profile --tune",
     "doctor": "doctor",
 }
 # A dict of fractions is written on the command line as `--splits` takes it.

@@ -31,8 +31,8 @@ def test_a_file_is_profiled_with_a_step_of_known_length(start: Run, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["verdict"]["bound"] == "compute-bound"
-    assert found["facts"]["setting"]["batch_samples"] == 32
-    assert 0 < found["headroom_samples_per_second"] < 32 / 0.2
+    assert found["facts"]["batch_samples"] == 32
+    assert 0 < found["headroom_samples_per_s"] < 32 / 0.2
 
 
 def test_what_to_do_next_is_said_in_flags(run: Run, tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_what_to_do_next_is_said_in_flags(run: Run, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert said in done.stdout
         assert "step=" not in done.stdout
-        assert "Nothing that trains" not in done.stdout
+        assert "handed over" not in done.stdout
 
 
 def test_a_file_is_tuned(run: Run, tmp_path: Path) -> None:

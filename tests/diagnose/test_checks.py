@@ -26,7 +26,7 @@ from colabstage.diagnose.doctor import (
     judge_residency,
     judge_shared_memory,
 )
-from colabstage.diagnose.health import (
+from colabstage.diagnose.machine_facts import (
     DatasetFacts,
     DiskFacts,
     GpuFacts,
@@ -41,7 +41,8 @@ from colabstage.machine.gpu import GpuProcess, GpuReading
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.diagnose.doctor import Ruling, Status
+    from colabstage.diagnose.doctor import Ruling
+    from colabstage.diagnose.report import Status
 
     Check = Callable[[MachineFacts], Ruling]
 
@@ -53,7 +54,7 @@ UNREACHABLE = DatasetFacts("/x", "unreachable", problem="no answer")
 FOLDER = DatasetFacts("/content/photos", "folder", nbytes=GB, files=9000, largest_folder=4500)
 ON_DRIVE = replace(FOLDER, path="/content/drive/MyDrive/photos", slow_mount="Google Drive")
 ANSWERS = MountFacts("/content/drive", "Google Drive", "alive", "alive", 0.1)
-T4 = GpuReading(0, "GPU-1", "Tesla T4", 0.0, 3 << 20, 15 << 30)
+T4 = GpuReading(0, "Tesla T4", 0.0, 3 << 20, 15 << 30)
 PACKAGES = {
     "numpy": PackageFacts("2.1.3", "2.1.3"),
     "h5py": PackageFacts("3.16.0"),
@@ -169,7 +170,7 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_gpu, gpu(replace(T4, utilisation=0.9)), "warn", "GPU 0 90% busy"),
     (judge_gpu, gpu(replace(T4, memory_used_bytes=9 << 30)), "warn", "9.66 GB held"),
     (judge_gpu, gpu(replace(T4, memory_used_bytes=9 << 30, processes=(GpuProcess(1),))), "ok", "idle"),
-    (judge_gpu, gpu(GpuReading(0, "GPU-1", "NVIDIA A100", sliced=True)), "ok", "NVIDIA A100"),
+    (judge_gpu, gpu(GpuReading(0, "NVIDIA A100", sliced=True)), "ok", "NVIDIA A100"),
     (judge_gpu, packages(torch="2.11.0+cpu"), "fail", "torch 2.11.0+cpu was built for CPUs only"),
     (judge_gpu, {"gpu": GpuFacts(problem="there is none")}, "warn", "there is none"),
     (

@@ -58,16 +58,12 @@ _MOST_MOUNTS = 16
 
 @dataclass(frozen=True, slots=True)
 class PlatformFacts:
-    """What this computer is."""
+    """What this computer is; the names are those of `detect_platform`."""
 
     name: str
-    """The platform's short name, as in `detect_platform`."""
     title: str
-    """The platform's name for people."""
     system: str
-    """`sys.platform`."""
     python: str
-    """The version of Python."""
     fast_dir: str
     """Where datasets are staged."""
     fast_dir_problem: str | None = None
@@ -78,43 +74,32 @@ class PlatformFacts:
 
 @dataclass(frozen=True, slots=True)
 class DiskFacts:
-    """The disk on which datasets are staged, and the cache of Drive's client."""
+    """The disk on which datasets are staged, `None` if unknown, and the cache of Drive's client, `None` without one."""
 
     free_bytes: int | None
-    """Free bytes on that disk; `None` if unknown."""
     total_bytes: int | None
-    """Its size; `None` if unknown."""
     drive_cache_bytes: int | None = None
-    """Bytes that the Drive client keeps on this machine; `None` without such a client; a lower bound if
-    `drive_cache_counted` is `False`."""
     drive_cache_counted: bool = True
-    """Whether all of Drive's cache could be counted in time."""
+    """Whether all of Drive's cache could be counted in time; otherwise its size is a lower bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountFacts:
-    """A slow mount, and whether it answers."""
+    """A slow mount: why it is slow, whether it answered, what went wrong, and how long the answer took."""
 
     mountpoint: str
-    """Where it is mounted."""
     kind: str
-    """Why it is slow."""
     state: ProbeState
-    """Whether it answered."""
     reason: str
-    """What went wrong, in words."""
     seconds: float
-    """How long it took to answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackageFacts:
-    """A relevant package."""
+    """Versions of a package: installed according to pip, and loaded in this process."""
 
     installed: str | None
-    """The installed version, according to pip."""
     imported: str | None = None
-    """The version loaded in this process; `None` if it is not loaded."""
 
     @property
     def version(self) -> str | None:
@@ -133,96 +118,70 @@ class PackFacts:
     ours: bool
     """Whether colabstage wrote it."""
     manifest: Literal["agrees", "differs", "missing", "unreadable", "newer"]
-    """Whether its manifest is there and fits its length."""
     manifest_detail: str
-    """The same as a sentence."""
     sealed: bool | None = None
     """Whether the file is unchanged since it was staged here, according to its record; `None` without a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """The facts about the given path."""
+    """The facts about the given path; sizes and counts are lower bounds if `counted` is `False`."""
 
     path: str
-    """The path as given."""
     state: Literal["missing", "unreachable", "file", "folder"]
-    """`"missing"`; `"unreachable"`, without an answer before the deadline; otherwise its kind."""
+    """`"unreachable"`: without an answer before the deadline."""
     nbytes: int = 0
-    """Its bytes on disk; a lower bound if `counted` is `False`."""
     files: int = 0
-    """How many files it has; a lower bound if `counted` is `False`."""
     largest_folder: int = 0
     """Number of entries in its largest folder."""
     counted: bool = True
-    """Whether all files could be counted in time."""
     slow_mount: str | None = None
     """Why its mount is slow, or `None`."""
     resident: float | None = None
     """Fraction of the file, 0 to 1, in the page cache; `None` if it is not a local file."""
     pack: PackFacts | None = None
-    """The contents of the file."""
     problem: str | None = None
-    """Why it could not be read as a pack, if it is HDF5."""
+    """Why it could not be read, as a pack if it is HDF5."""
     instead: str = ""
     """A sentence on what exists instead of a missing path."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """The GPUs, as the driver reports them."""
+    """The GPUs as the driver reports them, or why there are none; `ours` is the id of this process."""
 
     gpus: tuple[GpuReading, ...] = ()
-    """The reading of each."""
     problem: str | None = None
-    """Why there are none, if so."""
     ours: int = 0
-    """The process id of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """All facts for the checks."""
+    """All facts for the checks; cores and memory as in `read_resources`."""
 
     platform: PlatformFacts
-    """What this computer is."""
     disk: DiskFacts
-    """The fast local disk."""
     cores: int
-    """As `read_resources`."""
     memory_bytes: int
-    """As `read_resources`."""
     free_memory_bytes: int
-    """As `read_resources`."""
     shared_memory_bytes: int | None
     """Free bytes in `/dev/shm`; `None` if there is none."""
     workers: int | None
-    """Number of loader processes: as the caller said, or those running now."""
+    """Number of loader processes, as given by the caller or running now."""
     batch_size: int
-    """Batch size, for the need of `/dev/shm`."""
     folder: str
     """The current folder, according to the kernel."""
     folder_mount: str | None
     """Why that is slow, or `None`."""
     workers_from: Literal["asked", "running"] = "asked"
-    """Whether the number of workers was given, or counted from running processes."""
     mounts: tuple[MountFacts, ...] = ()
-    """Mounts that may hold a dataset."""
     packages: Mapping[str, PackageFacts] = field(default_factory=dict)
-    """By name."""
     gpu: GpuFacts = field(default_factory=GpuFacts)
-    """The GPUs."""
     dataset: DatasetFacts | None = None
-    """The path that the caller gave, if any."""
 
 
 def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
-    """Examine a path in a child process; never takes much longer than `timeout_s` seconds.
-
-    Args:
-        path: absolute.
-        timeout_s: after so many seconds the child is ended, and the path is `unreachable`.
-    """
+    """Examine an absolute path in a child process, which is ended after `timeout_s` seconds."""
     # The child runs our code from wherever it is, including a checkout that is not installed.
     root = str(Path(__file__).parents[2])
     places = [place for place in (root, os.environ.get("PYTHONPATH")) if place]
@@ -341,14 +300,7 @@ def print_facts() -> None:
 def inspect_machine(
     path: str | os.PathLike[str] | None, *, num_workers: int | None, batch_size: int, timeout_s: float
 ) -> MachineFacts:
-    """Examine this machine and a dataset.
-
-    Args:
-        path: of the dataset; `None` for the machine only.
-        num_workers: of the loader in question; `None` for the worker processes that are running.
-        batch_size: samples of one batch.
-        timeout_s: deadline of each examination, in seconds; they run in parallel.
-    """
+    """Examine this machine and a dataset, with a deadline for each examination; they run in parallel."""
     folder = current_folder() or Path.cwd()
     # In separate threads, because each waits for something else: a child process, the mounts, the driver.
     with ThreadPoolExecutor(3, "colabstage-doctor") as pool:
@@ -407,26 +359,23 @@ def _write_problem(folder: Path) -> str | None:
 
 def _inspect_disk(here: PlatformFacts, timeout_s: float) -> DiskFacts:
     cached, counted = _drive_cache(timeout_s * _COUNTING_PART)
+    free = total = None
     # If nothing can be written, free space does not matter; and a mount that does not answer would not answer this
     # either.
-    if here.fast_dir_problem is not None:
-        return DiskFacts(None, None, cached, counted)
-    place, free, total = Path(here.fast_dir), None, None
-    with contextlib.suppress(OSError):
-        free = free_space(place)
-    with contextlib.suppress(OSError):
-        facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
-        total = facts.f_blocks * facts.f_frsize
+    if here.fast_dir_problem is None:
+        place = Path(here.fast_dir)
+        with contextlib.suppress(OSError):
+            free = free_space(place)
+            facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
+            total = facts.f_blocks * facts.f_frsize
     return DiskFacts(free, total, cached, counted)
 
 
 def _drive_cache(counting_s: float) -> tuple[int | None, bool]:
     """Return the size of the Drive client's folder on disk, and whether all of it could be counted in time."""
     deadline = time.monotonic() + counting_s
-    root = system_root() / _DRIVE_CLIENT
-    if not root.is_dir():
-        return None, True
     # Only below the client's folder: files on the mount itself take no space here.
+    root = system_root() / _DRIVE_CLIENT
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:
@@ -435,7 +384,7 @@ def _drive_cache(counting_s: float) -> tuple[int | None, bool]:
                 total += 512 * os.lstat(f"{folder}/{name}").st_blocks
             if time.monotonic() > deadline:
                 return total, False
-    return total, True
+    return total if root.is_dir() else None, True
 
 
 def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:

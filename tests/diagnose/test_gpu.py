@@ -1,26 +1,156 @@
-"""`GpuMonitor` in the background: it samples, shows, and its thread ends in every case."""
+"""GPUs as the driver reports them, and `GpuMonitor` in the background, whose thread ends in every case."""
 
 from __future__ import annotations
 
 import gc
 import json
 import logging
+import sys
 import threading
 import time
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from colabstage import GpuMonitor
-from colabstage.errors import OptionError
-from tests.diagnose.nvidia_smi import NO_DRIVER, SLICED, T4, T4_PROCESSES, TWO, FakeSmi
+from colabstage.diagnose.gpu_monitor import GpuSample, report_on
+from colabstage.errors import NotSupportedHereError, OptionError
+from colabstage.machine.gpu import GpuProcess, GpuReading, gpu_problem, open_gpus
+from tests.diagnose.nvidia_smi import CONTAINER, NO_DRIVER, SLICED, T4, T4_PROCESSES, TWO, WSL, FakeSmi
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.nurseries import Nurseries
+
+
+GB, MIB = 1_000_000_000, 1 << 20
+IDLE = GpuReading(0, "Tesla T4", 0.0, GB, 16 * GB, 30.0, 70.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        (T4, {"name": "Tesla T4", "utilisation": 0.37, "memory_used_bytes": 1024 * MIB, "power_w": 28.31}),
+        (T4.replace("37", "37 %").replace("1024", "1024 MiB"), {"utilisation": 0.37, "memory_used_bytes": 1024 * MIB}),
+        (f"Warning: persistence mode\n{T4}0, GPU-1, T4\n", {"memory_total_bytes": 15360 * MIB, "power_limit_w": 70.0}),
+        (SLICED, {"memory_used_bytes": 19968 * MIB, "power_w": 67.31, "sliced": True, "utilisation": None}),
+        (WSL, {"utilisation": 0.05, "memory_used_bytes": 900 * MIB, "power_w": None}),
+        (CONTAINER, {"memory_used_bytes": None, "power_limit_w": 72.0, "power_w": None, "utilisation": None}),
+    ],
+)
+def test_the_program_is_read(smi: FakeSmi, text: str, known: dict[str, Any]) -> None:
+    """With units or without, between warnings; what the driver does not report is `None`."""
+    smi.answer(text)
+    (one,) = open_gpus().read()
+    assert {name: getattr(one, name) for name in known} == known
+
+
+def test_processes_go_to_their_gpu(smi: FakeSmi) -> None:
+    """By index, whatever the order; names with commas and hidden ones are read, and listed only when wanted."""
+    processes = (
+        "GPU-11111111-0000-0000-0000-000000000000, 7, /opt/a, b/python3, 19000\n"
+        "GPU-22222222-0000-0000-0000-000000000000, 8, [Not Found], [N/A]\n"
+        "[Insufficient Permissions], [Insufficient Permissions], [Not Found], [N/A]\n"
+    )
+    smi.answer(TWO, processes)
+    source = open_gpus()
+    assert [(one.index, one.utilisation, one.processes) for one in source.read()] == [(0, 0.98, ()), (1, 0.0, ())]
+    assert not any("compute-apps" in question for question in smi.questions)
+    first, second = source.read(processes=True)
+    assert first.processes == (GpuProcess(7, "/opt/a, b/python3", 19000 * MIB),)
+    assert second.processes == (GpuProcess(8, "", None),)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"gpus": NO_DRIVER, "code": 9}, "couldn't communicate with the NVIDIA driver"),
+        ({"gpus": "No devices were found\n"}, "lists none"),
+        ({"gpus": T4, "answers": 0}, r"0\.30 s"),
+    ],
+)
+def test_a_driver_without_gpus_is_a_typed_error(smi: FakeSmi, answer: dict[str, Any], said: str) -> None:
+    """With what the program says, or that it said nothing in time."""
+    smi.answer(**answer)
+    began = time.monotonic()
+    with pytest.raises(NotSupportedHereError, match=said):
+        open_gpus(timeout_s=0.3 if "answers" in answer else 10.0)
+    assert time.monotonic() - began < 9.0
+
+
+def test_a_program_that_cannot_run_and_none_at_all(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken installation is told from a missing GPU."""
+    (smi.folder / "nvidia-smi").write_text("#!/no/such/shell\n", encoding="ascii")
+    with pytest.raises(NotSupportedHereError, match="cannot be run"):
+        open_gpus()
+    monkeypatch.setenv("PATH", str(smi.folder.parent))
+    assert gpu_problem() is not None
+    with pytest.raises(NotSupportedHereError, match="nvidia-ml-py"):
+        open_gpus()
+
+
+def test_the_library_is_asked_first(nvml: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one GPU does not support is `None` for that one alone; without a driver the program is asked, if any."""
+    source = open_gpus()
+    first, second = source.read(processes=True)
+    assert (first.name, first.utilisation, first.power_w, first.power_limit_w) == ("Tesla T4", 0.37, 28.31, None)
+    assert first.processes == (GpuProcess(4242, "", 1 << 30), GpuProcess(4243, "", None))
+    assert (second.utilisation, second.sliced, second.memory_used_bytes) == (None, True, 3 << 30)
+    source.close()
+    source.close()
+    import pynvml
+
+    assert pynvml.opened == 0
+    monkeypatch.setattr(pynvml, "broken", True)
+    FakeSmi(tmp_path / "driver", monkeypatch)
+    assert open_gpus().read()[0].processes == ()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotSupportedHereError, match="NVML finds no driver"):
+        open_gpus()
+    del sys.modules["pynvml"]
+
+
+def watched(*readings: GpuReading, problem: str | None = None) -> Any:
+    """The report of one sample a second."""
+    return report_on([GpuSample(float(second), (reading,)) for second, reading in enumerate(readings)], problem)
+
+
+def test_a_gpu_that_waits() -> None:
+    """Means, maxima, the share of idle samples and the energy are those of the samples; the advice says what next."""
+    busy = replace(IDLE, utilisation=0.9, power_w=60.0, memory_used_bytes=3 * GB)
+    report = watched(IDLE, busy, IDLE, IDLE)
+    (one,) = report.gpus
+    assert (one.utilisation, one.idle, one.memory_bytes, one.power_w) == (pytest.approx(0.225), 0.75, 3 * GB, 37.5)
+    assert one.energy_wh == pytest.approx(37.5 * 3 / 3600)
+    assert str(report).startswith(
+        "GPU 0, Tesla T4: 22% busy on average, idle in 75% of 4 samples; memory 3 GB of 16 GB at its peak; "
+        "38 W of 70 W on average"
+    )
+    assert "profile_loader(loader, step)" in str(report)
+    assert "▁▇▁▁" in str(report)
+    assert watched(busy).gpus[0].advice == ""
+
+
+def test_what_is_not_reported_is_not_counted() -> None:
+    """Samples without an answer change no mean; without any the reason is all there is."""
+    (one,) = watched(IDLE, replace(IDLE, utilisation=None), replace(IDLE, utilisation=1.0)).gpus
+    assert one.utilisation == 0.5
+    sliced = watched(GpuReading(0, "NVIDIA A100", sliced=True))
+    assert "MIG" in str(sliced)
+    assert (sliced.gpus[0].energy_wh, sliced.gpus[0].advice, sliced.bars) == (None, "", ())
+    assert str(watched(problem="no GPU")) == "no GPU"
+    assert watched().gpus == ()
+
+
+def test_processes_are_gathered() -> None:
+    """Each process counts once, with the most that it held."""
+    held = [GpuProcess(7, "a", GB), GpuProcess(7, "a", 2 * GB), GpuProcess(3, "b", None)]
+    (one,) = watched(*[replace(IDLE, processes=(process,)) for process in held]).gpus
+    assert one.processes == (GpuProcess(3, "b", None), GpuProcess(7, "a", 2 * GB))
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
@@ -155,17 +285,18 @@ def test_a_long_watch_stays_small(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_pages_and_pictures(smi: FakeSmi) -> None:
-    """Several GPUs, and one that tells little, have a row each, a sparkline each, and can be drawn."""
-    for answer, rows in ((TWO, 2), (SLICED, 1)):
+    """Several GPUs, and one that tells little, have a row and a sparkline each; what has a utilisation is drawn."""
+    for answer, count in ((TWO, 2), (SLICED, 1)):
         smi.answer(answer)
         with GpuMonitor(0.02) as monitor:
             wait_until(lambda: len(monitor.samples) >= 2)
-        assert monitor._repr_html_().count("<svg") == rows
-        assert len(monitor.sparklines().splitlines()) == rows
-        with pytest.warns(DeprecationWarning, match="sparklines now"):
-            assert monitor.strip() == monitor.sparklines()
-        pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
-        assert len(monitor.plot().axes[0].lines) == (2 if rows == 2 else 0)
+        assert monitor._repr_html_().count("over time") == count
+        assert len(monitor.sparklines().splitlines()) == count
+        with pytest.raises(AttributeError, match="sparklines"):
+            _ = monitor.strip  # type: ignore[attr-defined]
+        if count == 2:
+            pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
+            assert len(monitor.plot().axes[0].patches) == 2
 
 
 @pytest.mark.parametrize("arguments", [{"interval_s": 0}, {"timeout_s": -1}])
@@ -197,7 +328,7 @@ def test_the_strip_in_a_real_kernel(smi: FakeSmi, tmp_path: Path, nurseries: Nur
     line = nurseries.run_script("torch", [script], {"JUPYTER_PATH": str(nurseries.kernel("torch"))})
     strip, shown = json.loads(line)
     assert "37% busy" in strip["text/plain"]
-    assert "<svg" in strip["text/html"]
+    assert "▄" in strip["text/html"]
     assert "37% busy on average" in shown["text/html"]
 
 

@@ -134,10 +134,10 @@ def test_a_local_folder(machine: Path) -> None:
     assert "Measured with 10 images, decoded to 32 x 24; 2 readers for files; a pack of all takes about" in text
     as_json = json.loads(json.dumps(found.to_dict()))
     assert [rate["way"] for rate in as_json["rates"]] == ["source", "again", "local", "pack"]
-    assert as_json["rates"][3]["epoch_s"] > 0
+    assert as_json["rates"][3]["per_second"] > 0
     assert "a pack on the local disk" in found._repr_html_()
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
-    assert len(found.plot().axes) == 2
+    assert len(found.plot().axes[0].patches) == 4
 
 
 def test_images_of_many_sizes_stay_encoded(machine: Path) -> None:
@@ -192,6 +192,12 @@ def test_what_is_no_image(machine: Path) -> None:
     with pytest.raises(SourceNotFoundError):
         compare(machine / "nothing")
     assert not (machine / "fast").exists()
+
+
+def test_an_old_name_is_refused_with_the_new_one(machine: Path) -> None:
+    """It was an alias."""
+    with pytest.raises(OptionError, match="budget_s"):
+        compare(machine, seconds=3)
 
 
 @pytest.mark.parametrize("name", ["samples", "num_workers", "batch_size", "budget_s"])
