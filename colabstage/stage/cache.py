@@ -535,7 +535,7 @@ def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache
     )
     # Looked up when the report is shown: figures grow as long as loaders read.
     report.arrival = partial(getattr, part, "figures")
-    info = joined_info([read_info(path) for path in part.paths])
+    info = joined_info([read_info(path, in_part=True) for path in part.paths])
     return StagedDataset(path=part.path, files=None, report=report, info=info, part=part)
 
 

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from numpy.typing import DTypeLike
+
     from colabstage.h5.info import PackInfo
     from colabstage.io.progress import Progress
     from colabstage.load.dataset import dataset_h5
+    from colabstage.load.frameworks.keras_dataset import KerasBatches
     from colabstage.load.loader import Loader
     from colabstage.load.partial import PartialPack
     from colabstage.load.plan import LoaderArguments
+    from colabstage.load.reading.reader import SplitReader
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.streaming import BackgroundPack
 
@@ -227,7 +231,8 @@ class StagedDataset:
     """What `stage_dataset` returns."""
 
     path: Path
-    """The packed file; with `keep="files"` the folder of files."""
+    """The packed file; with `keep="files"` the folder of files; under `disk_limit` a part of the pack, which only
+    `data[split]` and the other methods can read."""
     files: Path | None
     """The folder of plain files, `None` unless they were kept."""
     report: StageReport
@@ -341,6 +346,104 @@ class StagedDataset:
             from colabstage.load.loader import make_loader
 
         return make_loader(self[split], batch_size, options=options, **arguments)
+
+    @takes(
+        renamed={"prefetch": "prefetch_factor"},
+        remedies={"batch_size": 'Write data.to_keras("train", 64); training depends on it.'},
+    )
+    def to_keras(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        dtype: DTypeLike | None = None,
+        one_hot: int | Literal["auto"] | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        prefetch_factor: int | Literal["auto"] = "auto",
+    ) -> KerasBatches:
+        """Return batches of a split for Keras, as `to_keras` makes them; without torch, unless that is the backend.
+
+        >>> model.fit(data.to_keras("train", 64), validation_data=data.to_keras("dev", 64))  # doctest: +SKIP
+
+        Args:
+            split: its name, such as `"train"`; `data.splits` has them.
+            batch_size: samples in a batch; the last one of an epoch may have fewer.
+            shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor: as of `colabstage.to_keras`.
+
+        Raises:
+            SplitNotFoundError, OptionError, MissingDependencyError: as `data[split]` and `to_keras`.
+        """
+        from colabstage.load.frameworks.arrays import to_keras
+
+        return to_keras(
+            self._reader(split),
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            dtype=dtype,
+            one_hot=one_hot,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+        )
+
+    @takes(
+        renamed={"prefetch": "prefetch_factor"},
+        remedies={"batch_size": 'Write data.to_tf_data("train", 64); training depends on it.'},
+    )
+    def to_tf_data(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        drop_last: bool = False,
+        dtype: DTypeLike | None = None,
+        one_hot: int | Literal["auto"] | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        prefetch_factor: int | Literal["auto"] = "auto",
+    ) -> Any:
+        """Return batches of a split as a `tf.data.Dataset`, as `to_tf_data` makes them; without torch.
+
+        >>> train = data.to_tf_data("train", 64, drop_last=True)  # doctest: +SKIP
+
+        Args:
+            split: its name, such as `"train"`; `data.splits` has them.
+            batch_size: samples in a batch; the last one of an epoch may have fewer.
+            shuffle, seed, epoch, drop_last, dtype, one_hot, num_workers, prefetch_factor: as of
+                `colabstage.to_tf_data`.
+
+        Raises:
+            SplitNotFoundError, OptionError, MissingDependencyError: as `data[split]` and `to_tf_data`.
+        """
+        from colabstage.load.frameworks.tensorflow import to_tf_data
+
+        return to_tf_data(
+            self._reader(split),
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            epoch=epoch,
+            drop_last=drop_last,
+            dtype=dtype,
+            one_hot=one_hot,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+        )
+
+    def _reader(self, split: str) -> dataset_h5 | SplitReader:
+        """Return what reads a split, without torch where all of it is planned."""
+        info = self._pack()
+        if self.arriving is not None:
+            return self.arriving.open(split)
+        from colabstage.load.reading.reader import SplitReader
+
+        return SplitReader(info.path if self.part is None else self.part.paths, split, arrival=self.part)
 
     @property
     def ready(self) -> Readiness:

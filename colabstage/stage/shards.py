@@ -29,7 +29,7 @@ from colabstage.machine.resources import check_space
 from colabstage.pack.execute import ShardName, animation_notes, keeps_files, run_pack
 from colabstage.pack.finish import OddBoxes
 from colabstage.pack.job import prepare_pack, settled
-from colabstage.pack.plan import pack_content
+from colabstage.pack.plan import has_files, pack_content
 from colabstage.pack.shards import ShardResult, check_set, shard_job, shard_names
 from colabstage.pack.stream import MemberRanges
 from colabstage.pack.writer import MixedImagesError
@@ -196,7 +196,8 @@ def pack_into_cache(call: StageCall, source: OpenSource, job: PackJob, cache: Ca
     place = check_cache(cache, job, call.request.disk_limit)
     source.read_in_place()
     job = settled(job)
-    encoded = keeps_files(job) if job.options.encoding == "auto" and job.plan.encoding == "pixels" else None
+    may_be_mixed = job.options.encoding == "auto" and job.plan.encoding == "pixels" and has_files(job.table)
+    encoded = keeps_files(job) if may_be_mixed else None
     try:
         # An earlier call may have found that images have many sizes, by one that this call has not seen.
         if encoded is None or not _SetOfShards.of(call, encoded, place, whole_bytes).finished(source):
