@@ -180,8 +180,8 @@ def format_splits(info: PackInfo) -> str:
 def read_info(
     path: Path, fields: NamedFields | None = None, *, allow_external: bool = False, in_part: bool = False
 ) -> PackInfo:
-    """Read what a file holds: all its splits, or the one of `fields`; `allow_external`: as of `dataset_h5`; `in_part`: as
-    of `open_h5`.
+    """Read what a file holds: all its splits, or the one of `fields`; `allow_external`: as of `dataset_h5`; `in_part`:
+    as of `open_h5`.
 
     Raises:
         ExternalFileError: it leads to files that did not come with it.
@@ -296,6 +296,29 @@ def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool 
         raise
 
 
+def _no_signature(path: Path, size: int) -> Exception:
+    """Say of a file that HDF5 does not recognise what it is."""
+    with open(path, "rb") as handle:
+        head = handle.read(HEAD_BYTES)
+    if head.startswith(PART_MARK):
+        msg = (
+            f"Only a part of '{path}' is here, under disk_limit=. Read it by what brings the rest: data['train'], "
+            "data.loader('train', 64), data.to_keras('train', 64) of what stage_dataset returned, or "
+            "dataset_h5(the path or address of the whole file, disk_limit=…)."
+        )
+        return NotStagedError(msg)
+    # Copying tools allocate first: a copy that was killed has the right length and holds zeros.
+    if not head.strip(b"\0"):
+        found = "begins with zeros" if head else "is empty"
+        msg = f"'{path}' {found} ({size:,} bytes), so a copy of it never finished. Copy or stage it again."
+        return DamagedPackError(msg)
+    msg = (
+        f"'{path}' is not an HDF5 file but {describe_contents(head)}. Expected one with X_<split> and Y_<split>, "
+        "for example the .path of a staged dataset."
+    )
+    return PackFormatError(msg)
+
+
 def _open_error(path: Path, size: int, error: OSError) -> Exception:
     # HDF5 has neither types nor codes for these: its own words are all there is to tell them apart.
     text = str(error)
@@ -308,25 +331,7 @@ def _open_error(path: Path, size: int, error: OSError) -> Exception:
         )
         return DamagedPackError(msg)
     if "signature not found" in text:
-        with open(path, "rb") as handle:
-            head = handle.read(HEAD_BYTES)
-        if head.startswith(PART_MARK):
-            msg = (
-                f"Only a part of '{path}' is here, under disk_limit=. Read it by what brings the rest: data['train'], "
-                "data.loader('train', 64), data.to_keras('train', 64) of what stage_dataset returned, or "
-                "dataset_h5(the path or address of the whole file, disk_limit=…)."
-            )
-            return NotStagedError(msg)
-        # Copying tools allocate first: a copy that was killed has the right length and holds zeros.
-        if not head.strip(b"\0"):
-            found = "begins with zeros" if head else "is empty"
-            msg = f"'{path}' {found} ({size:,} bytes), so a copy of it never finished. Copy or stage it again."
-            return DamagedPackError(msg)
-        msg = (
-            f"'{path}' is not an HDF5 file but {describe_contents(head)}. Expected one with X_<split> and Y_<split>, "
-            "for example the .path of a staged dataset."
-        )
-        return PackFormatError(msg)
+        return _no_signature(path, size)
     if "already open for write" in text:
         msg = (
             f"'{path}' is marked as being written: another program has it open, or was killed while it had. Close it "

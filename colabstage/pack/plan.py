@@ -616,7 +616,7 @@ def as_foreground(table: SampleTable, plan: PackPlan, options: PackOptions) -> t
 
 
 def has_files(table: SampleTable) -> bool:
-    """Return whether inputs are images that, with masks if there are any, come as files that can be stored unchanged."""
+    """Return whether images, and masks if there are any, come as files that can be stored unchanged."""
     if not isinstance(table.inputs, Images) or table.inputs.decoded:
         return False
     return not (isinstance(table.targets, Masks) and table.targets.decoded)

@@ -116,6 +116,9 @@ class StageReport:
     for their batches, the first included, once there was any. `None` where all was here first."""
     found: Found = ()
     """Layout, classes and examples of what was staged, in words by name."""
+    cached: str = ""
+    """Whether the pack is in the cache, in words that begin with "yes" or "no"; "" without a pack, or while it is not
+    known yet."""
     state: Literal["done", "arriving", "stopped", "failed"] = "done"
     """How it stands with what `streaming=True` leaves to the background; `"done"` without."""
     began_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
@@ -168,7 +171,13 @@ class StageReport:
             "notes": list(self.notes),
             "arrival": None if self.arrival is None else dict(self.arrival()),
             "found": dict(self.found),
+            "cached": self.cached,
         }
+
+    @property
+    def facts(self) -> Found:
+        """Return what was found, and whether it is cached."""
+        return (*self.found, *((("cached", self.cached),) if self.cached else ()))
 
     @property
     def arrived(self) -> str:
@@ -193,7 +202,7 @@ class StageReport:
             f"  {name:<{widths[0]}}  {took:>{widths[1]}}  {much:>{widths[2]}}  {rate:>{widths[3]}}  {note}".rstrip()
             for name, took, much, rate, note in rows
         ]
-        lines += [f"  {name:<9}{value}" for name, value in self.found]
+        lines += [f"  {name:<9}{value}" for name, value in self.facts]
         lines += [f"  {note}" for note in (*self.notes, *filter(None, (self.arrived,)))]
         if self.skipped:
             lines.append(f"  {format_count(len(self.skipped), 'samples')} left out:")
@@ -223,7 +232,7 @@ class StageReport:
         return steps + notes([*self.notes, *filter(None, (self.arrived,)), *left_out])
 
     def _repr_html_(self) -> str:
-        return page(self.headline, facts_table(self.found) + self.to_html_body())
+        return page(self.headline, facts_table(self.facts) + self.to_html_body())
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -35,7 +35,7 @@ from colabstage.pack.job import examined_extensions
 from colabstage.sources.identity import SourceIdentity, compare_states, file_seal, proof_of
 from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, ComesWholeError, Opening, open_source
-from colabstage.sources.parse import comes_whole
+from colabstage.sources.parse import ObjectSource, comes_whole
 from colabstage.stage.dataset import StageReport
 from colabstage.stage.request import RECORD_NAME, check_disk_limit
 
@@ -66,6 +66,12 @@ class StagedFiles:
     """The digest of their folder's inventory (`io.ownership`); by the word that records have had from the first."""
 
 
+def cache_name(request: StageRequest) -> str:
+    """Return what a record calls the cache that was asked for; "" for none."""
+    asked = request.cache_dir
+    return asked.address if isinstance(asked, ObjectSource) else str(asked or "")
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRecord:
     """What one dataset's folder holds."""
@@ -79,7 +85,13 @@ class LocalRecord:
     files: StagedFiles | None = None
     """The plain files, `None` without them."""
     published: bool | None = None
-    """Whether the pack is in the cache; `None` when no cache was asked for."""
+    """Whether the pack is in the cache; `None` when there was none, or another pack in it has to stay."""
+    published_in: str = ""
+    """Which cache that is, as it was asked for."""
+
+    def is_published_in(self, request: StageRequest) -> bool:
+        """Tell whether it is known that the pack is in the cache of `request`, or that it failed to get there."""
+        return self.published is not None and self.published_in == cache_name(request)
 
 
 def record_path(request: StageRequest) -> Path:
