@@ -59,6 +59,7 @@ _SENTENCES = {
     "restore": "is in the cache; it would be copied from there and verified",
     "stage": "would be read from its source",
 }
+_SAME = "It is complete and the source has not changed."
 _IN_PART = "is in the cache; it would be opened in part, and read from there"
 
 
@@ -215,8 +216,7 @@ def plan_call(call: StageCall) -> StagePlan:
     with SourceOnce(call) as source:
         problem = _why_not_here(call, source)
         if problem is None:
-            reasons += ["It is complete and the source has not changed.", *beyond_limit(request)]
-            reasons += _would_be_cached(request, cache)
+            reasons += [_SAME, *beyond_limit(request), *_would_be_cached(request, cache)]
             info = read_info(request.pack_path) if request.wants_pack else None
             rows = {} if info is None else info.rows
             return planned("reuse", StageFigures(), rows, found_in(info))

@@ -12,11 +12,13 @@ import tarfile
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 from colabstage.errors import (
     CancelledError,
@@ -199,6 +201,33 @@ def test_the_part_that_is_here_is_no_pack_to_anybody_else(tmp_path: Path, shards
     again = pickle.loads(pickle.dumps(data["train"]))
     assert (again[ROWS - 1][0][5:] == 200).all()
     data.part.close()
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("splits", [None, {"train": 0.8, "dev": 0.1, "test": 0.1}], ids=["one split", "three"])
+@pytest.mark.parametrize("limit", [150_000, 600_000, 1_100_000])
+def test_the_limit_that_a_refusal_asks_for_is_enough(
+    tmp_path: Path, splits: dict[str, float] | None, limit: int
+) -> None:
+    """The plan and the error name the same figure, and a call with it makes the dataset."""
+    source = tmp_path / "photos"
+    for number in range(120):
+        place = source / "ab"[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 64), (number, 9, 9)).save(place)
+    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": tmp_path / "cache", "splits": splits}
+    figures = []
+    for call in (plan_stage, partial(stage_dataset, progress=False)):
+        with pytest.raises(NotEnoughSpaceError) as refused:
+            call(source, disk_limit=limit, **places)
+        figures.append(re.search(r"Give ([\d.]+ [kM]B)", str(refused.value)))
+    (planned, told) = (found and found[1] for found in figures)
+    assert planned == told is not None
+    data = stage_dataset(source, disk_limit=told, progress=False, **places)
+    assert sum(data.splits.values()) == 120
+    assert sum(len(data[split].read_batch(range(min(3, rows)))[1]) for split, rows in data.splits.items()) > 0
+    if data.part is not None:
+        data.part.close()
 
 
 @dataclass
