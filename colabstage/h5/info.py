@@ -203,7 +203,7 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
     if version is not None and version > FORMAT_VERSION:
         msg = (
             f"'{path}' was written in format {version}; this colabstage reads up to format {FORMAT_VERSION}. "
-            "Update with: pip install -U colabstage"
+            "Install a newer colabstage, as its README says."
         )
         raise NewerFormatError(msg)
     splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)

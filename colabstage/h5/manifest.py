@@ -298,7 +298,7 @@ def parse_manifest(raw: object, label: str) -> Manifest | None:
     if raw["version"] > MANIFEST_VERSION:
         msg = (
             f"'{label}' has version {raw['version']}; this colabstage reads up to {MANIFEST_VERSION}. "
-            "Update with: pip install -U colabstage"
+            "Install a newer colabstage, as its README says."
         )
         raise NewerFormatError(msg)
     # Fields that this version does not know are ignored: a new version number announces those that matter.

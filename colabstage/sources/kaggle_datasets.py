@@ -176,7 +176,7 @@ def open_kaggle(
     if mounted is not None:
         return mounted
     if find_spec("kagglehub") is None:
-        msg = f"'{dataset.label}' needs the package kagglehub. Run: %pip install -q 'colabstage[kaggle]'"
+        msg = f"'{dataset.label}' needs the package kagglehub. Run: %pip install -q kagglehub"
         raise MissingDependencyError(msg)
     target = folder / dataset.name
     if os.path.lexists(target):

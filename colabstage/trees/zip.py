@@ -15,9 +15,9 @@ import struct
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
-from isal import igzip_lib, isal_zlib
 
 from colabstage.errors import ArchiveError, CorruptArchiveError
+from colabstage.io.accelerated import igzip_lib, isal_zlib
 from colabstage.trees.entries import (
     DEFAULT_LIMITS,
     JUNK_FILES,
