@@ -404,7 +404,7 @@ def _check_consent(client: Any, drive: Mount) -> None:
 
 # What to do instead where this is not Colab.
 _ELSEWHERE = {
-    "mount_drive": "Stage a share link of the file or folder instead: stage_dataset takes one anywhere.",
+    "mount_drive": "Remove this line, and give stage_dataset a path on this machine or a share link.",
     "refresh_drive": "A folder that is mounted in another way shows what its own client shows; leave this call out.",
     "flush_drive": "Nothing is waiting here to be uploaded by Colab's Drive client; leave this call out.",
 }
@@ -413,9 +413,9 @@ _ELSEWHERE = {
 def _colab_client(verb: str) -> Any:
     try:
         return importlib.import_module("google.colab.drive")
-    except ImportError as error:
+    except ImportError:
         msg = f"{verb}() works in Google Colab only, and this is {detect_platform().title}. {_ELSEWHERE[verb]}"
-        raise NotSupportedHereError(msg) from error
+        raise NotSupportedHereError(msg) from None
 
 
 def _check_mountpoint(place: Path) -> None:

@@ -296,6 +296,18 @@ class StagedDataset:
 
         return dataset_h5(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse, with the line to write if `name` is a split: one called "path" would be out of reach.
+
+        Raises:
+            AttributeError: always.
+        """
+        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+        # Copying and pickling ask for names while there is nothing to look at yet.
+        if not name.startswith("_") and name in self.splits:
+            msg = f"data.{name} is no attribute; write data[{name!r}] for the split."
+        raise AttributeError(msg, name=name, obj=self)
+
     def __contains__(self, split: object) -> bool:
         """Tell whether there is a split of that name."""
         return split in self.splits
