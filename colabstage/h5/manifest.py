@@ -52,7 +52,7 @@ def look_at_manifest(path: Path, nbytes: int) -> ManifestState:
     """Judge the manifest beside a file of `nbytes` bytes by the length alone; no block is read."""
     sidecar = manifest_path(path)
     if not sidecar.exists():
-        return ManifestState("missing", f"none beside it ('{sidecar.name}'), so nothing vouches for its bytes")
+        return ManifestState("missing", f"none beside it ('{sidecar.name}'), so its bytes cannot be checked")
     try:
         manifest = read_manifest(path)
     except NewerFormatError as error:

@@ -567,7 +567,8 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
             "decoded on every read"
         )
     return replace(
-        pixels, reason=f"as {size} pixels they take {format_bytes(nbytes)}, which fits, and are never decoded again"
+        pixels,
+        reason=f"as {size} pixels they take {format_bytes(nbytes)}, which fits on the disk; no image is decoded again",
     )
 
 
