@@ -11,6 +11,8 @@ import sys
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
+from colabstage.io.environment import log_as_asked
+
 if TYPE_CHECKING:
     from colabstage import errors as errors
     from colabstage import options as options
@@ -128,8 +130,7 @@ _NEED_TORCH = ("CudaDataLoader", "dataset_h5", "make_loader")
 if not TYPE_CHECKING and "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
     __all__ = [name for name in __all__ if name not in _NEED_TORCH]
 
-# What is logged is for programs that ask for it.
-logging.getLogger(__name__).addHandler(logging.NullHandler())
+log_as_asked(logging.getLogger(__name__))
 
 
 def __dir__() -> list[str]:

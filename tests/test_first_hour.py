@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 from PIL import Image
 
 import colabstage as cs
-from colabstage.errors import NotSupportedHereError
+from colabstage.errors import NotSupportedHereError, OptionError, SourceReadError
+from tests.support.http_server import WebServer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -106,3 +109,75 @@ def test_off_colab_drive_says_what_to_do_and_shows_no_import(verb: str) -> None:
         getattr(cs, verb)()
     assert refused.value.__suppress_context__
     assert "\n" not in str(refused.value)
+
+
+STAGE = """
+import sys, logging, colabstage as cs
+data = cs.stage_dataset(sys.argv[1])
+print(data.report.origin, data.report.cached)
+"""
+
+
+@pytest.mark.parametrize("verbosity", ["", "info", "error"])
+def test_variables_set_the_folders_and_what_is_shown(source: Path, tmp_path: Path, verbosity: str) -> None:
+    """Folders, bars and log lines; a folder that is nobody else's is marked as a cache."""
+    variables = {
+        "COLABSTAGE_LOCAL_DIR": str(tmp_path / "fast"),
+        "COLABSTAGE_CACHE_DIR": str(tmp_path / "kept"),
+        "COLABSTAGE_NO_PROGRESS": "1",
+        "COLABSTAGE_VERBOSITY": verbosity,
+    }
+    command = [sys.executable, "-c", STAGE, str(source)]
+    env = {**os.environ, **variables}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT, env=env)
+    assert done.stdout.split()[:2] == ["source", "yes,"]
+    assert len(list((tmp_path / "kept").glob("photos-*.h5"))) == 1
+    tag = tmp_path / "fast" / "colabstage" / "CACHEDIR.TAG"
+    assert tag.read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
+    lines = done.stderr.splitlines()
+    assert len(lines) >= 4 if verbosity == "info" else not lines
+    assert all(line.startswith("colabstage.") for line in lines)
+
+
+def test_a_folder_of_the_users_is_not_marked_as_a_cache(source: Path, places: dict[str, Any]) -> None:
+    """Nor is the folder of the cache: they may hold what is nowhere else."""
+    data = cs.stage_dataset(source, progress=False, **places)
+    assert data.path.is_file()
+    assert not list(places["local_dir"].rglob("CACHEDIR.TAG")) + list(places["cache_dir"].rglob("CACHEDIR.TAG"))
+
+
+@pytest.mark.parametrize(
+    "address", ["https://127.0.0.1:9/photos.zip", "s3://bucket/photos", "https://drive.google.com/file/d/1abcdefghijk"]
+)
+def test_offline_nothing_on_the_network_is_opened(
+    source: Path, address: str, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused at once, with the variable's name; what is on this machine is read."""
+    monkeypatch.setenv("COLABSTAGE_OFFLINE", "1")
+    with pytest.raises(SourceReadError, match="COLABSTAGE_OFFLINE"):
+        cs.stage_dataset(address, progress=False, **places)
+    assert cs.stage_dataset(source, progress=False, **places).report.origin == "source"
+    assert cs.stage_dataset(source, progress=False, **places).report.origin == "local"
+    monkeypatch.setenv("COLABSTAGE_OFFLINE", "perhaps")
+    with pytest.raises(OptionError, match="perhaps"):
+        cs.stage_dataset(address, progress=False, **places)
+
+
+def test_offline_what_was_staged_from_the_web_is_used(
+    tmp_path: Path, source: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a request, here and from the cache; the report says that nothing was compared."""
+    archive = tmp_path / "photos.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(source.rglob("*.png")):
+            file.write(path, path.relative_to(source))
+    with WebServer({"photos.zip": archive}) as served:
+        address = served.url("photos.zip")
+        cs.stage_dataset(address, progress=False, **places)
+        asked = len(served.requests)
+        monkeypatch.setenv("COLABSTAGE_OFFLINE", "1")
+        for local in (places["local_dir"], tmp_path / "another"):
+            data = cs.stage_dataset(address, progress=False, **{**places, "local_dir": local})
+            assert data.report.origin == ("local" if local == places["local_dir"] else "cache")
+            assert any("COLABSTAGE_OFFLINE" in note for note in data.report.notes)
+        assert len(served.requests) == asked

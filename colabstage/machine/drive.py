@@ -48,6 +48,7 @@ from colabstage.errors import (
 )
 from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
+from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration, listed
 from colabstage.machine.drive_client import drive_log_size, flush_error, mount_error
@@ -72,7 +73,7 @@ from colabstage.machine.mounts import (
     remount_words,
     unmount_lazily,
 )
-from colabstage.machine.platforms import DRIVE_VARIABLE, detect_platform, system_root
+from colabstage.machine.platforms import detect_platform, system_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

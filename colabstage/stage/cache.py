@@ -550,7 +550,7 @@ def is_published(request: StageRequest, cache: Cache, identity: SourceIdentity) 
         return None
     cached = cache.find()
     if cached is None:
-        return False if cache.place is not None else None
+        return False
     if cached.in_shards or cached.manifest == read_manifest(request.pack_path):
         return True
     made_of = identity_of(cached.manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.streaming import BackgroundPack
 
+
+_log = logging.getLogger(__name__)
 
 # What a source or a pack holds, in words by name: its layout, its classes, an example.
 Found = tuple[tuple[str, str], ...]
@@ -150,6 +153,8 @@ class StageReport:
                 same[0].seconds += step.seconds
             else:
                 self.steps.append(step)
+                words = (step.name, format_duration(step.seconds), step.quantity, step.rate, step.note)
+                _log.info("%s", "  ".join(filter(None, words)))
 
     def note(self, *sentences: str) -> None:
         """Add each sentence that is not among the notes yet."""

@@ -22,7 +22,14 @@ from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack, remove_manifest
 from colabstage.io.arguments import GOES_ON, stops_with, takes
 from colabstage.io.boundary import typed, typed_errors
-from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
+from colabstage.io.files import (
+    check_own_folder,
+    clear_lock,
+    local_lock,
+    make_folder,
+    make_own_folder,
+    tag_cache_folder,
+)
 from colabstage.io.ownership import check_replaceable, remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import cancellation_of, resolve_progress
@@ -37,7 +44,7 @@ from colabstage.pack.plan import lacked_room
 from colabstage.pack.shards import pack_by_executor
 from colabstage.sources.identity import file_seal
 from colabstage.sources.opening import sweep_copies
-from colabstage.sources.parse import comes_whole, parts_of, paths_of
+from colabstage.sources.parse import comes_whole, parts_of, paths_of, read_local_dir
 from colabstage.sources.tree import fetch_folder
 from colabstage.stage.cache import (
     Cache,
@@ -260,6 +267,9 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         if not cached and (request.disk_limit is not None or not comes_whole(request.source)):
             source.open(to_pack=True)
         make_own_folder(request.folder.parent)
+        # Not a folder of the user's, which may hold what is nowhere else.
+        if request.folder.parent == read_local_dir(None):
+            tag_cache_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
             # The process that held the lock before may have done the work.
             staged = _reuse(call, source, cache)

@@ -366,7 +366,7 @@ def _of_boxes_in_part(reader: SplitReader) -> SplitClasses:
     """Return the classes of the boxes of each row, where they have to be brought first."""
     labels: list[NDArray[np.int64]] = []
     for row in range(len(reader)):
-        (boxes,) = reader.read_y([row])
+        boxes: Any = reader.read_y([row])[0]
         if "labels" not in boxes:
             return SplitClasses(why_none="boxes have no classes")
         labels.append(np.unique(boxes["labels"]).astype(np.int64))
