@@ -267,9 +267,6 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         if not cached and (request.disk_limit is not None or not comes_whole(request.source)):
             source.open(to_pack=True)
         make_own_folder(request.folder.parent)
-        # Not a folder of the user's, which may hold what is nowhere else.
-        if request.folder.parent == read_local_dir(None):
-            tag_cache_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
             # The process that held the lock before may have done the work.
             staged = _reuse(call, source, cache)
@@ -642,6 +639,9 @@ def _finish(
         call.report.cached = _cached_how(call, cache, published_before=published_before)
     # Everything is here, so what a dead run left behind is no longer needed.
     sweep_orphans(request.folder)
+    # Not a folder of the user's, which may hold what is nowhere else.
+    if request.folder.parent == read_local_dir(None):
+        tag_cache_folder(request.folder.parent)
     # From the file and not from the plan, so that the report says what a loader will find.
     info = read_info(request.pack_path) if request.wants_pack else None
     if info is not None and request.options.encoding == "auto" and lacked_room(info):
