@@ -6,10 +6,17 @@ when needed.
 
 from __future__ import annotations
 
+import logging
 import sys
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
+from colabstage.io.environment import log_as_asked
+
 if TYPE_CHECKING:
+    from colabstage import errors as errors
+    from colabstage import options as options
+    from colabstage import transforms as transforms
     from colabstage.diagnose.autotune import autotune_loader
     from colabstage.diagnose.compare import compare_sources
     from colabstage.diagnose.doctor import doctor
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.plan import plan_stage
     from colabstage.stage.publish import publish_file, restore_file
+    from colabstage.stage.purge import list_datasets, purge_datasets
     from colabstage.stage.run import stage_dataset
     from colabstage.ui.browser import browse_dataset
     from colabstage.ui.form import stage_form
@@ -57,6 +65,7 @@ __all__ = [
     "extract_archive",
     "fetch_files",
     "flush_drive",
+    "list_datasets",
     "make_loader",
     "mount_drive",
     "pack_dataset",
@@ -67,6 +76,7 @@ __all__ = [
     "plot_throughput",
     "profile_loader",
     "publish_file",
+    "purge_datasets",
     "refresh_drive",
     "restore_file",
     "stage_dataset",
@@ -91,6 +101,7 @@ _HOMES = {
     "extract_archive": "sources.extract.archive",
     "fetch_files": "sources.fetching",
     "flush_drive": "machine.drive",
+    "list_datasets": "stage.purge",
     "make_loader": "load.loader",
     "mount_drive": "machine.drive",
     "pack_dataset": "pack.run",
@@ -101,6 +112,7 @@ _HOMES = {
     "plot_throughput": "ui.plots",
     "profile_loader": "diagnose.profile",
     "publish_file": "stage.publish",
+    "purge_datasets": "stage.purge",
     "refresh_drive": "machine.drive",
     "restore_file": "stage.publish",
     "stage_dataset": "stage.run",
@@ -110,9 +122,19 @@ _HOMES = {
     "to_tf_data": "load.frameworks.tensorflow",
 }
 
+# Modules that are there without an import of their own.
+_MODULES = ("errors", "options", "transforms")
+_NEED_TORCH = ("CudaDataLoader", "dataset_h5", "make_loader")
+
+# `from colabstage import *` takes what there is; by name, the others say what they need.
+if not TYPE_CHECKING and "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
+    __all__ = [name for name in __all__ if name not in _NEED_TORCH]
+
+log_as_asked(logging.getLogger(__name__))
+
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__, *_NEED_TORCH, *_MODULES, "__version__"})
 
 
 # Hidden from type checkers, which would otherwise accept any misspelt name as this function's return type.
@@ -123,6 +145,10 @@ if not TYPE_CHECKING:
             from importlib.metadata import version
 
             value = version("colabstage")
+        elif name in _MODULES:
+            from importlib import import_module
+
+            value = import_module(f"colabstage.{name}")
         elif name in _HOMES:
             from importlib import import_module
 

@@ -299,4 +299,4 @@ class SplitNotFoundError(ColabstageError, KeyError):
 
 
 class NotStagedError(ColabstageError, RuntimeError):
-    """The staging form was asked for its dataset before it had staged one."""
+    """What was asked for is not here: a form has staged nothing yet, or only a part of a file is here."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from colabstage.diagnose.machine_facts import inspect_machine
 from colabstage.diagnose.report import Report, Row
 from colabstage.errors import OptionError
+from colabstage.io.accelerated import ACCELERATORS
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.units import format_bytes, format_count, format_duration
@@ -298,6 +299,10 @@ def judge_libraries(facts: MachineFacts) -> Ruling:
     if old or lost:
         wanted = ", ".join(f"{name} {OLDEST[name]} or newer" for name in [*old, *lost])
         return Ruling("fail", f"{said}; needed: {wanted}.")
+    slower = [name for name in ACCELERATORS if name in facts.packages and facts.packages[name].version is None]
+    if slower:
+        why = "; ".join(f"{name} is missing: {ACCELERATORS[name]}" for name in slower)
+        return Ruling("warn", f"{said}. {why[0].upper()}{why[1:]}.", f"Install with: pip install {' '.join(slower)}")
     return Ruling("ok", f"{said}.")
 
 

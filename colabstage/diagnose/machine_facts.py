@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import ColabstageError, NotSupportedHereError
+from colabstage.io.accelerated import ACCELERATORS
 from colabstage.io.files import read_json
 from colabstage.io.missing import whereabouts
 from colabstage.io.pipeline import in_thread
@@ -50,7 +51,7 @@ _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
 _HDF5_SUFFIXES = {".h5", ".hdf5"}
 # The share of a deadline for counting files; the rest is for starting the process, its answer, and everything else.
 _COUNTING_PART = 0.5
-PACKAGES = ("numpy", "h5py", "torch")
+PACKAGES = ("numpy", "h5py", "torch", *ACCELERATORS)
 _DRIVE_CLIENT = "root/.config/Google/DriveFS"
 # A machine with more mounts than this is not a notebook, and so many probes would slow each other down.
 _MOST_MOUNTS = 16

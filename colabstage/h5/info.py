@@ -16,10 +16,12 @@ from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
     NewerFormatError,
+    NotStagedError,
     PackFormatError,
     SourceNotFoundError,
     SplitNotFoundError,
 )
+from colabstage.h5.in_part import PART_MARK, MarkedFile, is_marked
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -46,6 +48,7 @@ from colabstage.h5.untrusted import (
     element_dtype,
     estimate_bytes,
     follow,
+    open_alone,
     open_with_any_locking,
     ragged_kind,
     reading_contents,
@@ -174,8 +177,11 @@ def format_splits(info: PackInfo) -> str:
     return f"Take one of {', '.join(found)}."
 
 
-def read_info(path: Path, fields: NamedFields | None = None, *, allow_external: bool = False) -> PackInfo:
-    """Read what a file holds: all its splits, or the one of `fields`; `allow_external`: as of `dataset_h5`.
+def read_info(
+    path: Path, fields: NamedFields | None = None, *, allow_external: bool = False, in_part: bool = False
+) -> PackInfo:
+    """Read what a file holds: all its splits, or the one of `fields`; `allow_external`: as of `dataset_h5`; `in_part`:
+    as of `open_h5`.
 
     Raises:
         ExternalFileError: it leads to files that did not come with it.
@@ -183,9 +189,10 @@ def read_info(path: Path, fields: NamedFields | None = None, *, allow_external: 
         PackFormatError: it is not HDF5, has no `X_<split>`, or lacks a name in `fields`.
         NewerFormatError: a newer colabstage wrote it.
         DamagedPackError: it is HDF5, but cut off or broken.
+        NotStagedError: only a part of it is here.
     """
     # Only headers are read: a pack of terabytes on a mount opens in a few small reads.
-    with open_fields(path, fields, allow_external=allow_external) as file, reading_contents(path):
+    with open_fields(path, fields, allow_external=allow_external, in_part=in_part) as file, reading_contents(path):
         return info_of(file, path, fields)
 
 
@@ -196,7 +203,7 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
     if version is not None and version > FORMAT_VERSION:
         msg = (
             f"'{path}' was written in format {version}; this colabstage reads up to format {FORMAT_VERSION}. "
-            "Update with: pip install -U colabstage"
+            "Install a newer colabstage, as its README says."
         )
         raise NewerFormatError(msg)
     splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)
@@ -243,21 +250,26 @@ def size_of_file(path: Path) -> int:
     return size
 
 
-def open_h5(path: Path, *, allow_external: bool = False) -> Any:
+def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) -> Any:
     """Open a file with h5py for reading; without HDF5's file lock where the lock is refused.
+
+    `in_part`: whether the caller brings what is not here of a file that is here in part; such a file is refused
+    otherwise.
 
     Returns:
         An `h5py.File`, whose names lead to files of its own folder, or with `allow_external` to any; the caller closes
         it.
 
     Raises:
-        SourceNotFoundError, PackFormatError, DamagedPackError: as for `read_info`.
+        SourceNotFoundError, PackFormatError, DamagedPackError, NotStagedError: as for `read_info`.
         SourceReadError, DriveDisconnectedError: the disk or mount refuses to read it.
     """
     size = size_of_file(path)
     try:
         # Before HDF5 follows anything: a damaged heap in a file from elsewhere can crash the process.
         check_heaps(path)
+        if in_part and is_marked(path):
+            return open_alone(MarkedFile(path), str(path))
         return open_with_any_locking(path, allow_external=allow_external)
     except ColabstageError:
         raise
@@ -265,13 +277,13 @@ def open_h5(path: Path, *, allow_external: bool = False) -> Any:
         raise _open_error(path, size, error) from error
 
 
-def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool = False) -> Any:
+def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool = False, in_part: bool = False) -> Any:
     """Open a file as `open_h5` does, so that the names in `fields` are found, also where targets lie beside it.
 
     Raises:
         As `open_h5`.
     """
-    file = open_h5(path, allow_external=allow_external)
+    file = open_h5(path, allow_external=allow_external, in_part=in_part)
     y = None if fields is None else fields.y
     # `labels.h5/y` is the dataset y in a file beside this one.
     found = _IN_FILE.fullmatch(y or "")
@@ -282,6 +294,29 @@ def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool 
     except BaseException:
         file.close()
         raise
+
+
+def _no_signature(path: Path, size: int) -> Exception:
+    """Say of a file that HDF5 does not recognise what it is."""
+    with open(path, "rb") as handle:
+        head = handle.read(HEAD_BYTES)
+    if head.startswith(PART_MARK):
+        msg = (
+            f"Only a part of '{path}' is here, under disk_limit=. Read it by what brings the rest: data['train'], "
+            "data.loader('train', 64), data.to_keras('train', 64) of what stage_dataset returned, or "
+            "dataset_h5(the path or address of the whole file, disk_limit=…)."
+        )
+        return NotStagedError(msg)
+    # Copying tools allocate first: a copy that was killed has the right length and holds zeros.
+    if not head.strip(b"\0"):
+        found = "begins with zeros" if head else "is empty"
+        msg = f"'{path}' {found} ({size:,} bytes), so a copy of it never finished. Copy or stage it again."
+        return DamagedPackError(msg)
+    msg = (
+        f"'{path}' is not an HDF5 file but {describe_contents(head)}. Expected one with X_<split> and Y_<split>, "
+        "for example the .path of a staged dataset."
+    )
+    return PackFormatError(msg)
 
 
 def _open_error(path: Path, size: int, error: OSError) -> Exception:
@@ -296,18 +331,7 @@ def _open_error(path: Path, size: int, error: OSError) -> Exception:
         )
         return DamagedPackError(msg)
     if "signature not found" in text:
-        with open(path, "rb") as handle:
-            head = handle.read(HEAD_BYTES)
-        # Copying tools allocate first: a copy that was killed has the right length and holds zeros.
-        if not head.strip(b"\0"):
-            found = "begins with zeros" if head else "is empty"
-            msg = f"'{path}' {found} ({size:,} bytes), so a copy of it never finished. Copy or stage it again."
-            return DamagedPackError(msg)
-        msg = (
-            f"'{path}' is not an HDF5 file but {describe_contents(head)}. Expected one with X_<split> and Y_<split>, "
-            "for example the .path of a staged dataset."
-        )
-        return PackFormatError(msg)
+        return _no_signature(path, size)
     if "already open for write" in text:
         msg = (
             f"'{path}' is marked as being written: another program has it open, or was killed while it had. Close it "

@@ -59,7 +59,7 @@ def look_at_manifest(path: Path, nbytes: int) -> ManifestState:
     """Judge the manifest beside a file of `nbytes` bytes by the length alone; no block is read."""
     sidecar = manifest_path(path)
     if not sidecar.exists():
-        return ManifestState("missing", f"none beside it ('{sidecar.name}'), so nothing vouches for its bytes")
+        return ManifestState("missing", f"none beside it ('{sidecar.name}'), so its bytes cannot be checked")
     try:
         manifest = read_manifest(path)
     except NewerFormatError as error:
@@ -414,7 +414,7 @@ def parse_manifest(raw: object, label: str) -> Manifest | None:
     if raw["version"] > MANIFEST_VERSION:
         msg = (
             f"'{label}' has version {raw['version']}; this colabstage reads up to {MANIFEST_VERSION}. "
-            "Update with: pip install -U colabstage"
+            "Install a newer colabstage, as its README says."
         )
         raise NewerFormatError(msg)
     # Fields that this version does not know are ignored: a new version number announces those that matter.

@@ -256,7 +256,10 @@ def check_files(files: object) -> None:
         if isinstance(opened, str):
             remedy = f"Of an open file pass its path: {opened!r}."
         if isinstance(getattr(one, "path", None), os.PathLike):
-            remedy = "What stage_dataset returns has its splits already, data['train'], and a .path."
+            remedy = (
+                "What stage_dataset returns has its splits already: data['train'], data.loader('train', 64), "
+                "data.to_keras('train', 64)."
+            )
         refuse_argument("path", one, "the path of a file, or a list of them", remedy=remedy)
 
 

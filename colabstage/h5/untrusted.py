@@ -160,6 +160,9 @@ def is_elsewhere(dataset: Any, file: Any) -> bool:
 
 def home_of(dataset: Any, path: Path) -> Path | None:
     """Return the file that stores an open dataset, where a link led there from `path`; `None` where that is `path`."""
+    # Bytes without a path lead to no other file.
+    if dataset.file.driver == "fileobj":
+        return None
     home = Path(dataset.file.filename).absolute()
     return None if home == path or home.samefile(path) else home
 

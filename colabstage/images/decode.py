@@ -36,6 +36,7 @@ from colabstage.errors import DecodeError
 from colabstage.images.geometry import ImageOptions, place_image, reduction_factor, turn_upright
 from colabstage.images.headers import count_pixels, is_jpeg, read_jpeg_header, read_orientation
 from colabstage.images.resample import resample
+from colabstage.io.accelerated import find_simplejpeg
 from colabstage.io.stand_ins import stand_in
 
 if TYPE_CHECKING:
@@ -147,8 +148,6 @@ def encode_jpeg(pixels: NDArray[Any], quality: int) -> bytes:
     Raises:
         DecodeError: JPEG cannot hold such an image.
     """
-    import simplejpeg
-
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or max(pixels.shape) > 65500:
         msg = (
             f"JPEG cannot hold an image of {pixels.dtype} {' x '.join(map(str, pixels.shape))}. Pass color_mode='rgb' "
@@ -156,10 +155,21 @@ def encode_jpeg(pixels: NDArray[Any], quality: int) -> bytes:
         )
         raise DecodeError(msg)
     gray = pixels.shape[2] == 1
+    simplejpeg = find_simplejpeg()
+    if simplejpeg is None:
+        return _encode_by_pillow(pixels[..., 0] if gray else pixels, quality)
     encoded: bytes = simplejpeg.encode_jpeg(
         np.ascontiguousarray(pixels), quality, "GRAY" if gray else "RGB", "Gray" if gray else "420"
     )
     return encoded
+
+
+def _encode_by_pillow(pixels: NDArray[np.uint8], quality: int) -> bytes:
+    from PIL import Image
+
+    made = io.BytesIO()
+    Image.fromarray(pixels).save(made, "JPEG", quality=quality, subsampling="4:2:0")
+    return made.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,9 +373,10 @@ def decode_turbo(
     strict: bool = True,
 ) -> NDArray[np.uint8] | None:
     """Decode a JPEG of this height and width, each pixel the mean of a block of `factor` by `factor`, into `scratch`
-    where there is one (an array `(n,)` is long enough); `None` where simplejpeg refuses it."""
-    import simplejpeg
-
+    where there is one (an array `(n,)` is long enough); `None` where simplejpeg refuses it, or is missing."""
+    simplejpeg = find_simplejpeg()
+    if simplejpeg is None:
+        return None
     # As libjpeg rounds: up, so that the last block counts.
     height, width = -(-size[0] // factor), -(-size[1] // factor)
     if isinstance(scratch, bytearray):

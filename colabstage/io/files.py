@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 # How much is read and hashed at a time.
 _HASHED_TOGETHER = 2**20
+_CACHE_SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
 # Waiting less than this for a lock is not worth a notice.
 _SOON_S = 0.5
 # Errors of a Drive mount that may be gone a moment later.
@@ -239,6 +240,13 @@ def make_own_folder(path: Path) -> None:
             os.mkdir(path, 0o700)  # noqa: PTH102 - created with this mode, never with a wider one
     check_own_folder(path)
     make_folder(path)
+
+
+def tag_cache_folder(folder: Path) -> None:
+    """Tell programs that make backups that everything in a folder can be made again (bford.info/cachedir)."""
+    # A hint alone, without which nothing is wrong.
+    with contextlib.suppress(OSError), open(folder / "CACHEDIR.TAG", "x", encoding="utf-8") as file:
+        file.write(f"{_CACHE_SIGNATURE}\n# Datasets that colabstage has made ready.\n")
 
 
 def check_own_folder(path: Path) -> None:

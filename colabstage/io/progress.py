@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from colabstage.errors import CancelledError, OptionError, printable
+from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set
 from colabstage.io.page import Board, NotebookProgress, in_notebook, row_text
 
 if TYPE_CHECKING:
@@ -343,12 +344,15 @@ def start_at(step: ProgressStep, amount: int) -> None:
 def resolve_progress(progress: bool | Progress) -> Progress:
     """Turn the public `progress=` argument into a `Progress`.
 
-    `True` is a panel in notebooks and lines of text elsewhere, `False` is silence.
+    `True` is a panel in notebooks and lines of text elsewhere, unless `COLABSTAGE_NO_PROGRESS` is set; `False` is
+    silence.
 
     Raises:
         OptionError: it is none of these.
     """
     if progress is True:
+        if is_set(NO_PROGRESS_VARIABLE):
+            return NullProgress()
         if in_notebook():
             return NotebookProgress()
         # A process without a terminal may have no such stream at all: a daemon, or `pythonw`.

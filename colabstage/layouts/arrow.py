@@ -110,7 +110,7 @@ def import_arrow(name: str) -> Any:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        msg = f"'{name}' is read by pyarrow. Install it with: pip install 'colabstage[arrow]'"
+        msg = f"'{name}' is read by pyarrow. Install it with: pip install pyarrow"
         raise MissingDependencyError(msg) from error
     return pyarrow
 

@@ -438,7 +438,7 @@ def _of_arrival(arrival: ArrivalFacts, request: LoaderRequest) -> OrderChoice:
     if request.sampling or request.shuffle is True:
         if not arrival.complete:
             msg = (
-                f"{at_random} wants any row next to any other, and of this file some are not here: {arrival.reason}. "
+                f"{at_random} reads rows in any order, and some rows of this file are not here: {arrival.reason}. "
                 'Use shuffle="auto", which visits every row once, in windows, or have all of it here first: without '
                 "disk_limit=, or after data.wait()."
             )

@@ -241,10 +241,10 @@ def _kept_blocks(file: BlockwiseFile | WholeFile, fields: tuple[PackField, ...])
     """Return which blocks hold anything else than rows: they stay."""
     block_bytes, kept = file.files.block_bytes, np.ones(file.blocks, np.bool_)
     for field in fields:
-        first, stop = -(-field.start // block_bytes), (field.start + field.nbytes) // block_bytes
+        end = field.start + field.nbytes
         # A file's last block is as whole as it gets.
-        stop += field.nbytes > 0 and field.start + field.nbytes == file.files.end(field.number)
-        kept[first:stop] = False
+        stop = -(-end // block_bytes) if end == file.files.end(field.number) else end // block_bytes
+        kept[-(-field.start // block_bytes) : stop] = False
     return kept
 
 
@@ -269,7 +269,7 @@ def _row_places(file: BlockwiseFile | WholeFile, field: PackField) -> tuple[NDAr
         starts = field.start + np.arange(field.rows, dtype=np.int64) * length
         return starts, starts + length
     path = file.paths[field.number]
-    with open_h5(path) as opened, reading_contents(path):
+    with open_h5(path, in_part=True) as opened, reading_contents(path):
         offsets = np.asarray(opened[field.offsets][()], np.int64)
     if len(offsets) != field.rows + 1 or (np.diff(offsets) < 0).any() or offsets[-1] > field.nbytes:
         msg = f"{field.offsets} in '{path}' does not say where rows begin. Pack it again."

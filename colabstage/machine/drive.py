@@ -48,6 +48,7 @@ from colabstage.errors import (
 )
 from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
+from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration, listed
 from colabstage.machine.drive_client import drive_log_size, flush_error, mount_error
@@ -72,7 +73,7 @@ from colabstage.machine.mounts import (
     remount_words,
     unmount_lazily,
 )
-from colabstage.machine.platforms import DRIVE_VARIABLE, detect_platform, system_root
+from colabstage.machine.platforms import detect_platform, system_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -404,7 +405,7 @@ def _check_consent(client: Any, drive: Mount) -> None:
 
 # What to do instead where this is not Colab.
 _ELSEWHERE = {
-    "mount_drive": "Stage a share link of the file or folder instead: stage_dataset takes one anywhere.",
+    "mount_drive": "Remove this line, and give stage_dataset a path on this machine or a share link.",
     "refresh_drive": "A folder that is mounted in another way shows what its own client shows; leave this call out.",
     "flush_drive": "Nothing is waiting here to be uploaded by Colab's Drive client; leave this call out.",
 }
@@ -413,9 +414,9 @@ _ELSEWHERE = {
 def _colab_client(verb: str) -> Any:
     try:
         return importlib.import_module("google.colab.drive")
-    except ImportError as error:
+    except ImportError:
         msg = f"{verb}() works in Google Colab only, and this is {detect_platform().title}. {_ELSEWHERE[verb]}"
-        raise NotSupportedHereError(msg) from error
+        raise NotSupportedHereError(msg) from None
 
 
 def _check_mountpoint(place: Path) -> None:

@@ -34,8 +34,9 @@ from colabstage.errors import (
     DriveError,
     DriveNotMountedError,
 )
+from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.units import listed
-from colabstage.machine.platforms import DRIVE_VARIABLE, detect_platform, system_root
+from colabstage.machine.platforms import detect_platform, system_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,23 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError
+from colabstage.io.environment import LOCAL_DIR_VARIABLE, PLATFORM_VARIABLE, SYSTEM_ROOT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-PLATFORM_VARIABLE = "COLABSTAGE_PLATFORM"
-"""Sets the platform, for tests and for machines that the table does not know."""
-
-LOCAL_DIR_VARIABLE = "COLABSTAGE_LOCAL_DIR"
-"""Replaces the platform's fast folder."""
-
-DRIVE_VARIABLE = "COLABSTAGE_DRIVE"
-"""Drive's mount point, set by `mount_drive` for this process and those it starts: while Drive is not mounted, nothing
-else tells that folder from any other of the local disk.
-"""
-
-SYSTEM_ROOT_VARIABLE = "COLABSTAGE_SYSTEM_ROOT"
-"""A folder that takes the place of `/` for marker files and system folders: the root of a practice machine."""
 
 
 @dataclass(frozen=True, slots=True)

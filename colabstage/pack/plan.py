@@ -540,13 +540,13 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
     if options.jpeg_quality is not None:
         return _plan_jpeg(images, table, options, splits)
     if options.encoding == "encoded":
-        if not _has_files(images, table):
+        if not has_files(table):
             msg = f"The layout '{table.layout}' gives decoded arrays, no image files to keep. Use encoding='pixels'."
             raise OptionError(msg)
         return encoded("encoding='encoded' was asked for")
     shape, dtype, trouble, remedy = _row_shape(image_options(table, options), facts)
     if shape is None:
-        if options.encoding == "pixels" or not _has_files(images, table):
+        if options.encoding == "pixels" or not has_files(table):
             msg = f"{trouble}, so they cannot be pixels. Give {remedy}, or encoding='encoded'."
             raise LayoutError(msg)
         return encoded(f"{trouble}, so they are kept as they are{LISTS.format(remedy)}")
@@ -556,13 +556,14 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
         return replace(pixels, reason="encoding='pixels' was asked for")
     size = f"{shape[0]}x{shape[1]}x{shape[2]}"
     nbytes = pixels.nbytes
-    if free_bytes is not None and nbytes > free_bytes * (1 - _SPARE_FRACTION) and _has_files(images, table):
+    if free_bytes is not None and nbytes > free_bytes * (1 - _SPARE_FRACTION) and has_files(table):
         return encoded(
             f"as {size} pixels they would take {format_bytes(nbytes)} and {format_bytes(free_bytes)} {_NO_ROOM} and "
             "decoded on every read"
         )
     return replace(
-        pixels, reason=f"as {size} pixels they take {format_bytes(nbytes)}, which fits, and are never decoded again"
+        pixels,
+        reason=f"as {size} pixels they take {format_bytes(nbytes)}, which fits on the disk; no image is decoded again",
     )
 
 
@@ -610,9 +611,11 @@ def as_foreground(table: SampleTable, plan: PackPlan, options: PackOptions) -> t
     return table, replace(plan, y=_plan_target(table, options, plan.x.shape))  # type: ignore[arg-type]
 
 
-def _has_files(images: Images, table: SampleTable) -> bool:
+def has_files(table: SampleTable) -> bool:
     """Return whether images, and masks if there are any, come as files that can be stored unchanged."""
-    return not images.decoded and not (isinstance(table.targets, Masks) and table.targets.decoded)
+    if not isinstance(table.inputs, Images) or table.inputs.decoded:
+        return False
+    return not (isinstance(table.targets, Masks) and table.targets.decoded)
 
 
 def why_kept(image: ImageOptions) -> str:

@@ -98,8 +98,8 @@ def repeated_notes(digests: ContentDigests, table: SampleTable, splits: Sequence
     if by_split.pair is not None:
         said = " and ".join(f"'{name(one)}' ({splits[split_of[one]].name})" for one in by_split.pair)
         notes.append(
-            f"{_counted(by_split.count)} in several splits, byte for byte the same (first {said}). What a model was "
-            "trained on says nothing about new images when it is tested on it: take it out of one of them."
+            f"{_counted(by_split.count)} in several splits, byte for byte the same (first {said}). A model looks "
+            "better than it is when it is tested on images that it was trained on: keep each in one split."
         )
     return tuple(notes)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _CAP_SYS_ADMIN = 21
-_INSTALL = "On Debian, Ubuntu or Colab: apt-get install fuse3; then pip install 'colabstage[fuse]'"
+_INSTALL = "On Debian, Ubuntu or Colab: apt-get install fuse3; then pip install mfusepy"
 # Starting a Python process takes a second, and many on a busy machine with one core.
 _START_S = 30.0
 _ANSWER_S = 10.0

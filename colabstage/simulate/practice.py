@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import MissingDependencyError, OptionError
 from colabstage.h5.manifest import read_manifest, write_manifest
+from colabstage.io.environment import LOCAL_DIR_VARIABLE, SYSTEM_ROOT_VARIABLE
 from colabstage.io.files import block_ranges, hash_ranges
 from colabstage.machine.drive import mount_drive
-from colabstage.machine.platforms import LOCAL_DIR_VARIABLE, SYSTEM_ROOT_VARIABLE, detect_platform, system_root
+from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.simulate.drive import SimulatedDrive, fuse_problem
 
 if TYPE_CHECKING:

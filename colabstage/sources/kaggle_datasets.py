@@ -32,6 +32,7 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
+from colabstage.io.environment import require_online
 from colabstage.io.files import RetryPolicy, make_folder
 from colabstage.io.redaction import hide_secrets, show_address
 from colabstage.io.workspace import disk_use, open_workspace, rename_own
@@ -175,8 +176,9 @@ def open_kaggle(
     mounted = mounted_files(dataset, os.environ)
     if mounted is not None:
         return mounted
+    require_online(dataset.label)
     if find_spec("kagglehub") is None:
-        msg = f"'{dataset.label}' needs the package kagglehub. Run: %pip install -q 'colabstage[kaggle]'"
+        msg = f"'{dataset.label}' needs the package kagglehub. Run: %pip install -q kagglehub"
         raise MissingDependencyError(msg)
     target = folder / dataset.name
     if os.path.lexists(target):

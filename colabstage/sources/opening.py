@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
+from colabstage.io.environment import require_online
 from colabstage.io.files import PATIENT, Closing, RetryPolicy, read_with_retry
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.progress import LateStep
@@ -539,6 +540,8 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
     Raises:
         Exception: as `open_source`.
     """
+    if isinstance(source, WebSource | ObjectSource | ShareSource):
+        require_online(source.label)
     with given_up():
         match source:
             case LocalSource():

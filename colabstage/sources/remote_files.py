@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import OptionError, SourceReadError
+from colabstage.io.environment import require_online
 from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.machine.drive_client import ask_md5s
@@ -231,6 +232,8 @@ def open_remote(
         SourceReadError: it is a folder.
         As `MountedFile`, `open_http`, `open_object` and `open_shared_file`.
     """
+    if not isinstance(source, LocalSource):
+        require_online(source.label)
     # Imported where needed: each transport loads libraries that local files do not need.
     match source:
         case LocalSource():

@@ -56,6 +56,7 @@ from colabstage.stage.record import (
     Freshness,
     LocalRecord,
     StateDiffersError,
+    cache_name,
     compare_source,
     identity_of,
     write_record,
@@ -522,6 +523,7 @@ def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache
     request, report, limit = call.request, call.report, call.request.disk_limit
     assert limit is not None
     report.origin = origin
+    report.cached = "yes, and it is read from there"
     report.skipped = cached.manifest.skipped
     with (
         report.timed("open in part", unit="B") as step,
@@ -542,16 +544,26 @@ def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache
     )
     # Looked up when the report is shown: figures grow as long as loaders read.
     report.arrival = partial(getattr, part, "figures")
-    info = joined_info([read_info(path) for path in part.paths])
+    info = joined_info([read_info(path, in_part=True) for path in part.paths])
     return StagedDataset(path=part.path, files=None, report=report, info=info, part=part)
 
 
-def is_published(request: StageRequest, cache: Cache) -> bool | None:
-    """Tell whether the local pack is the one in the cache; `None` when no cache is wanted."""
+def is_published(request: StageRequest, cache: Cache, identity: SourceIdentity) -> bool | None:
+    """Tell whether the local pack is the one in the cache; `None` when there is no cache, or the one in it has to stay.
+
+    `identity`: the state of the source that the local pack was made of.
+    """
     if cache.place is None:
         return None
     cached = cache.find()
-    return cached is not None and (cached.in_shards or cached.manifest == read_manifest(request.pack_path))
+    if cached is None:
+        return False
+    if cached.in_shards or cached.manifest == read_manifest(request.pack_path):
+        return True
+    made_of = identity_of(cached.manifest)
+    # Another pack of the same state, of pixels where there was no room for them here, serves other machines better.
+    cache.is_left = made_of is not None and compare_states(made_of, identity) == "same"
+    return None if cache.is_left else False
 
 
 def publish_pack(
@@ -562,6 +574,7 @@ def publish_pack(
     place = cache.place
     if place is None:
         call.report.note(f"Not cached: {cache.why}.")
+        call.report.cached = f"no: {cache.why}"
         return None
     done = None
     with call.report.timed("publish to cache", unit="B") as step:
@@ -577,7 +590,8 @@ def publish_pack(
         except (ColabstageError, OSError) as error:
             step.note = "failed"
             call.report.note(f"Not cached, so the next session stages from the source again: {error}")
-    write_record(request, replace(record, published=done is not None))
+    call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"
+    write_record(request, replace(record, published=done is not None, published_in=cache_name(request)))
     return done
 
 

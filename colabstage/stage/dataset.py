@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,15 +22,21 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from numpy.typing import DTypeLike
+
     from colabstage.h5.info import PackInfo
     from colabstage.io.progress import Progress
     from colabstage.load.dataset import dataset_h5
+    from colabstage.load.frameworks.keras_dataset import KerasBatches
     from colabstage.load.loader import Loader
     from colabstage.load.partial import PartialPack
     from colabstage.load.plan import LoaderArguments
+    from colabstage.load.reading.reader import SplitReader
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.streaming import BackgroundPack
 
+
+_log = logging.getLogger(__name__)
 
 # What a source or a pack holds, in words by name: its layout, its classes, an example.
 Found = tuple[tuple[str, str], ...]
@@ -112,6 +119,9 @@ class StageReport:
     for their batches, the first included, once there was any. `None` where all was here first."""
     found: Found = ()
     """Layout, classes and examples of what was staged, in words by name."""
+    cached: str = ""
+    """Whether the pack is in the cache, in words that begin with "yes" or "no"; "" without a pack, or while it is not
+    known yet."""
     state: Literal["done", "arriving", "stopped", "failed"] = "done"
     """How it stands with what `streaming=True` leaves to the background; `"done"` without."""
     began_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
@@ -143,6 +153,8 @@ class StageReport:
                 same[0].seconds += step.seconds
             else:
                 self.steps.append(step)
+                words = (step.name, format_duration(step.seconds), step.quantity, step.rate, step.note)
+                _log.info("%s", "  ".join(filter(None, words)))
 
     def note(self, *sentences: str) -> None:
         """Add each sentence that is not among the notes yet."""
@@ -164,7 +176,13 @@ class StageReport:
             "notes": list(self.notes),
             "arrival": None if self.arrival is None else dict(self.arrival()),
             "found": dict(self.found),
+            "cached": self.cached,
         }
+
+    @property
+    def facts(self) -> Found:
+        """Return what was found, and whether it is cached."""
+        return (*self.found, *((("cached", self.cached),) if self.cached else ()))
 
     @property
     def arrived(self) -> str:
@@ -189,7 +207,7 @@ class StageReport:
             f"  {name:<{widths[0]}}  {took:>{widths[1]}}  {much:>{widths[2]}}  {rate:>{widths[3]}}  {note}".rstrip()
             for name, took, much, rate, note in rows
         ]
-        lines += [f"  {name:<9}{value}" for name, value in self.found]
+        lines += [f"  {name:<9}{value}" for name, value in self.facts]
         lines += [f"  {note}" for note in (*self.notes, *filter(None, (self.arrived,)))]
         if self.skipped:
             lines.append(f"  {format_count(len(self.skipped), 'samples')} left out:")
@@ -219,7 +237,7 @@ class StageReport:
         return steps + notes([*self.notes, *filter(None, (self.arrived,)), *left_out])
 
     def _repr_html_(self) -> str:
-        return page(self.headline, facts_table(self.found) + self.to_html_body())
+        return page(self.headline, facts_table(self.facts) + self.to_html_body())
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -227,7 +245,8 @@ class StagedDataset:
     """What `stage_dataset` returns."""
 
     path: Path
-    """The packed file; with `keep="files"` the folder of files."""
+    """The packed file; with `keep="files"` the folder of files; under `disk_limit` a part of the pack, which only
+    `data[split]` and the other methods can read."""
     files: Path | None
     """The folder of plain files, `None` unless they were kept."""
     report: StageReport
@@ -281,6 +300,18 @@ class StagedDataset:
             from colabstage.load.dataset import dataset_h5
 
         return dataset_h5(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse, with the line to write if `name` is a split: one called "path" would be out of reach.
+
+        Raises:
+            AttributeError: always.
+        """
+        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+        # Copying and pickling ask for names while there is nothing to look at yet.
+        if not name.startswith("_") and name in self.splits:
+            msg = f"data.{name} is no attribute; write data[{name!r}] for the split."
+        raise AttributeError(msg, name=name, obj=self)
 
     def __contains__(self, split: object) -> bool:
         """Tell whether there is a split of that name."""
@@ -341,6 +372,104 @@ class StagedDataset:
             from colabstage.load.loader import make_loader
 
         return make_loader(self[split], batch_size, options=options, **arguments)
+
+    @takes(
+        renamed={"prefetch": "prefetch_factor"},
+        remedies={"batch_size": 'Write data.to_keras("train", 64); training depends on it.'},
+    )
+    def to_keras(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        dtype: DTypeLike | None = None,
+        one_hot: int | Literal["auto"] | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        prefetch_factor: int | Literal["auto"] = "auto",
+    ) -> KerasBatches:
+        """Return batches of a split for Keras, as `to_keras` makes them; without torch, unless that is the backend.
+
+        >>> model.fit(data.to_keras("train", 64), validation_data=data.to_keras("dev", 64))  # doctest: +SKIP
+
+        Args:
+            split: its name, such as `"train"`; `data.splits` has them.
+            batch_size: samples in a batch; the last one of an epoch may have fewer.
+            shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor: as of `colabstage.to_keras`.
+
+        Raises:
+            SplitNotFoundError, OptionError, MissingDependencyError: as `data[split]` and `to_keras`.
+        """
+        from colabstage.load.frameworks.arrays import to_keras
+
+        return to_keras(
+            self._reader(split),
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            dtype=dtype,
+            one_hot=one_hot,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+        )
+
+    @takes(
+        renamed={"prefetch": "prefetch_factor"},
+        remedies={"batch_size": 'Write data.to_tf_data("train", 64); training depends on it.'},
+    )
+    def to_tf_data(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        drop_last: bool = False,
+        dtype: DTypeLike | None = None,
+        one_hot: int | Literal["auto"] | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        prefetch_factor: int | Literal["auto"] = "auto",
+    ) -> Any:
+        """Return batches of a split as a `tf.data.Dataset`, as `to_tf_data` makes them; without torch.
+
+        >>> train = data.to_tf_data("train", 64, drop_last=True)  # doctest: +SKIP
+
+        Args:
+            split: its name, such as `"train"`; `data.splits` has them.
+            batch_size: samples in a batch; the last one of an epoch may have fewer.
+            shuffle, seed, epoch, drop_last, dtype, one_hot, num_workers, prefetch_factor: as of
+                `colabstage.to_tf_data`.
+
+        Raises:
+            SplitNotFoundError, OptionError, MissingDependencyError: as `data[split]` and `to_tf_data`.
+        """
+        from colabstage.load.frameworks.tensorflow import to_tf_data
+
+        return to_tf_data(
+            self._reader(split),
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            epoch=epoch,
+            drop_last=drop_last,
+            dtype=dtype,
+            one_hot=one_hot,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+        )
+
+    def _reader(self, split: str) -> dataset_h5 | SplitReader:
+        """Return what reads a split, without torch where all of it is planned."""
+        info = self._pack()
+        if self.arriving is not None:
+            return self.arriving.open(split)
+        from colabstage.load.reading.reader import SplitReader
+
+        return SplitReader(info.path if self.part is None else self.part.paths, split, arrival=self.part)
 
     @property
     def ready(self) -> Readiness:

@@ -23,7 +23,7 @@ from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.stream import PackStream
 from colabstage.sources.parse import comes_whole
-from colabstage.stage.cache import Cache, CachedPack, exceeds_limit
+from colabstage.stage.cache import Cache, CachedPack, exceeds_limit, is_published
 from colabstage.stage.dataset import found_in
 from colabstage.stage.record import (
     SourceOnce,
@@ -59,6 +59,7 @@ _SENTENCES = {
     "restore": "is in the cache; it would be copied from there and verified",
     "stage": "would be read from its source",
 }
+_SAME = "It is complete and the source has not changed."
 _IN_PART = "is in the cache; it would be opened in part, and read from there"
 
 
@@ -215,7 +216,7 @@ def plan_call(call: StageCall) -> StagePlan:
     with SourceOnce(call) as source:
         problem = _why_not_here(call, source)
         if problem is None:
-            reasons += ["It is complete and the source has not changed.", *beyond_limit(request)]
+            reasons += [_SAME, *beyond_limit(request), *_would_be_cached(request, cache)]
             info = read_info(request.pack_path) if request.wants_pack else None
             rows = {} if info is None else info.rows
             return planned("reuse", StageFigures(), rows, found_in(info))
@@ -273,6 +274,15 @@ def plan_call(call: StageCall) -> StagePlan:
                 reasons.append(reason)
                 figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
             return planned("stage", figures, rows, found, count=count, in_part=count > 0)
+
+
+def _would_be_cached(request: StageRequest, cache: Cache) -> list[str]:
+    """Return a sentence where what is staged here would be copied to the cache; otherwise nothing."""
+    record = find_record(request) if request.wants_pack and request.cache_dir is not None else None
+    if record is None or (record.published and record.is_published_in(request)):
+        return []
+    published = is_published(request, cache, record.identity)
+    return ["It is not in the cache yet, and would be copied there."] if published is False else []
 
 
 def _why_not_here(call: StageCall, source: SourceOnce) -> str | None:

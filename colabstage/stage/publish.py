@@ -642,7 +642,7 @@ def _restore_newest(newest: Path, to: str, *, overwrite: bool, shown: Progress) 
         manifest, size = read_manifest(version), version.stat().st_size
         if manifest is None:
             beside = manifest_path(version).name
-            reasons.append(f"'{version}' has no complete manifest '{beside}', so nothing vouches for it.")
+            reasons.append(f"'{version}' has no complete manifest '{beside}', so it cannot be checked.")
         elif size != manifest.size:
             reasons.append(f"'{version}' has {size:,} bytes of {manifest.size:,}.")
         else:

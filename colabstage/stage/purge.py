@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import (
+    ColabstageError,
     DriveError,
     OptionError,
     SourceError,
     TargetNotWritableError,
 )
+from colabstage.h5.info import read_info
 from colabstage.h5.manifest import is_manifest, is_replaceable_pack
 from colabstage.h5.parts import PartName, shard_pattern
 from colabstage.io.boundary import typed
@@ -68,6 +70,8 @@ class StoredDataset:
     """Whether its length agrees with its manifest; nothing is hashed."""
     previous: bool = False
     """Whether it is the previous version of another one in the cache."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The options that it was packed with and that are not the defaults; empty where they are not known."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -81,6 +85,7 @@ class StoredDataset:
             "samples": self.samples,
             "whole": self.whole,
             "previous": self.previous,
+            "options": self.options,
         }
 
     def __str__(self) -> str:
@@ -89,7 +94,10 @@ class StoredDataset:
         marks = [mark for mark, given in (("previous", self.previous), ("not whole", not self.whole)) if given]
         state = f" ({', '.join(marks)})" if marks else ""
         where = "here " if self.place == "here" else "cache"
-        return f"{where}  {self.name}{state}  {format_bytes(self.nbytes)}  {rows}  {age} old  from {self.source}"
+        chosen = "".join(f"  {name}={value}" for name, value in self.options.items())
+        return (
+            f"{where}  {self.name}{state}  {format_bytes(self.nbytes)}  {rows}{chosen}  {age} old  from {self.source}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +167,7 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
             samples={} if pack is None else pack.manifest.samples,
             # Without a seal only plain files were staged, and a pack beside them would be unfinished.
             whole=pack is not None and pack.is_whole if record.get("seal") else record.get("files") is not None,
+            options={} if pack is None or not pack.is_whole else _options_of(pack),
         )
 
 
@@ -200,6 +209,7 @@ def _list_cache(cache: CachePlace) -> list[StoredDataset]:
                 samples=one.manifest.samples,
                 whole=one.is_whole,
                 previous=one.name.endswith(PREVIOUS_SUFFIX),
+                options=_options_of(one) if one.is_whole else {},
             )
         )
     return [*(_set_of(cache, *key, shards) for key, shards in sorted(sets.items())), *found]
@@ -220,7 +230,27 @@ def _set_of(cache: CachePlace, name: str, count: int, shards: Sequence[CachedFil
         changed_s=max(one.changed_s for one in shards),
         samples=samples,
         whole=len(shards) == count and all(one.is_whole for one in shards),
+        options=_options_of(shards[0]) if shards[0].is_whole else {},
     )
+
+
+def _options_of(pack: CachedFile) -> dict[str, Any]:
+    """Read which options a pack was made with, but for the defaults; none of a pack in a bucket, or that is damaged."""
+    if not isinstance(pack.path, Path):
+        return {}
+    try:
+        options = read_info(pack.path).options
+    except (ColabstageError, OSError):
+        return {}
+    image = options.get("image")
+    size = image.get("size") if isinstance(image, dict) else None
+    chosen = {"image_size": "x".join(map(str, size))} if size else {}
+    plain = {"layout": "auto", "encoding": "auto", "seed": 0}
+    return chosen | {
+        name: value
+        for name, value in options.items()
+        if name not in ("image", "mask") and value is not None and value != plain.get(name)
+    }
 
 
 def _dataset_of(file: str) -> str:

@@ -25,6 +25,7 @@ from colabstage.errors import (
     SourceError,
 )
 from colabstage.h5.manifest import damage_of, read_manifest
+from colabstage.io.environment import OFFLINE_VARIABLE, is_set
 from colabstage.io.files import Closing, make_own_folder, read_json, write_json
 from colabstage.io.ownership import look_at
 from colabstage.io.pipeline import in_thread
@@ -34,7 +35,7 @@ from colabstage.io.units import format_count
 from colabstage.sources.identity import SourceIdentity, compare_states, file_seal, proof_of
 from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, ComesWholeError, Opening, open_source
-from colabstage.sources.parse import comes_whole
+from colabstage.sources.parse import LocalSource, ObjectSource, TreeSource, comes_whole, parts_of
 from colabstage.stage.dataset import StageReport
 from colabstage.stage.request import RECORD_NAME, check_disk_limit
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.manifest import Manifest
     from colabstage.sources.opening import OpenSource
+    from colabstage.sources.parse import Source
     from colabstage.stage.request import StageRequest
     from colabstage.stage.run import StageCall
 
@@ -65,6 +67,12 @@ class StagedFiles:
     """The digest of their folder's inventory (`io.ownership`); by the word that records have had from the first."""
 
 
+def cache_name(request: StageRequest) -> str:
+    """Return what a record calls the cache that was asked for; "" for none."""
+    asked = request.cache_dir
+    return asked.address if isinstance(asked, ObjectSource) else str(asked or "")
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRecord:
     """What one dataset's folder holds."""
@@ -78,7 +86,13 @@ class LocalRecord:
     files: StagedFiles | None = None
     """The plain files, `None` without them."""
     published: bool | None = None
-    """Whether the pack is in the cache; `None` when no cache was asked for."""
+    """Whether the pack is in the cache; `None` when there was none, or another pack in it has to stay."""
+    published_in: str = ""
+    """Which cache that is, as it was asked for."""
+
+    def is_published_in(self, request: StageRequest) -> bool:
+        """Tell whether it is known that the pack is in the cache of `request`, or that it failed to get there."""
+        return self.published is not None and self.published_in == cache_name(request)
 
 
 def record_path(request: StageRequest) -> Path:
@@ -293,7 +307,7 @@ def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity
         if not as_asked or request.verify == "fast":
             return Freshness(same=as_asked)
     # An open source has its identity at hand, which is more than the quick look could tell.
-    if request.verify == "fast" and source.opened is None:
+    if request.verify == "fast" and source.opened is None and not _is_unreachable(request.source):
         look = check_freshness(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
         if look.state == "gone":
             report.note(f"The source cannot be reached now; what was made from it before is used. {look.detail}")
@@ -318,6 +332,11 @@ def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity
         )
         return Freshness(same=True)
     return Freshness(same=False)
+
+
+def _is_unreachable(source: Source) -> bool:
+    """Tell whether a part of a source is on the network, and that is switched off."""
+    return is_set(OFFLINE_VARIABLE) and not all(isinstance(part, LocalSource | TreeSource) for part in parts_of(source))
 
 
 class StateDiffersError(Exception):

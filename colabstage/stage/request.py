@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Union, Unpack, cast, get_a
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.io.arguments import check_argument, read_options, takes
+from colabstage.io.environment import cache_dir_variable
 from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.io.workspace import short_digest
@@ -402,7 +403,10 @@ def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
     check_argument("cache_dir", cache_dir, "path")
     text = os.fspath(cache_dir)
     if text == "auto":
-        return "auto"
+        named = cache_dir_variable()
+        if named is None:
+            return "auto"
+        return None if named == "none" else read_cache_dir(named)
     cache = _read_address(text) if _ADDRESS.match(text) else absolute_path(cache_dir)
     if isinstance(cache, Path):
         require_drive(cache)

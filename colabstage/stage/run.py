@@ -22,7 +22,14 @@ from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack, sweep_exchanges
 from colabstage.io.arguments import GOES_ON, stops_with, takes
 from colabstage.io.boundary import typed, typed_errors
-from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
+from colabstage.io.files import (
+    check_own_folder,
+    clear_lock,
+    local_lock,
+    make_folder,
+    make_own_folder,
+    tag_cache_folder,
+)
 from colabstage.io.ownership import check_replaceable, remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import cancellation_of, resolve_progress
@@ -37,7 +44,7 @@ from colabstage.pack.plan import lacked_room
 from colabstage.pack.shards import pack_by_executor
 from colabstage.sources.identity import file_seal
 from colabstage.sources.opening import sweep_copies
-from colabstage.sources.parse import comes_whole, parts_of, paths_of
+from colabstage.sources.parse import comes_whole, parts_of, paths_of, read_local_dir
 from colabstage.sources.tree import fetch_folder
 from colabstage.stage.cache import (
     Cache,
@@ -59,6 +66,7 @@ from colabstage.stage.record import (
     SourceListingError,
     SourceOnce,
     StagedFiles,
+    cache_name,
     check_listing,
     compare_source,
     files_problem,
@@ -308,8 +316,11 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset |
     report.note(*beyond_limit(request))
     found = record
     if request.wants_pack:
-        published = record.published if record.seal else is_published(request, cache)
-        record = replace(record, seal=seal, published=published)
+        published = record.published
+        place = record.published_in
+        if request.cache_dir is not None and not (record.seal and record.is_published_in(request)):
+            published, place = is_published(request, cache, record.identity), cache_name(request)
+        record = replace(record, seal=seal, published=published, published_in=place)
     if source.opened is not None and freshness.proved:
         # The quick look was not enough this time; with the new times it will be next time.
         identity = source.opened.identity
@@ -323,8 +334,8 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset |
     # leftovers would stay until somebody stages that source again.
     _sweep_copies(request)
     if request.wants_pack and record.published is False and request.cache_dir is not None:
-        return _finish(call, _finished_publishing(publish_pack(call, cache, record)))
-    return _finish(call, published_before=record.published is True)
+        return _finish(call, cache, _finished_publishing(publish_pack(call, cache, record)))
+    return _finish(call, cache, published_before=record.published is True and request.cache_dir is not None)
 
 
 def _seal(request: StageRequest) -> Seal:
@@ -361,8 +372,8 @@ def _restore(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset
         files = made
     # Of shards that were joined here there is no such file in the cache, and none is needed there.
     published = None if found.pack.in_shards else True
-    write_record(request, LocalRecord(request.key, identity, seal, files, published))
-    return _finish(call, published_before=published is True)
+    write_record(request, LocalRecord(request.key, identity, seal, files, published, cache_name(request)))
+    return _finish(call, cache, published_before=published is True)
 
 
 def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> StagedDataset:
@@ -395,7 +406,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     caches = request.wants_pack and request.cache_dir is not None and not cache.is_left
     if request.wants_pack:
         published = False if caches and cache.place is not None else None
-        record = LocalRecord(request.key, opened.identity, seal, files, published)
+        record = LocalRecord(request.key, opened.identity, seal, files, published, cache_name(request))
     else:
         record = files_record(request, opened.identity, files)
     # Before the copy of the source is removed: after a kill at this point, the next call has everything it needs.
@@ -404,14 +415,15 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     # This run may not have used what a dead one left behind.
     _sweep_copies(request)
     if not caches:
-        return _finish(call)
+        return _finish(call, cache)
     if not wait:
+        report.cached = "not yet: it is being copied there"
         # Not a daemon: a script that ends right after staging would cut the copy off.
         publishing = in_thread(
             lambda: publish_pack(call, cache, record, quietly=True), "colabstage-publish", daemon=False
         )
-        return _finish(call, publishing)
-    return _finish(call, _finished_publishing(publish_pack(call, cache, record)))
+        return _finish(call, cache, publishing)
+    return _finish(call, cache, _finished_publishing(publish_pack(call, cache, record)))
 
 
 def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) -> StagedFiles | CachedPack | None:
@@ -619,12 +631,21 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
 
 
 def _finish(
-    call: StageCall, publishing: Future[PublishReport[Any] | None] | None = None, *, published_before: bool = False
+    call: StageCall,
+    cache: Cache,
+    publishing: Future[PublishReport[Any] | None] | None = None,
+    *,
+    published_before: bool = False,
 ) -> StagedDataset:
     request = call.request
+    if request.wants_pack and publishing is None:
+        call.report.cached = _cached_how(call, cache, published_before=published_before)
     # Everything is here, so what a dead run left behind is no longer needed.
     sweep_orphans(request.folder)
     sweep_exchanges(request.pack_path)
+    # Not a folder of the user's, which may hold what is nowhere else.
+    if request.folder.parent == read_local_dir(None):
+        tag_cache_folder(request.folder.parent)
     # From the file and not from the plan, so that the report says what a loader will find.
     info = read_info(request.pack_path) if request.wants_pack else None
     if info is not None and request.options.encoding == "auto" and lacked_room(info):
@@ -643,6 +664,17 @@ def _finish(
         publishing=publishing,
         find_published=partial(find_published, request) if published_before and info is not None else None,
     )
+
+
+def _cached_how(call: StageCall, cache: Cache, *, published_before: bool) -> str:
+    """Say whether a pack that this call does not publish is in the cache."""
+    if call.report.origin == "cache":
+        return "yes, it was copied from there"
+    if published_before:
+        return "yes"
+    if cache.is_left:
+        return "no: the cache keeps another pack of it, made where there was more room"
+    return f"no: {cache.why}"
 
 
 def _finished_publishing(result: T) -> Future[T]:

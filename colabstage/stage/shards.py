@@ -21,7 +21,7 @@ from colabstage.h5.parts import PartName, shard_path
 from colabstage.io.files import read_json, write_json
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, NullProgress, start_at
-from colabstage.io.units import format_bytes, format_count
+from colabstage.io.units import format_bytes, format_count, parse_bytes
 from colabstage.io.workspace import find_orphans, open_workspace, remove_own, unless
 from colabstage.load.partial import forget_parts
 from colabstage.load.places import LEAST_BLOCKS
@@ -29,7 +29,7 @@ from colabstage.machine.resources import check_space
 from colabstage.pack.execute import ShardName, animation_notes, keeps_files, run_pack
 from colabstage.pack.finish import OddBoxes
 from colabstage.pack.job import prepare_pack, settled
-from colabstage.pack.plan import pack_content
+from colabstage.pack.plan import has_files, pack_content
 from colabstage.pack.shards import ShardResult, check_set, shard_job, shard_names
 from colabstage.pack.stream import MemberRanges
 from colabstage.pack.writer import MixedImagesError
@@ -121,11 +121,12 @@ def divide(job: PackJob, limit: int, *, whole_bytes: int) -> ShardSizes:
     found, needed = fewest(limit), limit
     if found is not None:
         return found
-    # A pack of which nothing stays here but its index has room in itself, so this ends.
-    while fewest(needed) is None:
+    # As it will be written, with three figures. A pack of which nothing stays here but its index has room in itself, so
+    # this ends.
+    while fewest(parse_bytes(format_bytes(needed), "disk_limit")) is None:
         needed = int(needed * _STEP) + 1
     # A small pack takes less as one file than its shards would leave here. Three figures may be half a per cent less.
-    enough = min(int(needed * _STEP), whole_bytes + whole_bytes // 150)
+    enough = min(needed, whole_bytes + whole_bytes // 150)
     msg = (
         f"disk_limit={format_bytes(limit)} is too little to pack '{job.label}' in shards and to read them in part. "
         f"Give {format_bytes(enough)} or more, or make the pack smaller: image_size=, encoding='jpeg:90'."
@@ -196,16 +197,28 @@ def pack_into_cache(call: StageCall, source: OpenSource, job: PackJob, cache: Ca
     place = check_cache(cache, job, call.request.disk_limit)
     source.read_in_place()
     job = settled(job)
-    encoded = keeps_files(job) if job.options.encoding == "auto" and job.plan.encoding == "pixels" else None
+    may_be_mixed = job.options.encoding == "auto" and job.plan.encoding == "pixels" and has_files(job.table)
+    encoded = keeps_files(job) if may_be_mixed else None
+    # First, so that a limit that is too little is refused with the figure that `plan_shards` has.
+    planned = _SetOfShards.of(call, job, place, whole_bytes)
     try:
         # An earlier call may have found that images have many sizes, by one that this call has not seen.
-        if encoded is None or not _SetOfShards.of(call, encoded, place, whole_bytes).finished(source):
-            return _SetOfShards.of(call, job, place, whole_bytes).write(source)
+        if encoded is None or not _is_begun(call, encoded, place, whole_bytes, source):
+            return planned.write(source)
     except MixedImagesError as error:
         if encoded is None:
             raise error.as_refusal() from error
     assert encoded is not None
     return _SetOfShards.of(call, encoded, place, whole_bytes).write(source)
+
+
+def _is_begun(call: StageCall, job: PackJob, place: CachePlace, whole_bytes: int, source: OpenSource) -> bool:
+    """Tell whether an earlier call with these arguments left shards of `job` in the cache."""
+    try:
+        return bool(_SetOfShards.of(call, job, place, whole_bytes).finished(source))
+    except NotEnoughSpaceError:
+        # With less to divide, shards would leave too little room for blocks.
+        return False
 
 
 @dataclass(frozen=True, slots=True)

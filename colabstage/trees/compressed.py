@@ -94,7 +94,8 @@ def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], t
     damage: tuple[type[Exception], ...] = (EOFError, OSError, ValueError)
     if compression == "gz":
         # ISA-L's reader in place of Python's, which is slower: all of a compressed tar comes through it.
-        igzip: Any = importlib.import_module("isal.igzip")
+        from colabstage.io.accelerated import igzip
+
         return igzip.IGzipFile(fileobj=packed), (*damage, igzip.igzip_lib.IsalError)
     if compression == "bz2":
         new = importlib.import_module("bz2").BZ2Decompressor

@@ -18,7 +18,6 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from isal import isal_zlib
 
 from colabstage.errors import (
     ArchiveError,
@@ -28,6 +27,7 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     UnsafeArchiveError,
 )
+from colabstage.io.accelerated import isal_zlib
 from colabstage.io.files import block_ranges, make_folder
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import remove_own, temp_beside

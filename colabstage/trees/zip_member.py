@@ -13,9 +13,8 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from isal import igzip_lib, isal_zlib
-
 from colabstage.errors import ColabstageError, CorruptArchiveError
+from colabstage.io.accelerated import igzip_lib, isal_zlib
 from colabstage.trees.bytes import PIECE_BYTES, cut_while_read
 
 if TYPE_CHECKING:

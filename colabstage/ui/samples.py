@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo
+    from colabstage.load.arrival import Arrival
     from colabstage.load.dataset import dataset_h5
 
     # Everything that contains samples to show; a path may be a pattern that several files match.
@@ -72,6 +73,8 @@ class ShownSplits:
     """How many samples each split has."""
     paths: tuple[Path, ...]
     """The files, in the order of their rows."""
+    arrival: Arrival | None = None
+    """What brings the rows that are not here."""
     _readers: dict[str, SplitReader] = field(default_factory=dict)
     _keys: dict[str, list[str]] = field(default_factory=dict)
 
@@ -86,7 +89,7 @@ class ShownSplits:
             msg = f"'{self.name}' has no split '{split}'. It has {there}."
             raise SplitNotFoundError(msg)
         if split not in self._readers:
-            self._readers[split] = SplitReader(list(self.paths), split)
+            self._readers[split] = SplitReader(list(self.paths), split, arrival=self.arrival)
         return self._readers[split]
 
     def keys(self, split: str, rows: Sequence[int]) -> list[str]:
@@ -112,7 +115,8 @@ class ShownSplits:
 
     def targets(self, split: str) -> list[tuple[Path, FieldInfo]]:
         """Return the targets of a split in each file that has it, in the order of rows; empty if there are none."""
-        infos = [(path, read_info(path).splits.get(split)) for path in self.paths]
+        in_part = self.arrival is not None
+        infos = [(path, read_info(path, in_part=in_part).splits.get(split)) for path in self.paths]
         return [(path, info.y) for path, info in infos if info is not None and info.y is not None]
 
 
@@ -127,25 +131,26 @@ def open_splits(data: Samples) -> ShownSplits:
         if data.info is None:
             msg = f"Only plain files were kept ({data.path}); stage with keep='pack' or keep='both' to look at samples."
             raise OptionError(msg)
-        return _of_paths((data.info.path,))
+        return _of_paths((data.info.path,)) if data.part is None else _of_paths(data.part.paths, data.part)
     # Recognised by its attributes and not by its class, which would import torch.
     reader = getattr(data, "reader", None)
     if isinstance(reader, SplitReader):
-        return ShownSplits(reader.path.name, read_info(reader.path).layout, {reader.split: len(reader)}, reader.paths)
+        layout = read_info(reader.path, in_part=reader.arrival is not None).layout
+        return ShownSplits(reader.path.name, layout, {reader.split: len(reader)}, reader.paths, reader.arrival)
     if not isinstance(data, str | os.PathLike):
         refuse_argument("data", data, "what stage_dataset returns, a dataset_h5, or the path of an HDF5 file")
     return _of_paths(find_parts(data))
 
 
-def _of_paths(paths: tuple[Path, ...]) -> ShownSplits:
-    infos = [read_info(Path(path).expanduser()) for path in paths]
+def _of_paths(paths: tuple[Path, ...], arrival: Arrival | None = None) -> ShownSplits:
+    infos = [read_info(Path(path).expanduser(), in_part=arrival is not None) for path in paths]
     rows: dict[str, int] = {}
     for info in infos:
         for name, split in info.splits.items():
             # One dataset in several files: a split is spread over all of them.
             rows[name] = rows.get(name, 0) + split.rows
     name = infos[0].path.name + (f" and {len(infos) - 1} more" if len(infos) > 1 else "")
-    return ShownSplits(name, infos[0].layout, rows, tuple(info.path for info in infos))
+    return ShownSplits(name, infos[0].layout, rows, tuple(info.path for info in infos), arrival)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +299,8 @@ def read_labels(source: ShownSplits, split: str) -> SplitClasses:
     """
     reader = source.reader(split)
     if reader.has_boxes:
+        if source.arrival is not None:
+            return _of_boxes_in_part(reader)
         return _of_boxes(source, split, reader.classes)
     targets = source.targets(split)
     if not targets:
@@ -353,6 +360,18 @@ def _of_masks(reader: SplitReader) -> SplitClasses:
     seen[:, _NO_CLASS] = False
     rows, labels = np.nonzero(seen)
     return _sorted(rows, labels, reader.classes)
+
+
+def _of_boxes_in_part(reader: SplitReader) -> SplitClasses:
+    """Return the classes of the boxes of each row, where they have to be brought first."""
+    labels: list[NDArray[np.int64]] = []
+    for row in range(len(reader)):
+        boxes: Any = reader.read_y([row])[0]
+        if "labels" not in boxes:
+            return SplitClasses(why_none="boxes have no classes")
+        labels.append(np.unique(boxes["labels"]).astype(np.int64))
+    rows = np.repeat(np.arange(len(labels)), [len(one) for one in labels])
+    return _sorted(rows, np.concatenate(labels) if labels else rows, reader.classes)
 
 
 def _of_boxes(source: ShownSplits, split: str, classes: Sequence[str]) -> SplitClasses:

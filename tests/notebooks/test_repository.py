@@ -21,8 +21,8 @@ BADGE = (
     "[![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
     "(https://colab.research.google.com/github/colabstage/colabstage/blob/main/notebooks/{name})"
 )
-# ipywidgets, because JupyterLab has none of its own.
-INSTALL = re.compile(r"%pip install -q '?colabstage(\[\w+(,\w+)*\])?'?( ipywidgets)?")
+# Nobody owns the name yet, so the checkout is named. ipywidgets, because JupyterLab has none of its own.
+INSTALL = re.compile(r"# There is no release yet\. .*\n%pip install -q \.\.( distributed)?( ipywidgets)?")
 # A path of some machine; /content is Colab's, on each of its machines.
 ABSOLUTE = re.compile(r"""(?<![\w./:)}-])/(?!content/)(?:[A-Za-z][\w.-]*/)+[\w.-]+""")
 
@@ -110,7 +110,7 @@ def planted(**changed: str) -> dict[str, Any]:
     """A notebook that is as agreed, but for the cells that are given."""
     parts = {
         "title": f"# Title\n\n{BADGE.format(name='x.ipynb')}",
-        "install": "%pip install -q colabstage",
+        "install": "# There is no release yet. Upload a wheel.\n%pip install -q ..",
         "form": 'SOURCE = ""  # @param {type:"string"}',
         "text": "What one gets.",
         "middle": "",

@@ -12,30 +12,39 @@ import tarfile
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 from colabstage.errors import (
     CancelledError,
     DamagedPackError,
     NotEnoughSpaceError,
+    NotStagedError,
     OptionError,
     SourceChangedError,
 )
+from colabstage.h5.info import read_info
 from colabstage.h5.manifest import manifest_path
 from colabstage.io.page import Board
 from colabstage.io.units import format_bytes
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.frameworks.arrays import to_keras
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
+from colabstage.load.reading.reader import SplitReader
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import MountedFile
 from colabstage.stage import plan
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.run import stage_dataset
+from colabstage.ui.browser import browse_dataset
+from colabstage.ui.samples import open_splits, read_labels, read_samples
 from tests.support.staged import SMALL_BLOCK, contents, use_small_blocks
 
 if TYPE_CHECKING:
@@ -146,6 +155,79 @@ def test_what_is_told_of_a_pack_in_part(tmp_path: Path) -> None:
     for one in (data, again):
         assert one.part is not None
         one.part.close()
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("shards", [False, True], ids=["one file", "shards"])
+def test_the_part_that_is_here_is_no_pack_to_anybody_else(tmp_path: Path, shards: bool) -> None:
+    """Not to a loader, to Keras, to the command line, or to h5py; what brings the rest gives every row."""
+    source, cache = tmp_path / "data.npz", tmp_path / "cache"
+    x = np.zeros((ROWS, 32, 32), np.uint8)
+    x[:, 0, 0], x[:, 0, 1], x[:, 5:] = *np.divmod(np.arange(ROWS), 256), 200
+    np.savez(source, x_train=x, y_train=np.arange(ROWS) % 10)
+    if not shards:
+        stage_dataset(source, cache_dir=cache, local_dir=tmp_path / "whole", progress=False)
+    data = stage_dataset(source, cache_dir=cache, local_dir=tmp_path / "here", disk_limit=LIMIT, progress=False)
+    assert data.part is not None
+    assert (len(data.part.paths) > 1) == shards
+    for path in data.part.paths:
+        for opened in (dataset_h5, SplitReader, lambda one: to_keras(one, 16), browse_dataset, read_info):
+            with pytest.raises(NotStagedError, match=re.escape(str(path))):
+                opened(path)
+        with pytest.raises(OSError, match="signature"):
+            h5py.File(path)
+    told = subprocess.run(
+        [sys.executable, "-m", "colabstage", "info", str(data.path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert told.returncode != 0
+    assert str(data.path) in told.stderr
+    seen = []
+    keras = data.to_keras("train", 100)
+    for batch in (keras[number] for number in range(len(keras))) if shards else data.to_tf_data("train", 100):
+        pixels, labels = map(np.asarray, batch)
+        rows = 256 * pixels[:, 0, 0, 0].astype(int) + pixels[:, 0, 1, 0]
+        np.testing.assert_array_equal(rows % 10, labels)
+        assert (pixels[:, 5:] == 200).all()
+        seen += rows.tolist()
+    assert sorted(seen) == list(range(ROWS))
+    last = read_samples(open_splits(data), "train", [0, ROWS - 1], longest_px=32)
+    assert all((one.x[5:] == 200).all() for one in last)
+    assert read_labels(open_splits(data["train"]), "train").counts.sum() == ROWS
+    # In another process, which finds its bytes here after a restart of this one.
+    again = pickle.loads(pickle.dumps(data["train"]))
+    assert (again[ROWS - 1][0][5:] == 200).all()
+    data.part.close()
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("splits", [None, {"train": 0.8, "dev": 0.1, "test": 0.1}], ids=["one split", "three"])
+@pytest.mark.parametrize("limit", [150_000, 600_000, 1_100_000])
+def test_the_limit_that_a_refusal_asks_for_is_enough(
+    tmp_path: Path, splits: dict[str, float] | None, limit: int
+) -> None:
+    """The plan and the error name the same figure, and a call with it makes the dataset."""
+    source = tmp_path / "photos"
+    for number in range(120):
+        place = source / "ab"[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 64), (number, 9, 9)).save(place)
+    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": tmp_path / "cache", "splits": splits}
+    figures = []
+    for call in (plan_stage, partial(stage_dataset, progress=False)):
+        with pytest.raises(NotEnoughSpaceError) as refused:
+            call(source, disk_limit=limit, **places)
+        figures.append(re.search(r"Give ([\d.]+ [kM]B)", str(refused.value)))
+    (planned, told) = (found and found[1] for found in figures)
+    assert planned == told is not None
+    data = stage_dataset(source, disk_limit=told, progress=False, **places)
+    assert sum(data.splits.values()) == 120
+    assert sum(len(data[split].read_batch(range(min(3, rows)))[1]) for split, rows in data.splits.items()) > 0
+    if data.part is not None:
+        data.part.close()
 
 
 @dataclass

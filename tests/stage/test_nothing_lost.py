@@ -24,9 +24,9 @@ from PIL import Image
 from colabstage.diagnose.compare import compare_sources
 from colabstage.errors import NotEnoughSpaceError, OptionError, TargetExistsError, TargetNotWritableError
 from colabstage.io import ownership, workspace
+from colabstage.io.environment import SYSTEM_ROOT_VARIABLE
 from colabstage.io.files import make_folder
 from colabstage.machine.drive import _drives, ask_drives
-from colabstage.machine.platforms import SYSTEM_ROOT_VARIABLE
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from colabstage.errors import OptionError
-from colabstage.machine.platforms import SYSTEM_ROOT_VARIABLE
+from colabstage.io.environment import SYSTEM_ROOT_VARIABLE
 
 if TYPE_CHECKING:
     import subprocess

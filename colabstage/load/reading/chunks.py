@@ -109,7 +109,7 @@ def _undo(step: Filter, data: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint
 
 
 def _inflate(data: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
-    from isal import isal_zlib
+    from colabstage.io.accelerated import isal_zlib
 
     # isal's type information declares the exception class as an instance.
     broken = cast("type[Exception]", isal_zlib.error)

@@ -124,12 +124,14 @@ class OpenFile:
         beside_bytes: int = 0,
         *,
         allow_external: bool = False,
+        in_part: bool = False,
     ) -> None:
         """Take `stamps`, the state of `path`, and of each file it links to, when the fields were described; another one
-        is refused on opening. `fields`, `beside_bytes` and `allow_external`: as of `SplitPart`."""
+        is refused on opening. `fields`, `beside_bytes` and `allow_external`: as of `SplitPart`; `in_part`: as of
+        `open_h5`."""
         self._beside_bytes = beside_bytes
         self._fields = fields
-        self._allow_external = allow_external
+        self._allow_external, self._in_part = allow_external, in_part
         self._path = path
         self._stamps = stamps
         self._mappings: dict[Path, MappedFile] = {}
@@ -331,4 +333,4 @@ class OpenFile:
         # Also those that links lead to, because HDF5 follows them by itself.
         for path, stamp in self._stamps.items():
             check_stamp(path, path.stat(), stamp)
-        return open_fields(self._path, self._fields, allow_external=self._allow_external)
+        return open_fields(self._path, self._fields, allow_external=self._allow_external, in_part=self._in_part)

@@ -105,7 +105,7 @@ class SplitPart:
         # Absolute, because a worker process may be in another folder.
         self.path = Path(path).expanduser().absolute()
         self._fields = fields
-        self._allow_external = allow_external
+        self._allow_external, self._in_part = allow_external, arrival is not None
         self._resizer = resizer
         self.split = split
         # When all rows are here, an arrival only changes the order of an epoch.
@@ -117,7 +117,8 @@ class SplitPart:
         with suppress(FileNotFoundError, NotADirectoryError):
             self._stamps[self.path] = FileStamp.of(self.path.stat(), arriving=self._arrival is not None)
         # Once, because a look at its heaps takes as long as all else.
-        with open_fields(self.path, fields, allow_external=allow_external) as file, reading_contents(self.path):
+        opening = open_fields(self.path, fields, allow_external=allow_external, in_part=self._in_part)
+        with opening as file, reading_contents(self.path):
             info = info_of(file, self.path, fields)
             self.info: SplitInfo = info.split(split)
             self.classes = info.classes
@@ -238,7 +239,7 @@ class SplitPart:
         path = self._path_now()
         # Keys of another file would name the wrong sources, without an error.
         check_stamp(path, path.stat(), self._stamps[self.path])
-        with open_h5(path, allow_external=self._allow_external) as file, reading_contents(path):
+        with open_h5(path, allow_external=self._allow_external, in_part=self._in_part) as file, reading_contents(path):
             return read_keys(file[self.info.keys], rows)
 
     def into_memory(self) -> SplitPart:
@@ -348,6 +349,7 @@ class SplitPart:
             self._fields,
             self._beside_bytes,
             allow_external=self._allow_external,
+            in_part=self._in_part,
         )
 
     def _path_now(self) -> Path:

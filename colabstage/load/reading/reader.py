@@ -111,7 +111,11 @@ class SplitReader:
         self.arrival, self.fields, self.split = arrival, fields, split
         self.allow_external = allow_external
         # A single file raises its own errors, in `SplitPart`.
-        with_split = [(paths[0], 0)] if len(paths) == 1 else _files_of_one_set(paths, split, fields, allow_external)
+        with_split = (
+            [(paths[0], 0)]
+            if len(paths) == 1
+            else _files_of_one_set(paths, split, fields, allow_external=allow_external, in_part=arrival is not None)
+        )
         parts = tuple(
             SplitPart(
                 path,
@@ -429,7 +433,7 @@ class SplitReader:
 
 
 def _files_of_one_set(
-    paths: tuple[Path, ...], split: str, fields: NamedFields | None, allow_external: bool
+    paths: tuple[Path, ...], split: str, fields: NamedFields | None, *, allow_external: bool, in_part: bool
 ) -> list[tuple[Path, int]]:
     """Return the files that have a split, each with the length of the other files' inputs, after a check that they can
     be read as one.
@@ -440,7 +444,7 @@ def _files_of_one_set(
         SplitNotFoundError: no file has the split.
     """
     # All headers are read before any engine is made, so that a difference is reported at once.
-    infos = [read_info(path, fields, allow_external=allow_external) for path in paths]
+    infos = [read_info(path, fields, allow_external=allow_external, in_part=in_part) for path in paths]
     _check_one_set(infos)
     having = [info for info in infos if split in info.splits]
     if not having:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import NotSupportedHereError
+from colabstage.h5.in_part import PART_MARK, with_mark, with_signature
 from colabstage.io.files import hash_block, pread_exactly, punch_hole, pwrite_exactly, reserve, typed_write_errors
 from colabstage.io.workspace import current_world
 
@@ -227,6 +228,7 @@ class LocalPart:
                 if here < one.manifest.size:
                     # The last byte alone gives it its length; blocks come before.
                     os.pwrite(handle, b"\0", one.manifest.size - 1)
+                self._mark(handle)
             self._map = _map_table(folder / TABLE, _HEAD_BYTES + 28 * count)
             self.pins = Pins(folder / "readers")
         self.counters = np.frombuffer(self._map, np.int64, _COUNTERS, _WORLD_BYTES)
@@ -269,14 +271,15 @@ class LocalPart:
         """Write a block that was verified, and note it."""
         number, offset, _ = self.files.locate(block)
         with typed_write_errors(self.paths[number]):
-            pwrite_exactly(self._handles[number], data, offset)
+            pwrite_exactly(self._handles[number], with_mark(data, offset) if self.gives_back else data, offset)
         self.state[block] = WHOLE
         self.counters[FETCHED] += len(data)
 
     def prove(self, block: int) -> bool:
         """Hash a block that was noted in another boot, and note it again if it is right; whether it is."""
         number, offset, length = self.files.locate(block)
-        right = hash_block(pread_exactly(self._handles[number], length, offset)) == self.files.hashes[block]
+        data = with_signature(pread_exactly(self._handles[number], length, offset), offset)
+        right = hash_block(data) == self.files.hashes[block]
         self.state[block] = WHOLE if right else MISSING
         return right
 
@@ -300,12 +303,17 @@ class LocalPart:
     def read(self, address: int, length: int) -> bytes:
         """Return bytes of blocks of one file that are here."""
         number, offset = self.files.find(address)
-        return pread_exactly(self._handles[number], length, offset)
+        return with_signature(pread_exactly(self._handles[number], length, offset), offset)
 
     @property
     def disk_bytes(self) -> int:
         """Return what the sparse files take on the disk now."""
         return sum(os.fstat(handle).st_blocks for handle in self._handles) * 512
+
+    def _mark(self, handle: int) -> None:
+        """Have HDF5 refuse a file of which some blocks may go."""
+        if self.gives_back:
+            os.pwrite(handle, PART_MARK, 0)
 
     def _give_back(self, block: int, *, whole: bool) -> None:
         number, offset, length = self.files.locate(block)
@@ -318,6 +326,8 @@ class LocalPart:
             return
         try:
             punch_hole(self._handles[number], offset + head, stop - offset - head)
+            if not offset:
+                self._mark(self._handles[number])
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 error.filename = str(self.paths[number])

@@ -88,20 +88,23 @@ def list_(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """List the datasets on this machine and in the cache, with their source, size and rows.
+    """List the datasets on this machine and in the cache, with their source, size, rows and options, and the total.
 
     Examples:
       colabstage cache list
       colabstage cache list --cache-dir /content/drive/MyDrive/colabstage --json
     """
     with exit_codes(debug=debug, kept=NOTHING_DONE):
+        from colabstage.io.units import format_bytes, format_count
         from colabstage.stage.purge import list_datasets
 
         found = list_datasets(local_dir=local_dir, cache_dir=o.parse_cache_dir(cache_dir))
         if as_json:
             print_json([one.to_dict() for one in found])
         else:
-            show("\n".join(map(str, found)) or "Nothing is kept.")
+            total = format_bytes(sum(one.nbytes for one in found))
+            said = [*map(str, found), f"{format_count(len(found), 'datasets')}, {total} in all"]
+            show("\n".join(said) if found else "Nothing is kept.")
 
 
 def purge(

@@ -134,7 +134,7 @@ def print_description(described: PackDescription) -> None:
 def _facts_of_pack(described: PackDescription) -> list[tuple[str, str]]:
     info = described.info
     by = f", written by colabstage {described.manifest.written_by}" if described.manifest.written_by else ""
-    # It can be read all the same, but nothing vouches for its bytes.
+    # It can be read all the same, but there is nothing to compare its bytes with.
     form = "HDF5 that colabstage did not write" if info.format_version is None else f"pack {info.format_version}{by}"
     reason = f", because {info.encoding_reason}" if info.encoding_reason else ""
     names, more = info.classes, ", …" if len(info.classes) > _MOST_CLASSES else ""
@@ -237,7 +237,7 @@ class VerifiedFile:
             size = format_bytes(self.block_bytes)
             faults.append(
                 f"{len(self.damaged):,} of {self.blocks:,} blocks of {size} are not what was written: "
-                f"number {join_ranges(self.damaged)}, counted from 0"
+                f"{join_ranges(self.damaged)} (the first block is 0)"
             )
         return f"'{self.path}' is damaged: {' and '.join(faults)}. Delete it, then stage, copy or publish it again."
 

@@ -189,7 +189,7 @@ class Narrator:
         """Say that an epoch is over."""
         self._epochs += 1
         rate = format_rate(epoch.images, epoch.seconds, "images")
-        waited = f"{format_duration(epoch.waiting_s)} of them waiting for images"
+        waited = f"{format_duration(epoch.waiting_s)} spent waiting for images"
         self.say(f"  epoch {self._epochs}: {format_duration(epoch.seconds)}, {waited} ({rate})")
 
     def tested(self, training: Training) -> None:

@@ -72,7 +72,7 @@ def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator
     """
     missing = [name for module, name in _PACKAGES.items() if find_spec(module) is None]
     if missing:
-        msg = f"The demo needs {', '.join(missing)}. Install what it needs with: pip install 'colabstage[demo]'"
+        msg = f"The demo needs {', '.join(missing)}. Install with: pip install {' '.join(missing)}"
         raise MissingDependencyError(msg)
     make_folder(out)
     # After everything that may refuse, because it takes seconds.

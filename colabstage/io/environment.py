@@ -1,0 +1,84 @@
+"""The environment variables that people set, in one place; `docs/command_line.md` has them as a table.
+
+Read when they are needed, so a notebook can set them in any cell.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from colabstage.errors import OptionError, SourceReadError
+
+PLATFORM_VARIABLE = "COLABSTAGE_PLATFORM"
+"""Sets the platform, for tests and for machines that the table does not know."""
+
+LOCAL_DIR_VARIABLE = "COLABSTAGE_LOCAL_DIR"
+"""Replaces the platform's fast folder."""
+
+CACHE_DIR_VARIABLE = "COLABSTAGE_CACHE_DIR"
+"""Replaces the cache that `cache_dir="auto"` finds; `none` for none."""
+
+OFFLINE_VARIABLE = "COLABSTAGE_OFFLINE"
+"""Nothing on the network is opened as a source."""
+
+NO_PROGRESS_VARIABLE = "COLABSTAGE_NO_PROGRESS"
+"""`progress=True` shows nothing."""
+
+VERBOSITY_VARIABLE = "COLABSTAGE_VERBOSITY"
+"""Shows what is logged from this level on: debug, info, warning or error. Read when colabstage is imported."""
+
+DRIVE_VARIABLE = "COLABSTAGE_DRIVE"
+"""Drive's mount point, set by `mount_drive` for this process and those it starts: while Drive is not mounted, nothing
+else tells that folder from any other of the local disk.
+"""
+
+SYSTEM_ROOT_VARIABLE = "COLABSTAGE_SYSTEM_ROOT"
+"""A folder that takes the place of `/` for marker files and system folders: the root of a practice machine."""
+
+_YES, _NO = frozenset({"1", "true", "yes", "on"}), frozenset({"", "0", "false", "no", "off"})
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def is_set(variable: str) -> bool:
+    """Tell whether a switch is on.
+
+    Raises:
+        OptionError: its value is neither on nor off.
+    """
+    value = os.environ.get(variable, "").strip().lower()
+    if value in _YES | _NO:
+        return value in _YES
+    msg = f"{variable}={value!r} is neither on nor off; expected 1 or 0."
+    raise OptionError(msg)
+
+
+def cache_dir_variable() -> str | None:
+    """Return the cache folder or address that is set; `None` if none is."""
+    return os.environ.get(CACHE_DIR_VARIABLE) or None
+
+
+def require_online(label: str) -> None:
+    """Refuse to open a source on the network where that is switched off.
+
+    Raises:
+        SourceReadError: it is.
+    """
+    if is_set(OFFLINE_VARIABLE):
+        msg = f"'{label}' is on the network, and {OFFLINE_VARIABLE} is set. Unset it, or give a path on this machine."
+        raise SourceReadError(msg)
+
+
+def log_as_asked(logger: logging.Logger) -> None:
+    """Show what is logged from the level that is set; by default nothing, unless the program asks for it."""
+    logger.addHandler(logging.NullHandler())
+    asked = os.environ.get(VERBOSITY_VARIABLE, "").strip().lower()
+    # An import that fails because of a misspelt level would be worse than one that ignores it and says so.
+    level = asked if asked in _LEVELS else "warning" if asked else ""
+    if level:
+        shown = logging.StreamHandler()
+        shown.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(shown)
+        logger.setLevel(level.upper())
+    if asked and asked not in _LEVELS:
+        logger.warning("%s=%r is no level; expected one of %s.", VERBOSITY_VARIABLE, asked, ", ".join(_LEVELS))

@@ -1,0 +1,183 @@
+"""Names that people try in the first hour, and what is said where one is not there."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import colabstage as cs
+from colabstage.errors import NotSupportedHereError, OptionError, SourceReadError
+from tests.support.http_server import WebServer
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Two classes of pictures."""
+    for number in range(8):
+        place = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (30 * number, 0, 0)).save(place)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, Any]:
+    """Where datasets go."""
+    return {"local_dir": tmp_path / "here", "cache_dir": tmp_path / "cache"}
+
+
+def run(code: str, *arguments: str) -> str:
+    """What a new interpreter prints."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT).stdout
+
+
+@pytest.mark.parametrize("module", ["errors", "options", pytest.param("transforms", marks=pytest.mark.torch)])
+def test_public_modules_need_no_import_of_their_own(module: str) -> None:
+    """`cs.errors` after `import colabstage as cs`, and in the list of names."""
+    assert run(f"import colabstage as cs; print(cs.{module}.__name__)").strip() == f"colabstage.{module}"
+    assert module in dir(cs)
+
+
+@pytest.mark.parametrize("missing", ["", "torch"])
+def test_a_star_imports_what_there_is(missing: str) -> None:
+    """Without torch all but what needs it, which by name says so."""
+    code = """
+import sys, importlib.machinery as machinery
+if sys.argv[1]:
+    find = machinery.PathFinder.find_spec
+    machinery.PathFinder.find_spec = lambda name, *more: None if name == sys.argv[1] else find(name, *more)
+from colabstage import *
+print("stage_dataset" in dir(), "make_loader" in dir())
+if sys.argv[1]:
+    import colabstage
+    try: colabstage.make_loader
+    except ImportError as error: print(type(error).__name__, "pip install torch" in str(error))
+"""
+    said = run(code, missing).split()
+    assert said == (["True", "False", "MissingDependencyError", "True"] if missing else ["True", "True"])
+
+
+def test_a_split_that_is_tried_as_an_attribute_has_the_line_to_write(source: Path, places: dict[str, Any]) -> None:
+    """Other names fail as usual, and a dataset can be copied and pickled."""
+    data = cs.stage_dataset(source, splits={"train": 0.5, "dev": 0.5}, progress=False, **places)
+    for split in data.splits:
+        with pytest.raises(AttributeError, match=rf"data\['{split}'\]"):
+            getattr(data, split)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = data.trian
+    assert copy.copy(data).splits == data.splits
+    assert not hasattr(pickle.loads(pickle.dumps(data.info)), "train")
+
+
+def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict[str, Any]) -> None:
+    """From the top, and on the command line; purging them leaves nothing."""
+    for options in ({}, {"image_size": (8, 12)}, {"seed": 7, "splits": 0.5}):
+        cs.stage_dataset(source, progress=False, **places, **options)
+    listed = cs.list_datasets(**places)
+    assert len(listed) == 6
+    options = [one.options for one in listed]
+    for expected in ({}, {"image_size": "8x12"}, {"seed": 7, "splits": {"train": 0.5, "test": 0.5}}):
+        assert options.count(expected) == 2
+    said = run(
+        "from colabstage.ui.cli import main; main()",
+        *("cache", "list", "--local-dir", str(places["local_dir"]), "--cache-dir", str(places["cache_dir"])),
+    ).splitlines()
+    assert len(said) == 7
+    assert sum("--image-size 8x12" in line for line in said) == 2
+    assert said[-1].startswith("6 datasets")
+    report = cs.purge_datasets(listed)
+    assert (len(report.removed), report.reasons) == (6, ())
+    assert cs.list_datasets(**places) == []
+
+
+@pytest.mark.parametrize("verb", ["mount_drive", "refresh_drive", "flush_drive"])
+def test_off_colab_drive_says_what_to_do_and_shows_no_import(verb: str) -> None:
+    """One line, without the traceback of a module that only Colab has."""
+    with pytest.raises(NotSupportedHereError, match=r"Remove this line|leave this call out") as refused:
+        getattr(cs, verb)()
+    assert refused.value.__suppress_context__
+    assert "\n" not in str(refused.value)
+
+
+STAGE = """
+import sys, logging, colabstage as cs
+data = cs.stage_dataset(sys.argv[1])
+print(data.report.origin, data.report.cached)
+"""
+
+
+@pytest.mark.parametrize("verbosity", ["", "info", "error"])
+def test_variables_set_the_folders_and_what_is_shown(source: Path, tmp_path: Path, verbosity: str) -> None:
+    """Folders, bars and log lines; a folder that is nobody else's is marked as a cache."""
+    variables = {
+        "COLABSTAGE_LOCAL_DIR": str(tmp_path / "fast"),
+        "COLABSTAGE_CACHE_DIR": str(tmp_path / "kept"),
+        "COLABSTAGE_NO_PROGRESS": "1",
+        "COLABSTAGE_VERBOSITY": verbosity,
+    }
+    command = [sys.executable, "-c", STAGE, str(source)]
+    env = {**os.environ, **variables}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT, env=env)
+    assert done.stdout.split()[:2] == ["source", "yes,"]
+    assert len(list((tmp_path / "kept").glob("photos-*.h5"))) == 1
+    tag = tmp_path / "fast" / "colabstage" / "CACHEDIR.TAG"
+    assert tag.read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
+    lines = done.stderr.splitlines()
+    assert len(lines) >= 4 if verbosity == "info" else not lines
+    assert all(line.startswith("colabstage.") for line in lines)
+
+
+def test_a_folder_of_the_users_is_not_marked_as_a_cache(source: Path, places: dict[str, Any]) -> None:
+    """Nor is the folder of the cache: they may hold what is nowhere else."""
+    data = cs.stage_dataset(source, progress=False, **places)
+    assert data.path.is_file()
+    assert not list(places["local_dir"].rglob("CACHEDIR.TAG")) + list(places["cache_dir"].rglob("CACHEDIR.TAG"))
+
+
+@pytest.mark.parametrize(
+    "address", ["https://127.0.0.1:9/photos.zip", "s3://bucket/photos", "https://drive.google.com/file/d/1abcdefghijk"]
+)
+def test_offline_nothing_on_the_network_is_opened(
+    source: Path, address: str, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused at once, with the variable's name; what is on this machine is read."""
+    monkeypatch.setenv("COLABSTAGE_OFFLINE", "1")
+    with pytest.raises(SourceReadError, match="COLABSTAGE_OFFLINE"):
+        cs.stage_dataset(address, progress=False, **places)
+    assert cs.stage_dataset(source, progress=False, **places).report.origin == "source"
+    assert cs.stage_dataset(source, progress=False, **places).report.origin == "local"
+    monkeypatch.setenv("COLABSTAGE_OFFLINE", "perhaps")
+    with pytest.raises(OptionError, match="perhaps"):
+        cs.stage_dataset(address, progress=False, **places)
+
+
+def test_offline_what_was_staged_from_the_web_is_used(
+    tmp_path: Path, source: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a request, here and from the cache; the report says that nothing was compared."""
+    archive = tmp_path / "photos.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(source.rglob("*.png")):
+            file.write(path, path.relative_to(source))
+    with WebServer({"photos.zip": archive}) as served:
+        address = served.url("photos.zip")
+        cs.stage_dataset(address, progress=False, **places)
+        asked = len(served.requests)
+        monkeypatch.setenv("COLABSTAGE_OFFLINE", "1")
+        for local in (places["local_dir"], tmp_path / "another"):
+            data = cs.stage_dataset(address, progress=False, **{**places, "local_dir": local})
+            assert data.report.origin == ("local" if local == places["local_dir"] else "cache")
+            assert any("COLABSTAGE_OFFLINE" in note for note in data.report.notes)
+        assert len(served.requests) == asked
