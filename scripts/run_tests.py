@@ -70,7 +70,7 @@ OTHERS = (
         missing=" and not torch and not gpu",
         hint="There is no Python 3.13 here, so nothing was tested on it.",
     ),
-    Setup("Python 3.13 with the versions of Colab's image", ".venv-colab"),
+    Setup("Python 3.11 with the versions of Colab's image", ".venv-colab"),
 )
 ADDED = (
     "`make test-all` adds Python 3.13, the versions of Colab's image, the second machine of each notebook, JAX, and "

@@ -87,9 +87,9 @@ def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict
         cs.stage_dataset(source, progress=False, **places, **options)
     listed = cs.list_datasets(**places)
     assert len(listed) == 6
-    options = [one.options for one in listed]
+    told = [one.options for one in listed]
     for expected in ({}, {"image_size": "8x12"}, {"seed": 7, "splits": {"train": 0.5, "test": 0.5}}):
-        assert options.count(expected) == 2
+        assert told.count(expected) == 2
     said = run(
         "from colabstage.ui.cli import main; main()",
         *("cache", "list", "--local-dir", str(places["local_dir"]), "--cache-dir", str(places["cache_dir"])),
