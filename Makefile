@@ -43,7 +43,7 @@ demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and 
 test: $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: about eight minutes on two cores
 	@$(VENV)/bin/python scripts/run_tests.py $(if $(UNTIL),--until $(UNTIL))
 
-test-all: $(VENV)/.large $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 python313 ## that, JAX, long forms, Python 3.13, Colab's own versions: half an hour
+test-all: $(VENV)/.large $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed python313 ## that, JAX, long forms, Python 3.13, Colab's own versions: half an hour
 	@$(VENV)/bin/python scripts/run_tests.py --all
 
 # pytest-testmon records which code each test runs, so the first time all tests run.
@@ -83,10 +83,10 @@ clean: ## remove what these targets made, the virtual environments included
 	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_WHEEL) $(VENV_LIBRARIES) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache .hypothesis .testmondata*
 	find colabstage tests benchmarks campaigns scripts -name __pycache__ -prune -exec rm -rf {} +
 
-$(VENV)/bin/pip $(VENV_WHEEL)/bin/pip $(VENV_LIBRARIES)/bin/pip:
+$(VENV)/bin/pip $(VENV_COLAB)/bin/pip $(VENV_WHEEL)/bin/pip $(VENV_LIBRARIES)/bin/pip:
 	@bash scripts/make_venv.sh $(PYTHON) $(@D)/..
 
-$(VENV313)/bin/pip $(VENV_COLAB)/bin/pip:
+$(VENV313)/bin/pip:
 	@bash scripts/make_venv.sh 3.13 $(@D)/..
 
 # Apart from the rest, so that whoever tries the demo waits for nothing else.
@@ -132,7 +132,7 @@ $(VENV313)/.installed: pyproject.toml constraints.txt | $(VENV313)/bin/pip
 	@$(VENV313)/bin/python $(INSTALL) --group test --editable '.[fuse]'
 	@touch $@
 
-# With Python and the versions of Colab's image.
+# With the versions of Colab's image, where they are older than what pip would take.
 $(VENV_COLAB)/.installed: pyproject.toml constraints.txt constraints-colab.txt | $(VENV_COLAB)/bin/pip
 	@echo "Installing colabstage with the versions of Colab's image into $(VENV_COLAB) ..."
 	@$(VENV_COLAB)/bin/python $(INSTALL) --constraint constraints-colab.txt --editable '.[demo]' --group test --group notebooks
@@ -145,7 +145,7 @@ $(VENV_LIBRARIES)/.installed: pyproject.toml | $(VENV_LIBRARIES)/bin/pip
 	@touch $@
 
 python313:
-	@if bash scripts/find_python.sh 3.13 >/dev/null; then $(MAKE) -s --no-print-directory $(VENV313)/.installed $(VENV_COLAB)/.installed; fi
+	@if bash scripts/find_python.sh 3.13 >/dev/null; then $(MAKE) -s --no-print-directory $(VENV313)/.installed; fi
 
 # The widgets of Colab's image, beside those of the environment: their names are the same.
 $(VENV)/.ipywidgets7: constraints.txt | $(VENV)/.tested
