@@ -31,6 +31,7 @@ _SLOWER = 1.15
 _LEAST_GAIN = 1.1
 # A stage below this share of the loading is not worth a change.
 _WORTH = 0.3
+_MEANWHILE = "batches would be made while the step runs"
 WHAT = {"read": "reading", "decode": "decoding", "transform": "transforms", "collate": "collating"}
 WHAT |= {"transfer": "the transfer to the device", "rest": "the rest of the pipeline"}
 
@@ -194,38 +195,32 @@ def advise(facts: ProfileFacts) -> tuple[Advice, ...]:
 
 def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
     step_s, load_s, kind = facts.step_s or 0.0, facts.load_s, facts.kind
-    beside_s, meanwhile = max(load_s, step_s), "batches would be made while the step runs"
+    beside_s = max(load_s, step_s)
     made_s, transform_s = sum(facts.stages.values()), facts.stages.get("transform", 0.0)
-    if kind == "torch":
-        if cause == "start" and facts.workers and not facts.persistent:
-            yield _torch("the processes are started again in every epoch", facts.both_s, persistent_workers=True)
-        if cause == "prefetch" and facts.prefetch:
-            why = f"batches come in bursts, which {facts.workers * facts.prefetch} of them in advance do not bridge"
-            yield _torch(why, beside_s, prefetch_factor=4 * facts.prefetch)
     # What one worker does for a batch.
     one_s = made_s or load_s * max(1, facts.workers)
     count = _worker_count(facts, one_s)
-    if kind == "torch" and count > facts.workers:
-        why = f"{meanwhile}, by {format_count(count, 'processes')}; autotune_loader measures how many are best"
-        if facts.stream and count > 1:
-            why += ". An IterableDataset must take a part in each, by torch.utils.data.get_worker_info()"
-        yield _torch(why, max(one_s / count, step_s), num_workers=count, persistent_workers=True)
+    if kind == "torch":
+        yield from _processes(facts, cause, count, max(one_s / count, step_s))
+    if kind == "iterable" and facts.workers > 1 and transform_s > 0.5 * one_s:
+        why = "its threads wait for each other where Python's own code is the work, and processes do not"
+        yield _torch(why, max(one_s / facts.cores, step_s), num_workers=facts.cores, persistent_workers=True)
     if kind == "keras" and count > facts.workers:
         # Threads do not work side by side where Python's own code is the work.
         several = transform_s > 0.5 * one_s
         options = {"workers": count, "use_multiprocessing": several, "max_queue_size": 4 * count}
         line = f"PyDataset.__init__({_pasted(options)})"
-        yield Advice(line, meanwhile, max(one_s / count, step_s), options=options)
+        yield Advice(line, _MEANWHILE, max(one_s / count, step_s), options=options)
     if kind == "colabstage":
         line = f"autotune_loader(loader.dataset, {facts.batch_samples}, step=step)"
         yield Advice(line, "it tries in which ways this dataset can be read beside your step", step_s)
     if kind == "tf.data":
         if not facts.workers:
-            yield Advice(".prefetch(tf.data.AUTOTUNE)", meanwhile, beside_s)
+            yield Advice(".prefetch(tf.data.AUTOTUNE)", _MEANWHILE, beside_s)
         line = ".map(f, num_parallel_calls=tf.data.AUTOTUNE)"
         yield Advice(line, "several samples would be processed at once", step_s)
     if kind == "iterable" and not facts.workers and facts.has_gpu:
-        yield Advice("CudaDataLoader(loader, device)", f"{meanwhile}, by a thread", beside_s)
+        yield Advice("CudaDataLoader(loader, device)", f"{_MEANWHILE}, by a thread", beside_s)
     if kind != "colabstage" and made_s - transform_s >= _WORTH * made_s > 0:
         yield from _packing(facts, transform_s)
     if kind in {"torch", "colabstage"} and transform_s >= _WORTH * made_s > 0:
@@ -233,6 +228,19 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
         why = "one call for a batch, on the device, instead of one for each sample; its own time comes on top"
         least_s = max(rest_s, step_s) if facts.workers else rest_s + step_s
         yield Advice("make_loader(..., batch_transform=f)", why, least_s)
+
+
+def _processes(facts: ProfileFacts, cause: Cause | None, count: int, least_s: float) -> Iterator[Advice]:
+    if cause == "start" and facts.workers and not facts.persistent:
+        yield _torch("the processes are started again in every epoch", facts.both_s, persistent_workers=True)
+    if cause == "prefetch" and facts.prefetch:
+        why = f"batches come in bursts, which {facts.workers * facts.prefetch} of them in advance do not bridge"
+        yield _torch(why, max(facts.load_s, facts.step_s or 0.0), prefetch_factor=4 * facts.prefetch)
+    if count > facts.workers:
+        why = f"{_MEANWHILE}, by {format_count(count, 'processes')}; autotune_loader measures how many are best"
+        if facts.stream and count > 1:
+            why += ". An IterableDataset must take a part in each, by torch.utils.data.get_worker_info()"
+        yield _torch(why, least_s, num_workers=count, persistent_workers=True)
 
 
 def _torch(why: str, least_s: float, **options: int | bool) -> Advice:
@@ -247,7 +255,7 @@ def _worker_count(facts: ProfileFacts, one_s: float) -> int:
     """Return how many workers keep up with the step, if each takes `one_s` for a batch; at most as many as cores, or
     twice as many if they mostly wait."""
     most = facts.cores * (2 if facts.stages.get("read", 0.0) > 0.5 * one_s else 1)
-    return min(most, math.ceil(one_s / facts.step_s)) if facts.step_s else most
+    return max(1, min(most, math.ceil(one_s / facts.step_s))) if facts.step_s else most
 
 
 def _packing(facts: ProfileFacts, transform_s: float) -> Iterator[Advice]:
