@@ -11,7 +11,7 @@ import sys
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
-from colabstage.io.environment import log_as_asked
+import colabstage.io.environment as _environment
 
 if TYPE_CHECKING:
     from colabstage import errors as errors
@@ -130,7 +130,7 @@ _NEED_TORCH = ("CudaDataLoader", "dataset_h5", "make_loader")
 if not TYPE_CHECKING and "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
     __all__ = [name for name in __all__ if name not in _NEED_TORCH]
 
-log_as_asked(logging.getLogger(__name__))
+_environment.log_as_asked(logging.getLogger(__name__))
 
 
 def __dir__() -> list[str]:

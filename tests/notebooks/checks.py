@@ -27,10 +27,10 @@ assert seen == data.splits["train"]
 assert inside == boxes > 0
 # What torchvision's detection models ask of their arguments in training.
 assert all(image.shape == (3, HEIGHT, WIDTH) and image.is_floating_point() for image in images)
-assert len(images) == len(targets) and all(set(one) >= {"boxes", "labels"} for one in targets)
-assert all(one["boxes"].shape == (len(one["labels"]), 4) for one in targets)
-assert all(one["boxes"].dtype == torch.float32 and one["labels"].dtype == torch.int64 for one in targets)
-assert min(int(one["labels"].min()) for one in targets if len(one["labels"])) >= 1
+assert len(images) == len(answers) and all(set(one) >= {"boxes", "labels"} for one in answers)
+assert all(one["boxes"].shape == (len(one["labels"]), 4) for one in answers)
+assert all(one["boxes"].dtype == torch.float32 and one["labels"].dtype == torch.int64 for one in answers)
+assert min(int(one["labels"].min()) for one in answers if len(one["labels"])) >= 1
 """,
     "diagnose": """
 assert report.findings
