@@ -221,8 +221,8 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
         yield Advice(line, "several samples would be processed at once", step_s)
     if kind == "iterable" and not facts.workers and facts.has_gpu:
         yield Advice("CudaDataLoader(loader, device)", f"{_MEANWHILE}, by a thread", beside_s)
-    if kind != "colabstage" and made_s - transform_s >= _WORTH * made_s > 0:
-        yield from _packing(facts, transform_s)
+    if kind != "colabstage" and made_s > 0:
+        yield from _packing(facts, made_s, transform_s)
     if kind in {"torch", "colabstage"} and transform_s >= _WORTH * made_s > 0:
         rest_s = load_s * (1 - transform_s / made_s)
         why = "one call for a batch, on the device, instead of one for each sample; its own time comes on top"
@@ -258,12 +258,13 @@ def _worker_count(facts: ProfileFacts, one_s: float) -> int:
     return max(1, min(most, math.ceil(one_s / facts.step_s))) if facts.step_s else most
 
 
-def _packing(facts: ProfileFacts, transform_s: float) -> Iterator[Advice]:
+def _packing(facts: ProfileFacts, made_s: float, transform_s: float) -> Iterator[Advice]:
     """Read one packed file instead, in the background. Transforms stay, unless they are the same each time."""
     step_s = facts.step_s or 0.0
     call = {"keras": "to_keras", "tf.data": "to_tf_data"}.get(facts.kind, "make_loader")
     once = "files are read and decoded once, and batches are gathered from one file"
-    if (data := facts.packed) is not None:
+    data = facts.packed
+    if data is not None and made_s - transform_s >= _WORTH * made_s:
         same = "pack_dataset(" in data
         why = "our reader gathers a batch of this very file at once" if data.startswith('dataset_h5("') else once
         yield Advice(f"{call}({data}, {facts.batch_samples})", why, step_s if same else max(step_s, transform_s))

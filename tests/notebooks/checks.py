@@ -67,7 +67,7 @@ assert accuracy > 0.85
     "keras": """
 import numpy as np
 
-one_hot = to_keras(data.path, 64, split=held_out, shuffle=False, one_hot="auto")[0][1]
+one_hot = data.to_keras(held_out, 64, shuffle=False, one_hot="auto")[0][1]
 assert np.array_equal(one_hot.argmax(1), test[0][1]), "the same targets in another form"
 assert accuracy > 0.8, "three epochs over the digits should tell most of them apart"
 """,
@@ -112,10 +112,10 @@ def labels(dataset):
     return np.concatenate([y for _, y in dataset.as_numpy_iterator()])
 
 
-again = to_tf_data(data.path, BATCH_SIZE, seed=0)
+again = data.to_tf_data("train", BATCH_SIZE, seed=0)
 first, second = labels(again), labels(again)
-assert np.array_equal(first, labels(to_tf_data(data.path, BATCH_SIZE, seed=0)))
-assert np.array_equal(second, labels(to_tf_data(data.path, BATCH_SIZE, seed=0, epoch=1)))
+assert np.array_equal(first, labels(data.to_tf_data("train", BATCH_SIZE, seed=0)))
+assert np.array_equal(second, labels(data.to_tf_data("train", BATCH_SIZE, seed=0, epoch=1)))
 assert np.array_equal(np.sort(first), np.sort(second)), "every sample once in each epoch"
 assert accuracy > 0.7, "three epochs over the digits should tell most of them apart"
 """,
