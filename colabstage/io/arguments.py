@@ -400,7 +400,10 @@ def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
     Raises:
         OptionError: one is empty, absolute, climbs out with `..`, or is no text.
     """
-    given: tuple[object, ...] = () if only is None else (only,) if isinstance(only, str) else tuple(only)
+    several: object = only  # annotations do not keep anybody from giving something else
+    given: tuple[object, ...] = (several,)
+    if several is None or isinstance(several, list | tuple):
+        given = tuple(several or ())
     parts = tuple(posixpath.normpath(part) if isinstance(part, str) and part.strip() else "" for part in given)
     if any(part in ("", ".") or part.startswith("/") or ".." in part.split("/") for part in parts):
         msg = (

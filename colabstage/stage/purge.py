@@ -23,6 +23,7 @@ from colabstage.errors import (
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import is_manifest, is_replaceable_pack
 from colabstage.h5.parts import PartName, shard_pattern
+from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import clear_lock, local_lock, read_json
 from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
@@ -117,6 +118,7 @@ class PurgeReport:
         return sum(one.nbytes for one in self.removed)
 
 
+@takes()
 @typed("local_dir", "cache_dir")
 def list_datasets(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
@@ -315,6 +317,7 @@ def _is_called(one: StoredDataset, name: str) -> bool:
     return name in (one.name, f"{one.name}.h5", path.rpartition("/")[2], path)
 
 
+@takes()
 @typed()
 def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     """Remove datasets, and what interrupted runs left beside them.

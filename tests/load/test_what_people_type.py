@@ -154,7 +154,7 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     (
         "colabstage.dataset_h5(data)",
         OptionError,
-        "What stage_dataset returns has its splits already, data['train'], and a .path",
+        "What stage_dataset returns has its splits already: data['train']",
     ),
     ("colabstage.dataset_h5(None)", OptionError, "path=None cannot work; expected the path of a file"),
     ("colabstage.dataset_h5(bytes(data.path))", OptionError, "expected the path of a file"),

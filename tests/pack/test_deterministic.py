@@ -11,6 +11,7 @@ from colabstage.io.pipeline import PipelineLimits
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.pack import execute
 from colabstage.pack.run import pack_dataset
+from tests.support.staged import timeless
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,5 +84,5 @@ def test_threads_do_not_show(
         place = tmp_path / str(threads)
         place.mkdir()
         pack_dataset(folder, place / "data.h5", progress=False, **options)
-        found.append({path.name: path.read_bytes() for path in place.iterdir()})
+        found.append(timeless({path.name: path.read_bytes() for path in place.iterdir()}))
     assert found[0] == found[1]

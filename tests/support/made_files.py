@@ -11,6 +11,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
 from PIL import Image
 
@@ -31,6 +32,15 @@ def image(seed: int, *, size: tuple[int, int] = (48, 64), form: str = "PNG") -> 
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
     Image.fromarray(pixels).save(buffer, form)
     return buffer.getvalue()
+
+
+def make_sparse_h5(path: Path, shape: tuple[int, ...]) -> None:
+    """Write an HDF5 file of bytes `X_train` of this shape: all are in the file, and hardly any on the disk."""
+    with h5py.File(path, "w") as file:
+        created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        h5py.h5d.create(file.id, b"X_train", h5py.h5t.STD_U8LE, h5py.h5s.create_simple(shape), created)
 
 
 def grey(pixels: NDArray[np.uint8] | NDArray[np.uint16]) -> bytes:

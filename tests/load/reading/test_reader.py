@@ -30,6 +30,7 @@ from colabstage.images.geometry import ImageOptions
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.reading.memory import empty_array
 from colabstage.load.reading.reader import SplitReader
+from tests.support.made_files import make_sparse_h5
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -354,9 +355,8 @@ def test_offsets_that_make_no_sense_are_refused(make_encoded: Callable[..., Path
 
 def test_split_larger_than_memory_is_not_loaded(tmp_path: Path) -> None:
     """in_memory of more than there is memory is refused with figures, before anything is read."""
-    with h5py.File(tmp_path / "huge.h5", "w") as file:
-        file.create_dataset("X_train", (2**40, 64), "u1", chunks=(2**10, 64))
-    with pytest.raises(NotEnoughSpaceError, match=r"70\.4 TB"):
+    make_sparse_h5(tmp_path / "huge.h5", (2**30, 2**12))
+    with pytest.raises(NotEnoughSpaceError, match=r"4\.4 TB"):
         SplitReader(tmp_path / "huge.h5", in_memory=True)
 
 
