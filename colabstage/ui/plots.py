@@ -23,7 +23,7 @@ from colabstage.io.arguments import refuse_argument, takes, takes_names
 from colabstage.io.page import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_count, format_duration, format_rate
-from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.layouts.words import IMAGES
 from colabstage.stage.dataset import StageReport
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.open import open_tree, recognise
@@ -173,7 +173,7 @@ def _of_files(path: Path, most: int) -> tuple[NDArray[np.int64], int]:
 
     sizes = []
     with tempfile.TemporaryDirectory(prefix="colabstage-") as spool, open_tree(path, spool=Path(spool)) as tree:
-        entries = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+        entries = files_ending_in(tree.entries, IMAGES)
         for number in np.unique(np.linspace(0, max(0, len(entries) - 1), min(most, len(entries))).astype(np.int64)):
             lies_at = tree.path_of(entries[number])
             try:

@@ -243,7 +243,7 @@ TABLES = [
     known("ChestX-ray14 (NIH)", "images_001/images/{00000000..00000005}_000.png images_002/images/{00000006..00000011}_000.png",
           {"Data_Entry_2017.csv": rows("Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age", "{00000000..00000011}_000.png,{No Finding,Mass|Edema},{0,1},{1,1,2,2},58"),
            "BBox_List_2017.csv": rows("Image Index,Finding Label,Bbox [x,y,w,h],,,", "00000003_000.png,Mass,225.0,547.0,86.7,79.1,,,"), "train_val_list.txt": rows("{00000000..00000005}_000.png"), "test_list.txt": rows("{00000006..00000011}_000.png")},
-          layout="table", found="12 with several labels: Edema 6, Mass 6, No Finding 6"),
+          layout="table", found="train: 6 with several labels: Edema 3, Mass 3, No Finding 3; test: 6 with several labels: Edema 3, Mass 3, No Finding 3"),
     known("CheXpert", "CheXpert-v1.0-small/train/patient{00001..00004}/study1/view1_frontal.jpg CheXpert-v1.0-small/valid/patient{64541,64542}/study1/view1_frontal.jpg",
           {"CheXpert-v1.0-small/train.csv": rows("Path,Sex,Age,Frontal/Lateral,AP/PA,Edema,Fracture", "CheXpert-v1.0-small/train/patient{00001..00004}/study1/view1_frontal.jpg,{Male,Female},{60..63},Frontal,{AP,PA,PA},{1.0,0.0},{0.0,1.0,-1.0}"),
            "CheXpert-v1.0-small/valid.csv": rows("Path,Sex,Age,Frontal/Lateral,AP/PA,Edema,Fracture", "CheXpert-v1.0-small/valid/patient{64541,64542}/study1/view1_frontal.jpg,Male,60,Frontal,AP,1.0,0.0")},

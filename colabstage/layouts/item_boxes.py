@@ -1,7 +1,7 @@
-"""The boxes of one image, as a label file or an item of a dataset has them, and how those of all become one field.
+"""The boxes of a dataset object's items: what their four numbers mean, and which further columns there are.
 
 An item is taken once, its image and its boxes together, so the number of boxes is known only when all items have been
-taken. What the four numbers mean, and which further columns there are, has to be known before: the first items say it.
+taken. The first items say the rest before.
 """
 
 from __future__ import annotations
@@ -13,154 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, ended
-from colabstage.io.units import counted
-from colabstage.layouts.table import (
-    Boxes,
-    BrokenDatasetError,
-    Images,
-    SampleTable,
-    TreeFiles,
-    known_splits,
-    offsets_of,
-)
-from colabstage.trees.strings import first_repeated
+from colabstage.layouts.boxes import BoxColumn, possible_forms
+from colabstage.layouts.columns import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import FileEntry, Tree
-
-NAME = "detection"
-
-
-class Column(NamedTuple):
-    """What is known of each box beside its place."""
-
-    name: str
-    """What it is called in the pack."""
-    dtype: type[np.generic]
-    """Of its numbers."""
-    width: int = 1
-    """How many numbers each box has of it."""
-
-
-class LabelledImage(NamedTuple):
-    """An image and its boxes."""
-
-    file: FileEntry
-    """The image's file."""
-    rows: Sequence[Sequence[float]]
-    """Of each box x0, y0, x1, y1, then the label, then the further columns."""
-    split: str
-    """"" where no split is known of it."""
-    size: tuple[int, int] = (0, 0)
-    """Height and width in pixels that the label file says the image has; zeros where it says none."""
-
-
-def detection_table(
-    tree: Tree,
-    images: Sequence[LabelledImage],
-    classes: Sequence[str],
-    columns: Sequence[Column] = (),
-    *,
-    relative: bool = False,
-    notes: Sequence[str] = (),
-) -> SampleTable:
-    """Put the boxes of all images into one table, the images in their order.
-
-    Splits are those of the images where each has one.
-
-    Raises:
-        BrokenDatasetError: two classes have one name, or a box cannot be one.
-    """
-    twice = first_repeated(classes)
-    if twice is not None:
-        msg = (
-            f"Two classes of '{tree.label}' are called '{twice}'. Call one of them something else; or, where they are "
-            "one, give its boxes one number."
-        )
-        raise BrokenDatasetError(msg)
-    width = 5 + sum(column.width for column in columns)
-    # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
-    offsets = offsets_of([len(image.rows) for image in images])
-    rows = np.array([row for image in images for row in image.rows], np.float64).reshape(-1, width)
-    sizes = np.array([image.size for image in images], np.int64).reshape(-1, 2)
-    found: dict[str, NDArray[Any]] = {"labels": rows[:, 4].astype(np.int64)}
-    start = 5
-    for further in columns:
-        values = rows[:, start : start + further.width].astype(further.dtype)
-        found[further.name] = np.ascontiguousarray(values[:, 0] if further.width == 1 else values)
-        start += further.width
-    boxes = Boxes(
-        offsets,
-        np.ascontiguousarray(rows[:, :4]),
-        found,
-        relative=relative,
-        sizes=sizes if sizes.any() else None,
-    )
-    return SampleTable(
-        layout=NAME,
-        keys=tuple(image.file.name for image in images),
-        inputs=Images(TreeFiles(tree, [image.file for image in images])),
-        targets=boxes,
-        splits=known_splits([image.split for image in images]),
-        classes=tuple(classes),
-        notes=tuple(notes),
-    )
-
-
-class MissingImagesError(BrokenDatasetError):
-    """Most images that annotations name are missing; `found` of them are there."""
-
-    def __init__(self, msg: str, found: int) -> None:
-        super().__init__(msg)
-        self.found = found
-
-
-def check_images(annotations: str, named: int, found: int, missing: str) -> None:
-    """Refuse annotations most of whose images are not there.
-
-    Args:
-        annotations: what they are called.
-        named: how many images they name.
-        found: how many of these are there.
-        missing: the first that is not, or that several files may be.
-
-    Raises:
-        MissingImagesError: it is less than half.
-    """
-    # A few are missing in many published datasets. Where most are, it is another folder, or an unfinished download.
-    if 2 * found < named:
-        msg = (
-            f"Of {named:,} images that {annotations} name, {found:,} are there (first missing or not to be told from "
-            f"others: '{missing}'); expected at least half."
-        )
-        raise MissingImagesError(msg, found)
-
-
-def possible_forms(boxes: NDArray[np.float64], limits: tuple[int, int] | None = None) -> tuple[bool, bool]:
-    """Tell whether boxes `(M, 4)` may be two corners each, and whether they may be a corner and a size.
-
-    `limits`: width and height of the image that all of them are in.
-    """
-    first, last = boxes[:, :2], boxes[:, 2:]
-    # A box may end a pixel behind the edge, because tools do not agree on where pixels are.
-    ends = (np.inf, np.inf) if limits is None else (limits[0] + 1, limits[1] + 1)
-    are_corners = bool(np.all(last >= first) and np.all(last <= ends))
-    are_sizes = bool(np.all(boxes >= 0) and np.all(first + last <= ends))
-    return are_corners, are_sizes
-
-
-def without_boxes_note(count: int, what: str) -> list[str]:
-    """Return a note on images that nothing is known of; empty where there are none."""
-    if not count:
-        return []
-    return [f"{counted(count, 'images', 'have')} no {what}, and {'is' if count == 1 else 'are'} kept without boxes."]
-
-
-Form = Literal["corners", "corner and size", "centre and size"]
+Form = Literal["xyxy", "xywh", "cxcywh"]
 
 # By preference. Only under the first name everybody means corners.
 BOX_KEYS = ("boxes", "bboxes", "bbox")
@@ -169,12 +30,12 @@ _LABEL_KEYS = (
 )  # fmt: skip
 # The types that folders of COCO's, Pascal VOC's and KITTI's files get; "truncated" is a share in KITTI's.
 _FURTHER = (
-    Column("iscrowd", np.uint8), Column("area", np.float32), Column("difficult", np.uint8),
-    Column("truncated", np.float32), Column("occluded", np.int64), Column("alpha", np.float32),
-    Column("dimensions", np.float32, 3), Column("location", np.float32, 3), Column("rotation_y", np.float32),
+    BoxColumn("iscrowd", np.uint8), BoxColumn("area", np.float32), BoxColumn("difficult", np.uint8),
+    BoxColumn("truncated", np.float32), BoxColumn("occluded", np.int64), BoxColumn("alpha", np.float32),
+    BoxColumn("dimensions", np.float32, 3), BoxColumn("location", np.float32, 3), BoxColumn("rotation_y", np.float32),
 )  # fmt: skip
 # What torchvision's BoundingBoxes call their forms.
-_FORMATS: dict[str, Form] = {"XYXY": "corners", "XYWH": "corner and size", "CXCYWH": "centre and size"}
+_FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
 # What a target may consist of where an image has no boxes.
 _NAMES_OF_IMAGES = frozenset({"image_id", "id"})
 # Class numbers above this are no indices; a list of names for them would be mostly gaps.
@@ -216,7 +77,7 @@ class BoxItems:
     """What the four numbers of each box are."""
     label: str | None
     """The name of the label in a target; `None` where there are no labels."""
-    further: tuple[Column, ...]
+    further: tuple[BoxColumn, ...]
     """Further columns that are kept."""
     classes: tuple[str, ...]
     """The names of the classes; empty where they are unknown."""
@@ -345,7 +206,7 @@ def _find_boxes(target: Any, name: str) -> _Found:
                 return _Found(np.zeros((0, 4)), None, {}, ())
             raise _unknown(target, name)
         places = target[key]
-        form: Form | None = "corners" if key == "boxes" else None
+        form: Form | None = "xyxy" if key == "boxes" else None
         written = getattr(places, "format", None)
         if written is not None and not callable(written):
             written = str(getattr(written, "value", written))
@@ -365,7 +226,7 @@ def _find_boxes(target: Any, name: str) -> _Found:
     # The annotations of COCO's own reader: the only ones that have both.
     own = {"category_id", "image_id"} <= rest.keys()
     boxes = [one[box_key(one)] for one in target]
-    return _split_columns(_check_boxes(boxes, name), "corner and size" if own else None, rest)
+    return _split_columns(_check_boxes(boxes, name), "xywh" if own else None, rest)
 
 
 def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
@@ -408,7 +269,7 @@ def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
         raise DecodeError(msg) from error
     if values.dtype.kind in "OUS" and values.size:
         msg = (
-            f"{name} has {str(values.reshape(-1)[0])!r} under {key!r}; expected numbers. Number the classes, for "
+            f"{name} has {show(values.reshape(-1)[0])!r} under {key!r}; expected numbers. Number the classes, for "
             "example with a dict of names; or, for a Hugging Face dataset, write files and stage their folder: "
             "dataset.to_parquet('data/train.parquet')."
         )
@@ -436,15 +297,15 @@ def _column(found: _Found, key: str, count: int, width: int, name: str) -> NDArr
 
 def _as_corners(places: NDArray[np.float64], form: Form, name: str) -> NDArray[np.float64]:
     first, last = places[:, :2], places[:, 2:]
-    if form == "corners":
+    if form == "xyxy":
         wrong = (last < first).any(axis=1)
         corners = places
     else:
         wrong = (last < 0).any(axis=1)
-        begin = first if form == "corner and size" else first - last / 2
+        begin = first if form == "xywh" else first - last / 2
         corners = np.concatenate([begin, begin + last], axis=1)
     if wrong.any():
-        expected = "x0 <= x1 and y0 <= y1" if form == "corners" else "sizes of 0 and more"
+        expected = "x0 <= x1 and y0 <= y1" if form == "xyxy" else "sizes of 0 and more"
         msg = f"{name} has the box {_format_box(places[wrong][0])}, which is no {form}; expected {expected}."
         raise DecodeError(msg)
     return corners
@@ -467,7 +328,7 @@ def _form_of(filled: Sequence[tuple[LookedAt, _Found]]) -> Form:
             "one whose items are (image, {'boxes': corners, 'labels': numbers})."
         )
         raise LayoutError(msg)
-    return "corners" if are_corners else "corner and size"
+    return "xyxy" if are_corners else "xywh"
 
 
 def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ...]:
