@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.io.units import counted, format_count, listed
-from colabstage.layouts.table import BrokenDatasetError, Values, class_indices
+from colabstage.io.units import format_count, listed
+from colabstage.layouts.table import Values, class_indices
 from colabstage.layouts.words import (
     ABOUT_FILES,
     CAPTIONS,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _CODE = re.compile(r"0\d+", re.ASCII)
-_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
 _DATE = re.compile(
     r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})([T ]\d.*)?|\d{1,2}:\d{2}(:\d{2})?", re.ASCII
@@ -53,15 +53,13 @@ _SEPARATORS = ("|", ";")
 # A cell may be a page of text.
 _CELL_SHOWN = 60
 # What programs write into an empty cell. "None" and "NA" may be words: a wall without damage, Namibia.
-_MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
+MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
 # Cells in which Python, pandas or JSON wrote a list; and a list of words.
 _WRITTEN_LIST = re.compile(r"\[.*\]|\(.*\)|\{.*\}", re.DOTALL)
 _QUOTED = r"""(?:'[^']*'|"[^"]*")"""
 _LIST_OF_WORDS = re.compile(rf"\[\s*(?:{_QUOTED}\s*(?:,\s*{_QUOTED}\s*)*)?\]")
 # Whole numbers of 64 bits have fewer digits, and Python refuses to read thousands of them.
-_MOST_DIGITS = 40
-# With more classes than this, the numbers are not class indices.
-_MAX_CLASSES = 1_000_000
+MOST_DIGITS = 40
 
 
 def show(value: object) -> str:
@@ -385,9 +383,7 @@ def make_targets(
     ):
         return Values(table.astype(np.uint8)), tuple(column.name for column in columns)
     for column, numbers in zip(columns, table.T, strict=True):
-        check_kept_apart(
-            column.name, numbers if not column.are_all(_WHOLE) or "" in column.distinct else _exact(column)
-        )
+        check_kept_apart(column.name, numbers if not column.are_all(WHOLE) or "" in column.distinct else _exact(column))
     return Values(table.astype(np.float32)), ()
 
 
@@ -420,7 +416,7 @@ class _LabelColumn:
 
     def _check_filled(self, allowed: str | None = None) -> None:
         """Refuse a label column in which some cells are marked as empty, or are empty unless that is `allowed`."""
-        missing = {cell for cell in self.column.distinct if cell.lower() in _MISSING} - {allowed}
+        missing = {cell for cell in self.column.distinct if cell.lower() in MISSING} - {allowed}
         if missing:
             cells = self.column.cells
             count = sum(cell in missing for cell in cells)
@@ -434,7 +430,7 @@ class _LabelColumn:
 
     def _as_numbers(self) -> tuple[Values, tuple[str, ...]]:
         self._check_filled()
-        if self.column.are_all(_WHOLE):
+        if self.column.are_all(WHOLE):
             whole = _exact(self.column)
         else:
             values = self.column.numbers()
@@ -518,7 +514,7 @@ class _LabelColumn:
 
 def _exact(column: Column) -> NDArray[np.int64]:
     """Return the whole numbers of a column whose cells contain only digits."""
-    long = next((cell for cell in column.distinct if len(cell) > _MOST_DIGITS), None)
+    long = next((cell for cell in column.distinct if len(cell) > MOST_DIGITS), None)
     known = {cell: int(cell) for cell in column.distinct} if long is None else {}
     large = long or next((cell for cell, number in known.items() if not -(2**63) <= number < 2**63), None)
     if large is not None:
@@ -628,98 +624,3 @@ def _of_separators(mark: str) -> str:
 def separator_of(column: Column) -> str:
     """Return the separator between the labels of a cell, if it never occurs in a word; otherwise ""."""
     return next((mark for mark in _SEPARATORS if any(mark in cell for cell in column.distinct)), "")
-
-
-# --- labels of records as targets -------------------------------------------------------------------------------------
-
-Label = int | float | str | None
-
-
-class Labels(NamedTuple):
-    """The targets made from labels, and their classes."""
-
-    targets: Values | None
-    """`None` if there are none."""
-    classes: tuple[str, ...]
-    """Names of the classes, in label order."""
-
-
-def make_labels(
-    labels: Sequence[Label] | NDArray[np.int64], samples: Sequence[str], *, names: Mapping[int, str] | None = None
-) -> Labels:
-    """Make targets from the labels of N samples.
-
-    Integers stay as they are, int64 `(N,)`, even if they count from 1. Words become int64 indices into the sorted
-    words. Other numbers become float32 `(N,)`.
-
-    Args:
-        labels: one for each sample; `None` or NaN, as pandas writes it, for a missing one. If all are integers, they
-            may be an array.
-        samples: what each is called, for messages.
-        names: what whole numbers mean, where that is known; a number without a name is named by its digits.
-
-    Raises:
-        BrokenDatasetError: some samples have a label and others none, or words are mixed with numbers.
-    """
-    if isinstance(labels, np.ndarray):
-        return _whole_numbers(labels, names or {})
-    without = [n for n, label in enumerate(labels) if label is None or (isinstance(label, float) and math.isnan(label))]
-    if len(without) == len(labels):
-        return Labels(None, ())
-    if without:
-        lacking = counted(len(without), "samples", "have", of=len(labels))
-        msg = f"{lacking} no label (first '{samples[without[0]]}'); expected all or none."
-        raise BrokenDatasetError(msg)
-    kinds = {(str if isinstance(label, str) else float if isinstance(label, float) else int) for label in labels}
-    if kinds == {str}:
-        return Labels(*class_indices([str(label) for label in labels]))
-    if str in kinds:
-        first = next(number for number, label in enumerate(labels) if isinstance(label, str))
-        msg = f"The label of '{samples[first]}' is a word, that of others a number; expected one kind for all."
-        raise BrokenDatasetError(msg)
-    if kinds == {int}:
-        large = next((at for at, label in enumerate(labels) if not -(2**63) <= int(label or 0) < 2**63), None)
-        if large is not None:
-            msg = f"The label of '{samples[large]}' is {labels[large]:.3e}, which does not fit into 64 bits."
-            raise BrokenDatasetError(msg)
-        return _whole_numbers(np.array(labels, np.int64), names or {})
-    if int in kinds:
-        check_kept_apart("label", np.array(labels, np.float64))
-    return Labels(Values(np.array(labels, np.float32)), ())
-
-
-def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Labels:
-    if not len(values):
-        return Labels(None, ())
-    top = max([int(values.max()), *names])
-    # Test sets with secret labels use -1.
-    are_classes = names and min(names) >= 0 and values.min() >= -1 and top < _MAX_CLASSES
-    found = tuple(names.get(number, str(number)) for number in range(top + 1)) if are_classes else ()
-    return Labels(Values(values), found if names else class_numbers(values))
-
-
-def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, str]:
-    """Return the meaning of integers, by the text beside each; nothing if a number has two texts."""
-    found: dict[int, str] = {}
-    for label, text in zip(labels, texts, strict=True):
-        # A number with two texts: the texts are captions, not classes.
-        if isinstance(label, int) and text and found.setdefault(label, text) != text:
-            return {}
-    return found
-
-
-def parse_label(text: str) -> Label:
-    """Parse a label as people write it: an integer, another number, a word; `None` for an empty text.
-
-    >>> parse_label(" 7\\n"), parse_label("0.5"), parse_label("25_0"), parse_label("")
-    (7, 0.5, '25_0', None)
-    """
-    text = text.strip()
-    if text.lower() in _MISSING:
-        return None
-    # Python's own reader takes 25_0 for 250, and infinity for a number.
-    if _WHOLE.fullmatch(text) and len(text) <= _MOST_DIGITS:
-        return int(text)
-    if NUMBER.fullmatch(text) and text.lower() != "nan" and math.isfinite(float(text)):
-        return float(text)
-    return text or None

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from colabstage.errors import OptionError
 from colabstage.layouts.clips import ClipOptions
 from colabstage.layouts.detect import Case, LayoutFunction
-from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, folders_state, gather, names_state, required
+from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, gather, required
+from colabstage.layouts.folders import folders_state
 from colabstage.layouts.formats.arrays import arrays_state
 from colabstage.layouts.formats.published import published_arrays
 from colabstage.layouts.formats.tokens import TokenOptions, tokens_state
 from colabstage.layouts.formats.webdataset import webdataset_state
+from colabstage.layouts.names import names_state
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch
 
@@ -192,7 +194,7 @@ def folders(level: int = 1) -> LayoutFunction:
     Raises:
         OptionError: `level` is 0.
     """
-    if not isinstance(level, int) or level == 0:
+    if level == 0:
         msg = (
             f"level={level!r}; expected 1 for the outermost folder that differs, 2 for the next, or -1 for the "
             "innermost."

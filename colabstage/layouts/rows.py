@@ -211,7 +211,7 @@ class TableSearch:
             splits = by_folder
             notes.append(f"Splits are the folders that the {self.kind.noun} are in: {listed(sorted(set(splits)))}.")
         groups = None if roles.group is None else rows.column(roles.group).cells
-        table = SampleTable(
+        made = SampleTable(
             layout=self.kind.layout,
             keys=_numbered_apart(chosen.names),
             inputs=Images(TreeFiles(self.source.tree, chosen)),
@@ -222,7 +222,7 @@ class TableSearch:
             classes=classes,
             notes=tuple(notes),
         )
-        return Evidence(table, listed([one.name for one in found]), every, every)
+        return Evidence(made, listed([one.name for one in found]), every, every)
 
     def _targets(
         self, rows: _Rows, roles: ColumnRoles, boxes: BoxColumns | None, first: LeadingTable, notes: list[str]

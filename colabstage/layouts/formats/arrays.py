@@ -16,7 +16,8 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.io.units import listed
 from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers
-from colabstage.layouts.evidence import Evidence, FileKind, folders_state, left_out_notes, near, require_files
+from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near, require_files
+from colabstage.layouts.folders import folders_state
 from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.reading import open_member, refuse_stand_in
 from colabstage.layouts.samples import TreeFiles, join_samples, rows_of_array, stamp_of

@@ -26,8 +26,9 @@ from colabstage.errors import (
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.boxes import possible_forms
-from colabstage.layouts.columns import Label, make_labels, note_on_numbers
+from colabstage.layouts.columns import note_on_numbers
 from colabstage.layouts.evidence import Evidence, require_files
+from colabstage.layouts.labels import Label, make_labels
 from colabstage.layouts.reading import spool_folder
 from colabstage.layouts.shards import (
     ScanWindow,

@@ -14,13 +14,13 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.layouts.boxes import BoxColumn, LabelledImage, Record, boxes_table, join_records, side_of
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, left_out_notes, lists_state
+from colabstage.layouts.evidence import Evidence, left_out_notes
+from colabstage.layouts.lists import lists_state
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values, known_splits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from colabstage.layouts.boxes import Joined
     from colabstage.layouts.lookup import Lookup
     from colabstage.layouts.reading import Source
     from colabstage.trees.entries import FileEntries
@@ -163,7 +163,7 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     joined = join_records(source, images, lookup, {file.name: file.records(numbers) for file in found})
     used = frozenset(file.name for file in found)
     if classes:
-        return _of_classes(source, joined.records, names, numbers, [*joined.notes], used)
+        return _of_classes(source, joined, names, numbers, used)
     samples = [
         LabelledImage(
             file, [[*values[:4], numbers[kind], *values[4:]] for kind, values in record.shapes], split, record.size
@@ -176,15 +176,11 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
 
 
 def _of_classes(
-    source: Source,
-    records: Sequence[tuple[Any, Record, str]],
-    names: list[str],
-    numbers: dict[Any, int],
-    notes: list[str],
-    used: frozenset[str],
+    source: Source, joined: Joined, names: list[str], numbers: dict[Any, int], used: frozenset[str]
 ) -> Evidence:
+    records = joined.records
     kept = [(file, numbers[record.shapes[0][0]], split) for file, record, split in records if record.shapes]
-    notes = left_out_notes((len(records) - len(kept), "images", "without an annotation")) + notes
+    notes = left_out_notes((len(records) - len(kept), "images", "without an annotation")) + joined.notes
     table = SampleTable(
         layout=CLASSES,
         keys=tuple(file.name for file, _, _ in kept),
@@ -221,10 +217,11 @@ def parse_coco(name: str, content: bytes) -> CocoFile | None:
         msg = f"'{name}' looks like COCO's annotations but is not JSON: {show(error)}."
         raise BrokenDatasetError(msg) from error
     # The three words may occur in any list.
-    parts = [found.get(part) for part in ("images", "annotations", "categories")] if isinstance(found, dict) else []
-    if len(parts) < 3 or not all(isinstance(part, list) for part in parts):
+    if not isinstance(found, dict):
         return None
-    images, annotations, categories = parts
+    images, annotations, categories = (found.get(part) for part in ("images", "annotations", "categories"))
+    if not (isinstance(images, list) and isinstance(annotations, list) and isinstance(categories, list)):
+        return None
     # Captions and panoptic segments are in the same folder, without boxes.
     if annotations and not any(isinstance(box, _Annotation) or _is_class(box) for box in annotations):
         return None

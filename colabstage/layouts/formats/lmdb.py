@@ -17,8 +17,8 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.io.units import counted
-from colabstage.layouts.columns import Label, Labels, make_labels, parse_label
 from colabstage.layouts.evidence import Evidence, require_files
+from colabstage.layouts.labels import Label, Labels, make_labels, parse_label
 from colabstage.layouts.protobuf import BadMessageError, ByteSpan, message_fields
 from colabstage.layouts.shards import (
     IMAGE_HEADS,

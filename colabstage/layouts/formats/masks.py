@@ -13,7 +13,9 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import listed
 from colabstage.layouts.columns import Column, show
-from colabstage.layouts.evidence import Evidence, bare_stem, left_out_notes, lists_state, near, require_files
+from colabstage.layouts.evidence import Evidence, left_out_notes, near, require_files
+from colabstage.layouts.folders import bare_stem
+from colabstage.layouts.lists import lists_state
 from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleTable, known_splits

@@ -16,8 +16,9 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import counted
-from colabstage.layouts.columns import Label, make_labels, names_of, note_on_numbers
+from colabstage.layouts.columns import note_on_numbers
 from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
+from colabstage.layouts.labels import Label, make_labels, names_of
 from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.protobuf import BadMessageError, ByteSpan, message_fields, read_varint
 from colabstage.layouts.samples import Samples

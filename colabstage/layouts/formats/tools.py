@@ -21,7 +21,8 @@ from colabstage.errors import LayoutError
 from colabstage.layouts.boxes import LabelledImage, Record, boxes_table, join_records, side_of
 from colabstage.layouts.class_lists import read_class_list
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, left_out_notes, lists_state
+from colabstage.layouts.evidence import Evidence, left_out_notes
+from colabstage.layouts.lists import lists_state
 from colabstage.layouts.reading import decode_text
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.words import SPLITS, is_image, stem_of

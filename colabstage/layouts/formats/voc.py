@@ -209,9 +209,13 @@ def parse_voc(name: str, content: bytes) -> Record:
         if not np.isfinite([x0, y0, x1, y1]).all():
             fail("an edge of an object's bndbox is not a number")
         pose = stated.get("pose", "").capitalize()
-        number = POSES.index(pose) if pose in POSES else 0
         # Tools that count from 0 write 0 here, and also mean the first pixel.
-        found.append((stated["name"], [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, number]))
+        found.append(
+            (
+                stated["name"],
+                [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, POSES.index(pose) if pose in POSES else 0],
+            )
+        )
 
     parser = xml_parser(fail)
     parser.StartElementHandler, parser.EndElementHandler = start, end
@@ -227,15 +231,20 @@ def parse_voc(name: str, content: bytes) -> Record:
         fail(f"its encoding is not read ({show(error)})", 1, error)
     root = builder.close()
     texts = [(root.findtext(f"size/{side}") or "").strip() for side in ("height", "width")]
-    for text in texts:
-        try:
-            float(text or 0)
-        except ValueError as error:
-            fail(f"the image's size is not a number of pixels ({show(error)})", cause=error)
+    if not all(map(_is_number, texts)):
+        fail(f"the image's size is not a number of pixels ({show(' x '.join(texts))})")
     # Some tools write zeros for a size that they do not know.
     height, width = map(side_of, texts)
     image = posixpath.basename((root.findtext("filename") or "").strip().replace("\\", "/"))
     return Record(normal(image), found, (height, width) if height and width else (0, 0))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text or 0)
+    except ValueError:
+        return False
+    return True
 
 
 def _flag(text: str) -> int:

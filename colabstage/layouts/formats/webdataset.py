@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.io.units import left_out
 from colabstage.layouts.clips import ClipOptions, clip_rows
-from colabstage.layouts.columns import Label, Labels, make_labels, names_of, note_on_numbers, parse_label, show
+from colabstage.layouts.columns import note_on_numbers, show
 from colabstage.layouts.evidence import Evidence, near
+from colabstage.layouts.labels import Label, Labels, make_labels, names_of, parse_label
 from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.shards import (
     Part,

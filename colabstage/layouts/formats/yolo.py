@@ -12,7 +12,8 @@ from colabstage.io.units import counted, format_count, listed
 from colabstage.layouts.boxes import LabelledImage, boxes_table, without_boxes_note
 from colabstage.layouts.class_lists import ClassList, read_class_list
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, lists_state
+from colabstage.layouts.evidence import Evidence
+from colabstage.layouts.lists import lists_state
 from colabstage.layouts.lookup import Lookup
 from colabstage.layouts.reading import decode_text
 from colabstage.layouts.table import BrokenDatasetError

@@ -1,0 +1,205 @@
+"""Evidence of names: classes in the names of files; and images of which nothing states labels."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from colabstage.errors import LayoutError
+from colabstage.io.units import left_out, listed
+from colabstage.layouts.evidence import Evidence, images_of
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Images, SampleTable, class_indices, known_splits
+from colabstage.layouts.words import (
+    HARMLESS,
+    is_note,
+    shared_folders,
+    split_name,
+    split_of_path,
+    stem_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colabstage.layouts.reading import Source
+    from colabstage.trees.entries import FileEntries
+
+# The only unambiguous form: a word, a dot and a number.
+_WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
+# A last word of a name that is not just a number.
+_AFTER_STEM = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
+# The part before the last number of a name: pug in pug_12, 25_0_2 in 25_0_2_20170116.
+_BEFORE_NUMBER = re.compile(r"(.*?[A-Za-z0-9])[ _.()-]*\d+\D*$")
+# The same of whole names, for who has to write it.
+_BEFORE_NUMBER_TYPED = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
+
+
+def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
+    """Read images with the classes in their names: without a pattern, every name is label.number.extension.
+
+    Images of a test folder whose names have no class are left out; with a pattern, so are all whose paths do not fit
+    it. Folders of splits are recognised. Samples come sorted by name; classes are numbered in the order of their sorted
+    names.
+
+    Args:
+        source: the files.
+        pattern: a regular expression that is searched in each image's path; its first group, or else the whole match,
+            is the class.
+
+    Raises:
+        EmptySourceError: there are no images.
+        LayoutError: a name has no class, or all have the same.
+    """
+    images = images_of(source)
+    wanted = _WORD_AND_NUMBER if pattern is None else re.compile(pattern)
+    # The first of a million names usually shows that they have no class.
+    silent_names = (name for name in images.names if wanted.search(name) is None and split_of_path(name) != "test")
+    odd = next(silent_names, None) if pattern is None else None
+    found = [wanted.search(name) for name in images.names] if odd is None else []
+    silent = [name for name, match in zip(images.names, found, strict=True) if match is None] if odd is None else []
+    if odd is not None or len(silent) == len(images):
+        expected = f"{pattern!r} in it" if pattern is not None else "a name such as cat.0.jpg"
+        msg = f"The name of '{odd or silent[0]}' in '{source.label}' does not say its class; expected {expected}."
+        raise LayoutError(msg)
+    values, classes = class_indices(
+        [(match[1] or "") if wanted.groups else match[0] for match in found if match is not None]
+    )
+    # The same class in all names is a common prefix, such as IMG, not a class.
+    if len(classes) < 2:
+        msg = f"The names of the images in '{source.label}' do not tell classes apart: all say {list(classes)}."
+        raise LayoutError(msg)
+    # Names without a class belong to a test set.
+    files = images.take(np.flatnonzero([match is not None for match in found]))
+    notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
+    if silent:
+        which = "of a test folder whose names give no class" if pattern is None else f"whose paths have no {pattern!r}"
+        notes.append(f"{left_out(len(silent), 'images', which)} (first '{silent[0]}').")
+    table = SampleTable(
+        layout="file_names",
+        keys=files.names,
+        inputs=Images(TreeFiles(source.tree, files)),
+        targets=values,
+        splits=known_splits([split_of_path(name) for name in files.names]),
+        classes=classes,
+        notes=tuple(notes),
+    )
+    return Evidence(table, "the files' names")
+
+
+def nothing_states(source: Source) -> Evidence:
+    """Read all images of a source, in order of their names, without labels; splits come from folders, if all images
+    are in split folders.
+
+    Raises:
+        EmptySourceError: there are no images.
+    """
+    images = images_of(source)
+    splits_of = splits_of_folders(images)
+    notes = ["The images have no labels: neither folders of classes, nor files of annotations, nor words in names."]
+    folders, of_files = images.folders
+    if len(folders) == 1 and folders[0] and not splits_of[0]:
+        notes.append(f"All are in the folder '{folders[0]}'; layout='image_folder' makes it their class.")
+    if not any(splits_of):
+        notes.append("Rows of 'train' are in random order; with splits={'test': 1.0} they keep that of their names.")
+    table = SampleTable(
+        layout="images",
+        keys=images.names,
+        inputs=Images(TreeFiles(source.tree, images)),
+        targets=None,
+        splits=known_splits([splits_of[number] for number in of_files.tolist()]),
+        notes=tuple(notes),
+    )
+    return Evidence(table, "nothing")
+
+
+def splits_of_folders(images: FileEntries) -> list[str]:
+    """Return the split of each folder with images, in the order of `FileEntries.folders`; "" for none."""
+    folders, _ = images.folders
+    # DIV2K_train_HR beside DIV2K_valid_HR: the same words beside the split.
+    depth = len(shared_folders(f"{folder}/" for folder in folders))
+    tops = [split_name("".join(folder.split("/")[depth : depth + 1])) for folder in folders]
+    same = len({read.rest for read in tops}) == 1
+    return [
+        split_of_path(f"{folder}/") or (top.split if same else "") for folder, top in zip(folders, tops, strict=True)
+    ]
+
+
+def why_not_bare(source: Source) -> str:
+    """Return what may be the labels of images that nothing states labels of, and what to write; "" if nothing may."""
+    images = images_of(source)
+    without = 'layout="images" reads the images without labels.'
+    others = source.files.not_ending_in(tuple(HARMLESS))
+    labels = [name for name in others.names if not is_note(name)]
+    if labels:
+        return (
+            f"The images of '{source.label}' are in no folders of classes, and {listed(labels[:3])} may hold their "
+            f"labels, in a form that is not read here. Write a table with a path and a label in each row beside the "
+            f"images{_as_csv(labels[0])}, or give a function as layout=. {without}"
+        )
+    beginnings = _beginnings(images.names)
+    if beginnings:
+        return (
+            f"The images of '{source.label}' are in no folders of classes, but their names may say the class: "
+            f"{listed(beginnings)}. Say which part it is: layout=file_names(r'{_BEFORE_NUMBER_TYPED}'), from "
+            f"colabstage.options, for what comes before the last number. {without}"
+        )
+    pair = _pair_by_name(images.names)
+    if pair is not None:
+        return (
+            f"The images of '{source.label}' come in twos by their names: '{pair[1]}' may be the mask of "
+            f"'{pair[0]}', or "
+            "another part of the sample. Put one kind into a folder called images and the other into one called masks; "
+            f"or, where each is a sample, {without}"
+        )
+    return ""
+
+
+# What reads a file of labels with pandas, if it is a table. As text, because 0001 is a name.
+_PANDAS = {".xlsx": "read_excel", ".xls": "read_excel", ".ods": "read_excel", ".feather": "read_feather"}
+
+
+def _as_csv(name: str) -> str:
+    """Return how pandas writes a file as a table that is read, in brackets; "" where that depends on what is in it."""
+    base, extension = posixpath.splitext(name)
+    reader = _PANDAS.get(extension.lower())
+    as_text = ", dtype=str" if reader == "read_excel" else ""
+    return "" if reader is None else f" (pandas.{reader}('{name}'{as_text}).to_csv('{base}.csv', index=False))"
+
+
+def _pair_by_name(names: Sequence[str]) -> tuple[str, str] | None:
+    """Return an image and one that is called after it, where most images are one or the other; else nothing."""
+    by_stem: dict[str, list[str]] = {}
+    for name in names:
+        by_stem.setdefault(posixpath.splitext(name)[0], []).append(name)
+    ends: dict[str, tuple[str, str]] = {}
+    counts: Counter[str] = Counter()
+    for stem, same in by_stem.items():
+        found = _AFTER_STEM.search(stem)
+        after = stem[: found.start()] if found is not None else ""
+        # Called alike but for the extension, as MSRA10K has a.jpg and a.png; or with a word behind: a_manual.
+        if len(same) > 1:
+            end, pair = "", (same[0], same[1])
+        elif found is not None and after in by_stem:
+            end, pair = found[0], (by_stem[after][0], same[0])
+        else:
+            continue
+        counts[end] += 1
+        ends.setdefault(end, pair)
+    end, count = next(iter(counts.most_common(1)), ("", 0))
+    return ends[end] if count > 1 and 4 * count > len(names) else None
+
+
+def _beginnings(names: Sequence[str]) -> list[str]:
+    """Return what precedes the numbers in the names, if that makes classes; otherwise nothing."""
+    # Images to be classified are often only numbered.
+    names = [name for name in names if split_of_path(name) != "test"] or names
+    matches = [_BEFORE_NUMBER.match(stem_of(name)) for name in names]
+    found = {match[1] for match in matches if match is not None}
+    # As many prefixes as images are not classes, and neither is a single one, such as IMG.
+    are_classes = len(found) > 1 and 2 * len(found) <= len(names) and all(matches)
+    return sorted(found) if are_classes else []
