@@ -8,6 +8,7 @@ spellings; a split has no class in common with train, or two names; a written na
 from __future__ import annotations
 
 import difflib
+import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -68,6 +69,7 @@ from colabstage.layouts.words import (
     SOUNDS,
     TABLES,
     folder_of,
+    is_label_name,
     is_note,
     is_part,
     is_role,
@@ -237,6 +239,9 @@ def _without_rows(case: Case, found: Miss) -> Found:
     """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
     masks = case.masks
     if isinstance(masks, Evidence) or masks.claims:
+        labels = any(is_label_name(name) for table in gather_leading(case.tables) for name in table.table.header)
+        if labels:
+            return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
         return near(
             f"The images of '{case.source.label}' have masks, and the table beside them no labels: {found.error}"
         )
@@ -251,19 +256,16 @@ def _without_rows(case: Case, found: Miss) -> Found:
 
 
 def _contradicted(case: Case, found: Evidence) -> Miss | None:
-    """Return what folders state otherwise than a table does; nothing where they do not."""
-    labels = class_of_samples(found.table)
-    if labels:
-        # Patients and parts also have numbers as names, so numbers do not contradict a label.
-        classes = {name for name in found.table.classes if not NUMBER.fullmatch(name)}
-        for name, label in zip(found.table.keys, labels, strict=True):
-            folder = folder_of(name)
-            if folder in classes and folder != label:
-                return refuse(
-                    f"The table beside the images says '{show(label)}' for '{name}', but its folder is named like "
-                    "another "
-                    'label. Say which is right: layout="table" or layout="image_folder".'
-                )
+    """Return what folders or names state otherwise than a table does; nothing where they do not."""
+    # Patients and parts also have numbers as names, so numbers do not contradict a label.
+    classes = {name for name in found.table.classes if not NUMBER.fullmatch(name)}
+    odd = _named_otherwise(case, found, classes)
+    if odd is not None:
+        name, label, what = odd
+        return refuse(
+            f"The table {found.who} says '{show(label)}' for '{name}', but {what} is that of another label. Say which "
+            'is right: layout="table" or layout="image_folder"; or layout="file_names" for what files are called.'
+        )
     if found.table.classes or not isinstance(found.table.targets, Values) or len(case.images.folders[0]) < 2:
         return None
     folders = case.folders
@@ -279,6 +281,22 @@ def _contradicted(case: Case, found: Evidence) -> Miss | None:
         f"The table beside the images of '{case.source.label}' has numbers, and their folders look like classes "
         f'({listed(names)}). Say which are meant: layout="table" or layout="image_folder".'
     )
+
+
+def _named_otherwise(case: Case, found: Evidence, classes: set[str]) -> tuple[str, str, str] | None:
+    """Return a file, its label, and what of it is called like another label; nothing where there is none."""
+    labels = class_of_samples(found.table)
+    named = classes & {posixpath.basename(folder) for folder in case.images.folders[0]}
+    for name, label in zip(found.table.keys, labels, strict=True) if named and labels else ():
+        if folder_of(name) in named and folder_of(name) != label:
+            return name, label, "its folder"
+    names = gather(lambda: names_state(case.source)) if labels else None
+    if isinstance(names, Evidence) and classes.intersection(names.table.classes):
+        by_name = dict(zip(names.table.keys, class_of_samples(names.table), strict=True))
+        for name, label in zip(found.table.keys, labels, strict=True):
+            if by_name.get(name, label) != label and by_name[name] in classes:
+                return name, label, "its name"
+    return None
 
 
 def _with_lists(case: Case, found: Evidence, *, within: str = "") -> Found:
@@ -305,9 +323,13 @@ def _weigh_masks(case: Case) -> Found:
         folder = "".join(name.split("/")[:-1][depth : depth + 1])
         tops[folder] = tops.get(folder, 0) + 1
     masks = table.targets.source if isinstance(table.targets, Masks) else None
-    beside = isinstance(masks, TreeFiles) and tops.keys() == {
-        "".join(name.split("/")[:-1][depth : depth + 1]) for name in masks.entries.names
-    }
+    of_masks = (
+        {"".join(name.split("/")[:-1][depth : depth + 1]) for name in masks.entries.names}
+        if isinstance(masks, TreeFiles)
+        else set()
+    )
+    # Masks are in the same folders; or all in one, beside several of images.
+    beside = tops.keys() == of_masks or (of_masks.isdisjoint(tops) and len(of_masks) == 1)
     # Cityscapes has its cities below the folders of images and masks; a folder for each image is not a class.
     named = [name for name in tops if name and not is_split(name) and not is_role(name)]
     if beside and len(named) == len(tops) > 1 and 2 * len(tops) <= len(table):
@@ -315,6 +337,13 @@ def _weigh_masks(case: Case) -> Found:
             f"The images of '{case.source.label}' have masks, and share folders with them that look like classes "
             f'({listed(sorted(tops))}). Say which are meant: layout="pairs" takes the masks; '
             f"layout=file_names(r'{re.escape(min(tops))}|…'), from colabstage.options, the classes."
+        )
+    images = Source(case.source.tree, hidden=lambda name: name in found.used)
+    names = gather(lambda: names_state(images))
+    if isinstance(names, Evidence):
+        return refuse(
+            f"The images of '{case.source.label}' have masks, and classes in their names "
+            f'({listed(names.table.classes)}). Say which are meant: layout="pairs" or layout="file_names".'
         )
     return found
 
@@ -396,6 +425,11 @@ def _weigh_records(case: Case) -> Found:
     )
 
 
+def _weigh_names(case: Case) -> Found:
+    found = names_state(case.source)
+    return _with_lists(case, found)
+
+
 def _weigh_audio(case: Case) -> Found:
     """Weigh clips: in class folders they are handled as images are."""
     found = case.state_audio()
@@ -459,7 +493,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("arrays", lambda case: arrays_state(case.source, published_arrays(case.source))),
     Layout("array_folder", lambda case: array_folder_state(case.source), _weigh_array_folder),
     Layout("pixel_table", lambda case: pixels_state(case.source)),
-    Layout("file_names", lambda case: names_state(case.source)),
+    Layout("file_names", lambda case: names_state(case.source), _weigh_names),
     Layout("audio", lambda case: case.state_audio(), _weigh_audio, SOUNDS),
     Layout("tokens", lambda case: tokens_state(case.source), _weigh_text),
 )

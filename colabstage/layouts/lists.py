@@ -106,7 +106,8 @@ def _paths_in(text: str) -> list[str]:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     words = [line.split() for line in lines]
     pairs = all(2 <= len(one) <= 4 for one in words) and all(
-        posixpath.splitext(one[1])[1] or one[1].lstrip("-").isdecimal() for one in words
+        one[1].lstrip("-").isdecimal() or (posixpath.splitext(one[0])[1] and posixpath.splitext(one[1])[1])
+        for one in words
     )
     return [one[0] for one in words] if lines and pairs else lines
 

@@ -29,7 +29,9 @@ class Lookup:
             base = name.rpartition("/")[2]
             self._whole[name] = number
             self._by_base.setdefault(base, []).append(number)
-            self._by_stem.setdefault(posixpath.splitext(base)[0], []).append(number)
+            # As `posixpath.splitext`, in a tenth of its time: there may be a million names.
+            dot = base.rfind(".")
+            self._by_stem.setdefault(base[:dot] if dot > 0 else base, []).append(number)
         folders = {name.rpartition("/")[0] for name in self.names}
         self._folders = {part for folder in folders for part in folder.split("/") if part}
         self.has_splits = any(map(is_split, self._folders))
@@ -45,6 +47,22 @@ class Lookup:
     def is_base(self, written: str) -> bool:
         """Tell whether a file has this bare name, extension included."""
         return normal(written).replace("\\", "/").rpartition("/")[2] in self._by_base
+
+    def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, Sequence[int]], int]:
+        """Return the numbers of the files that each of many names may mean, if any; and how many of the names have the
+        file's extension. As `search`, without a call for each of a million bare names."""
+        found: dict[str, Sequence[int]] = {}
+        whole = 0
+        by_base, by_stem = self._by_base, self._by_stem
+        for name in written:
+            numbers = by_base.get(name)
+            if numbers is not None and len(numbers) == 1:
+                found[name], whole = numbers, whole + 1
+            elif (numbers := by_stem.get(name)) is not None and len(numbers) == 1 and name not in by_base:
+                found[name] = numbers
+            elif name and self.may_find(name) and (several := self.search(name, folder)):
+                found[name], whole = several, whole + self.is_base(name)
+        return found, whole
 
     def find(self, written: str, folder: str = "", *, split: str = "") -> int | None:
         """Return the number of the one file that is meant, or `None`."""

@@ -206,7 +206,7 @@ class TableSearch:
         chosen = self.files.take(np.array([rows.files[row] for row in firsts], np.int64))
         splits = [rows.splits[row] for row in firsts]
         # One table for folders of splits, as Hugging Face's ImageFolder has it.
-        by_folder = [split_of_path(name) for name in chosen.names] if not any(splits) and not first.split else []
+        by_folder = _splits_by_folder(chosen) if not any(splits) and not first.split else []
         if by_folder and all(by_folder) and len(set(by_folder)) > 1:
             splits = by_folder
             notes.append(f"Splits are the folders that the {self.kind.noun} are in: {listed(sorted(set(splits)))}.")
@@ -370,19 +370,17 @@ class TableSearch:
             if is_index_name(column.name) and list(column.cells) == [str(number) for number in range(len(column))]:
                 continue
             cells = column if len(column) else Column(column.name, [column.name])
-            # `may_find` looks at the end of a path alone and is cheap; only columns that pass are searched in full.
-            known = {cell for cell in cells.distinct if cell and self.lookup.may_find(cell)}
-            hits = len(cells) if len(known) == len(cells.distinct) else sum(cell in known for cell in cells.cells)
+            found, whole = self.lookup.search_each(cells.distinct, folder)
+            if not found:
+                continue
+            hits = len(cells) if len(found) == len(cells.distinct) else sum(cell in found for cell in cells.cells)
             # Half of the rows, because tables name missing files; or half of the files, because tables of boxes repeat
             # few.
-            if 2 * hits <= len(cells) and 2 * len(known) <= len(self.lookup):
+            if 2 * hits <= len(cells) and 2 * len(found) <= len(self.lookup):
                 continue
-            found = {cell: numbers for cell in known if (numbers := self.lookup.search(cell, folder))}
-            whole = 2 * sum(self.lookup.is_base(cell) for cell in known) > len(known)
-            if found:
-                reached = len({number for numbers in found.values() for number in numbers})
-                ranks[place] = (whole, reached, plain_name(column.name) in PATHS)
-                leads[place] = found
+            reached = len({number for numbers in found.values() for number in numbers})
+            ranks[place] = (2 * whole > len(found), reached, plain_name(column.name) in PATHS)
+            leads[place] = found
         if not ranks:
             return None
         # Whole names beat stems, which any number may be; then whoever reaches more files; then what is called a path.
@@ -610,6 +608,12 @@ def _have_classes(
         if not fits and column is not tables[0].path
     ]
     return any(agrees) and all(column.is_numeric for column in others)
+
+
+def _splits_by_folder(files: FileEntries) -> list[str]:
+    folders, of_files = files.folders
+    splits = [split_of_path(f"{folder}/") for folder in folders]
+    return [splits[number] for number in of_files.tolist()] if all(splits) else []
 
 
 def _numbered_apart(names: Iterable[str]) -> tuple[str, ...]:

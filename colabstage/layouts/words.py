@@ -66,7 +66,7 @@ _FOREIGN = frozenset(
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _WORDS_AND_NUMBERS = re.compile(rf"{_WORDS.pattern}|\d+")
 # What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
-_COPY = re.compile(r"^copy of | ?\(\d+\)$| ?- ?copy( ?\(\d+\))?$", re.IGNORECASE)
+_COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
 
 
 def normal(name: str) -> str:

@@ -227,7 +227,7 @@ def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str |
     def key(name: str) -> _PairKey:
         *folders, base = normal(name).split("/")[depth:]
         stem = posixpath.splitext(base)[0]
-        if called is not None and stem.endswith(called) and stem != called:
+        if called is not None and own[-1] not in folders and stem.endswith(called) and stem != called:
             stem = stem.removesuffix(called).rstrip(" ._-")
         rest = (_without_role(folder) for folder in folders if folder not in own)
         return _PairKey(tuple(folder for folder in rest if folder), suffix.sub("", stem))
