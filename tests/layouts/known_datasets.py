@@ -472,4 +472,41 @@ SHARDS_AND_SOUND = [
     known("UCF101 (video)", "UCF-101/ApplyLipstick/v_{1..3}.avi UCF-101/Archery/v_{4,5}.avi", error=r"video"),
 ]
 
-DATASETS = [*FOLDERS, *TABLES, *NAMES, *MASKS, *BOXES, *SHARDS_AND_SOUND]
+RECENT = [
+    known("CIFAKE", in_classes("train/", "test/", classes="FAKE:3,REAL:2", form="{}~(2).jpg"), layout="image_folder", found="train: FAKE 3, REAL 2; test: FAKE 3, REAL 2"),
+    known("Deepfake and Real Images", in_classes("Dataset/Train/", "Dataset/Validation/", "Dataset/Test/", classes="Fake:2,Real:3", form="fake_{}.jpg"), layout="image_folder", found="train: Fake 2, Real 3; validation: Fake 2, Real 3; test: Fake 2, Real 3"),
+    known("Eye diseases", in_classes("dataset/", classes="cataract:3,glaucoma:2,normal:2", form="{}_left.jpg"), layout="image_folder", found="cataract 3, glaucoma 2, normal 2"),
+    known("Gender classification (Kaggle)", in_classes("Training/", "Validation/", classes="female:3,male:2", form="{}.jpg.jpg"), layout="image_folder", found="train: female 3, male 2; validation: female 3, male 2"),
+    known("RealWaste", in_classes("realwaste-main/RealWaste/", classes="Cardboard:3,Food~Organics:2", form="C_{}.jpg"), {"realwaste-main/{README.md,LICENSE}": "x"}, layout="image_folder", found="Cardboard 3, Food Organics 2"),
+    known("ImageNet-100 (Kaggle)", "train.X1/n01440764/n0_{0..2}.JPEG train.X2/n01443537/n0_{0..2}.JPEG val.X/n01440764/v_{0,1}.JPEG val.X/n01443537/v_{0,1}.JPEG", {"Labels.json": {"n01440764": "tench"}}, error=r"'train.X1', 'train.X2', 'val.X'"),
+    known("Bean Leaf Lesions", "train/healthy/healthy_train.{0..2}.jpg train/bean_rust/bean_rust_train.{0..2}.jpg val/healthy/healthy_val.{0,1}.jpg val/bean_rust/bean_rust_val.{0,1}.jpg",
+          {f"{s}.csv": rows("image:FILE,category", f"{s}/healthy/healthy_{s}.{{0..{n}}}.jpg,0", f"{s}/bean_rust/bean_rust_{s}.{{0..{n}}}.jpg,2") for s, n in (("train", 2), ("val", 1))},
+          layout="image_folder", error=r"layout=\"image_folder\"", write="'image_folder'", found="train: bean_rust 3, healthy 3; val: bean_rust 2, healthy 2"),
+    known("ISIC 2024", "train-image/image/ISIC_{0015670..0015675}.jpg", {"train-metadata.csv": rows("isic_id,target,patient_id,age_approx,sex", "ISIC_{0015670..0015675},{0,0,1},IP_{1,2,3},60.0,male"),
+          "test-metadata.csv": rows("isic_id,patient_id,age_approx,sex", "ISIC_{1..3},IP_9,50,male"), "sample_submission.csv": "isic_id,target\nISIC_1,0.3\n"}, layout="table", found="0 4, 1 2"),
+    known("UBC-OCEAN", "train_thumbnails/{10..15}_thumbnail.png train_images/{10..15}.png", {"train.csv": rows("image_id,label,image_width,image_height,is_tma", "{10..15},{HGSC,CC},23785,20008,False"), "sample_submission.csv": "image_id,label\n41,HGSC\n"}, layout="table", found="CC 3, HGSC 3"),
+    known("Human Action Recognition", "Human~Action~Recognition/train/Image_{1..6}.jpg Human~Action~Recognition/test/Image_{1..3}.jpg", {"Human~Action~Recognition/Training_set.csv": rows("filename,label", "Image_{1..6}.jpg,{sitting,using_laptop}"),
+          "Human~Action~Recognition/Testing_set.csv": rows("filename", "Image_{1..3}.jpg")}, layout="table", found="sitting 3, using_laptop 3"),
+    known("PASCAL_2007 (fast.ai)", "train/{000005..000010}.jpg test/{000001..000003}.jpg", {"train.csv": rows("fname,labels,is_valid", "{000005..000010}.jpg,{chair,car,person horse},{True,False,False}"), "test.csv": rows("fname,labels", "{000001..000003}.jpg,dog")},
+          layout="table", error=r"table_rows\(separator=' '\)", write="table_rows(table='train.csv', separator=' ')", found="train: 4 with several labels: car 2, horse 2, person 2; valid: 2 with several labels: chair 2"),
+    known("Hateful Memes", "img/{01268..01273}.png", {f"{s}.jsonl": "".join(json.dumps({"id": n, "img": f"img/{n:05}.png", "label": n % 2, "text": "a dog"}) + "\n" for n in numbers) for s, numbers in (("train", range(1268, 1272)), ("dev", range(1272, 1274)))},
+          layout="table", found="train: 0 2, 1 2; dev: 0 1, 1 1"),
+    known("Roboflow, YOLOv8 segmentation", "{train,valid,test}/images/{0..3}_jpg.rf.ab.jpg", {"{train,valid,test}/labels/{0..3}_jpg.rf.ab.txt": "0 0.1 0.1 0.4 0.1 0.4 0.4 0.1 0.4\n", "data.yaml": "train: ../train/images\nval: ../valid/images\ntest: ../test/images\nnc: 1\nnames: ['crack']\n", "README.{dataset,roboflow}.txt": "x"},
+          layout="detection", found="; ".join(f"{s}: 4 images, 4 boxes: crack 4" for s in ("train", "valid", "test"))),
+    known("Roboflow, oriented boxes", "{train,valid}/images/{0..3}.jpg", {"{train,valid}/labelTxt/{0..3}.txt": DOTA, "data.yaml": "names: ['plane', 'ship']\n"}, layout="detection", found="train: 4 images, 8 boxes: plane 4, ship 4; valid: 4 images, 8 boxes: plane 4, ship 4"),
+    known("Roboflow, COCO segmentation", "{train,valid}/{0..3}_jpg.rf.ab.jpg", {"{train,valid}/_annotations.coco.json": coco("{0..3}_jpg.rf.ab.jpg", bbox=[5, 6, 35, 24], area=840, iscrowd=0, segmentation=[[5, 6, 40, 6, 40, 30]])},
+          layout="detection", found="train: 4 images, 4 boxes: cat 2, dog 2; valid: 4 images, 4 boxes: cat 2, dog 2"),
+    known("Darknet with lists (obj.data)", "obj_train_data/{0..5}.jpg", {"obj_train_data/{0..5}.txt": YOLO_BOX, "obj.names": "car\n", "obj.data": "classes = 1\ntrain = data/train.txt\nvalid = data/valid.txt\nnames = data/obj.names\n", "train.txt": rows("data/obj_train_data/{0..3}.jpg"), "valid.txt": rows("data/obj_train_data/{4,5}.jpg")},
+          layout="detection", found="train: 4 images, 4 boxes: car 4; valid: 2 images, 2 boxes: car 2"),
+    known("VisDrone", "VisDrone2019-DET-train/images/{0000001..0000004}_v_1.jpg", {"VisDrone2019-DET-train/annotations/{0000001..0000004}_v_1.txt": "684,8,273,116,0,0,0,0\n"}, error=r"annotations/0000001_v_1.txt'.*table"),
+    known("SA-1B", "sa_{1..4}.jpg", {"sa_{1..4}.json": {"image": {"image_id": 1}, "annotations": [{"bbox": [1, 2, 3, 4], "segmentation": {"counts": "x"}}]}}, error=r"'sa_1.json'.*table"),
+    known("LLaVA-Pretrain", "{00000,00001}/{000..003}9.jpg", {"blip_laion_cc_sbu_558k.json": [{"id": f"{d}{n:03}9", "image": f"{d}/{n:03}9.jpg", "conversations": [{"value": "x"}]} for d in ("00000", "00001") for n in range(4)]}, error=r"'blip_laion_cc_sbu_558k.json'"),
+    known("Captions beside images (LoRA)", "{1..5}.jpg", {"{1..5}.txt": "a photo of sks dog"}, error=r"'1.txt'.*images"),
+    known("CrowdHuman", "Images/{a,b,c,d}.jpg", {"annotation_train.odgt": '{"ID": "a"}\n'}, error=r"'annotation_train.odgt'.*table"),
+    known("Massachusetts Roads", "tiff/{train,val,test}/10{0..2}.tiff tiff/{train,val,test}_labels/10{0..2}.tif", {"label_class_dict.csv": rows("name,r,g,b", "{background,road},{0,255},{0,255},{0,255}"), "metadata.csv": rows("image_id,split", "10{0..2},train")},
+          layout="pairs", found="; ".join(f"{s}: 3 masks of background, road" for s in ("train", "val", "test"))),
+    known("LEVIR-CD", "{train,val}/{A,B,label}/{train,val}_{1..3}.png", error=r"'A', 'B', 'label'.*parts\(x='A', y='label'\)"),
+    known("DRIVE (vessels)", "DRIVE/training/images/{21..24}_training.tif DRIVE/training/mask/{21..24}_training_mask.gif DRIVE/training/1st_manual/{21..24}_manual1.gif", layout="pairs", error=r"image_masks\('1st_manual'\)", write="image_masks('1st_manual')", found="4 masks"),
+]
+
+DATASETS = [*FOLDERS, *TABLES, *NAMES, *MASKS, *BOXES, *SHARDS_AND_SOUND, *RECENT]

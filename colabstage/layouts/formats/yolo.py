@@ -120,6 +120,9 @@ def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
 def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], list[str]]:
     """Return the split of each image by the folders that data.yaml names, "" for none; and notes."""
     folders, of_files = images.folders
+    # Folders that are called after splits keep these names.
+    if all(split_of_path(f"{folder}/") for folder in folders):
+        return [""] * len(images), []
     # By parts from the end: `../train/images` is relative to where the file was written.
     found: dict[int, set[str]] = {}
     for split, paths in classes.splits.items():
