@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.io.units import listed
@@ -26,6 +27,7 @@ _MENTIONS = re.compile(r"^(names|kpt_shape|train|val|test)\s*:", re.MULTILINE)
 # Aliases of a short file may stand for gigabytes.
 _MOST_ALIASES = 100
 _MOST_CLASSES = 1_000_000
+_DIGITS = 8
 
 
 class ClassList(NamedTuple):
@@ -100,9 +102,9 @@ def parse_class_list(name: str, content: bytes) -> ClassList:
         return ClassList(())
     shape = found.get("kpt_shape")
     try:
-        count, width = (0, 0) if shape is None else (int(str(part)[:9]) for part in shape)
+        count, width = (0, 0) if shape is None else (_small(part) for part in shape)
     except (TypeError, ValueError) as error:
-        raise _odd_names(name, f"kpt_shape is {show(shape)}") from error
+        raise _odd_names(name, f"kpt_shape is {show(_brief(shape))}") from error
     splits = {SPLITS[key]: _as_list(found[key]) for key in found if isinstance(key, str) and key in SPLITS}
     names = () if found.get("names") is None else _in_order(found["names"], name)
     return ClassList(names, (count, width), {split: paths for split, paths in splits.items() if paths})
@@ -131,7 +133,7 @@ def _in_order(names: Any, file: str) -> tuple[str, ...]:
     elif isinstance(names, dict) and all(isinstance(key, str) and key.isdecimal() and len(key) < 9 for key in names):
         found = {int(key): value for key, value in names.items()}
     else:
-        raise _odd_names(file, f"names are {show(_brief(names))!r}")
+        raise _odd_names(file, f"names are {show(_brief(names))}")
     if (
         len(found) > _MOST_CLASSES
         or sorted(found) != list(range(len(found)))
@@ -141,9 +143,19 @@ def _in_order(names: Any, file: str) -> tuple[str, ...]:
     return tuple(normal(found[number]) for number in range(len(found)))
 
 
-def _brief(names: Any) -> Any:
-    """Return something short of what may be nested without end."""
-    return list(names)[:4] if isinstance(names, dict) else type(names).__name__ if isinstance(names, list) else names
+def _small(part: Any) -> int:
+    if not isinstance(part, str) or len(part) > _DIGITS:
+        msg = "not a number of keypoints"
+        raise ValueError(msg)
+    return int(part)
+
+
+def _brief(value: Any) -> str:
+    """Say in short what may be nested without end, because a few aliases may stand for gigabytes."""
+    if isinstance(value, str):
+        return value
+    parts = [one if isinstance(one, str) else "…" for one in islice(value, 4)]
+    return f"{'a mapping of' if isinstance(value, dict) else 'a list of'} {listed(parts) or 'nothing'}"
 
 
 def _odd_names(name: str, what: str) -> BrokenDatasetError:

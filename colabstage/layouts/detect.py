@@ -15,12 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from colabstage.errors import (
-    EmptySourceError,
-    LayoutError,
-    MissingDependencyError,
-    OptionError,
-)
+from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
 from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts import evidence
 from colabstage.layouts.boxes import NAME as DETECTION
@@ -524,7 +519,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
     try:
         if isinstance(layout, TableFile):
             return layout(tree)
-        return required(gather(lambda: next(one for one in LAYOUTS if one.name == layout).state(case))).table
+        return required(gather(lambda: next(one for one in LAYOUTS if one.name == layout).state(case))).told()
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
         hints = _how_to_open(case.source, files_called(case.source, ARCHIVES)) or _what_a_table_needs(case.source)

@@ -51,6 +51,10 @@ class Evidence:
     passed: frozenset[str] = frozenset()
     """Names of further files that it knows and leaves out on purpose; a note of the table says so."""
 
+    def told(self) -> SampleTable:
+        """Return the samples, with who states what of them."""
+        return replace(self.table, told_by=self.who)
+
     def noting(self, *notes: str) -> Evidence:
         """Return the same with further notes."""
         return replace(self, table=replace(self.table, notes=(*self.table.notes, *notes))) if notes else self

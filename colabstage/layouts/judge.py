@@ -50,7 +50,7 @@ def judge(source: Source, found: Evidence) -> SampleTable:
     _check_splits(table)
     _check_boxes(table)
     _check_left_over(source, found)
-    return table
+    return found.told()
 
 
 def _check_spellings(table: SampleTable) -> None:

@@ -229,6 +229,8 @@ class SampleTable:
     """Class names, in label order."""
     notes: tuple[str, ...] = ()
     """Sentences the user should see about what was found or left out."""
+    told_by: str = ""
+    """What states the labels and splits, for people: "the folders", "'labels.csv'"; "" if nobody was asked."""
 
     def __post_init__(self) -> None:
         # Checked here, not where the parts are used: a list that is one short would shift all labels after the gap.
@@ -282,10 +284,12 @@ class SampleTable:
         return len(self.keys)
 
     def summary(self) -> tuple[tuple[str, str], ...]:
-        """Describe what was found, by name: the layout, the classes with the first sample of each, boxes, or one
-        sample."""
+        """Describe what was found, by name: the layout, what states it, the classes with the first sample of each,
+        boxes, or one sample."""
         name = self.inputs.source.name
         facts = [("layout", self.layout)]
+        if self.told_by:
+            facts.append(("told by", self.told_by))
         # A path beside each class shows at a glance whether labels were read correctly.
         firsts = self._first_of_each()
         if self.classes:
