@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from colabstage.io.progress import Progress, ProgressStep
-    from colabstage.layouts.table import SampleSource
+    from colabstage.layouts.samples import SampleSource
 
 Way = Literal["source", "again", "local", "pack"]
 

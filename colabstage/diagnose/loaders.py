@@ -24,7 +24,7 @@ from colabstage.diagnose.facts import LOADER_STAGES, Setting, StageCost, arrays_
 from colabstage.errors import ColabstageError, said_by
 from colabstage.io.arguments import refuse_argument
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.items import read_dataset
+from colabstage.layouts.formats.items import read_dataset
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.trees.open import open_tree
 
