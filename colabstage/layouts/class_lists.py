@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from colabstage.io.units import listed
+from colabstage.io.given import show_content
 from colabstage.layouts.columns import show
 from colabstage.layouts.reading import decode_text
 from colabstage.layouts.table import BrokenDatasetError
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 _NAME_LISTS = ("classes.txt", "_classes.txt", "obj.names", "classes.names", "_darknet.labels", "predefined_classes.txt")
 _EXTENSIONS = (".txt", ".names", ".labels", ".yaml", ".yml", ".data")
 _MENTIONS = re.compile(r"^(names|kpt_shape|train|val|test)\s*:", re.MULTILINE)
-# Aliases of a short file may stand for gigabytes.
-_MOST_ALIASES = 100
 _MOST_CLASSES = 1_000_000
 _DIGITS = 8
 
@@ -104,7 +101,7 @@ def parse_class_list(name: str, content: bytes) -> ClassList:
     try:
         count, width = (0, 0) if shape is None else (_small(part) for part in shape)
     except (TypeError, ValueError) as error:
-        raise _odd_names(name, f"kpt_shape is {show(_brief(shape))}") from error
+        raise _odd_names(name, f"kpt_shape is {show_content(shape)}") from error
     splits = {SPLITS[key]: _as_list(found[key]) for key in found if isinstance(key, str) and key in SPLITS}
     names = () if found.get("names") is None else _in_order(found["names"], name)
     return ClassList(names, (count, width), {split: paths for split, paths in splits.items() if paths})
@@ -114,8 +111,6 @@ def _load_yaml(name: str, text: str) -> Any:
     import yaml
 
     try:
-        if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)) > _MOST_ALIASES:
-            raise _odd_names(name, f"it has more than {_MOST_ALIASES} aliases")
         # Without types, so that a class called no, or 1, is a word.
         return yaml.load(text, Loader=yaml.BaseLoader)  # makes only texts, lists and mappings
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
@@ -133,13 +128,13 @@ def _in_order(names: Any, file: str) -> tuple[str, ...]:
     elif isinstance(names, dict) and all(isinstance(key, str) and key.isdecimal() and len(key) < 9 for key in names):
         found = {int(key): value for key, value in names.items()}
     else:
-        raise _odd_names(file, f"names are {show(_brief(names))}")
+        raise _odd_names(file, f"names are {show_content(names)}")
     if (
         len(found) > _MOST_CLASSES
         or sorted(found) != list(range(len(found)))
         or not all(isinstance(value, str) for value in found.values())
     ):
-        raise _odd_names(file, f"names are {show(_brief(names))}")
+        raise _odd_names(file, f"names are {show_content(names)}")
     return tuple(normal(found[number]) for number in range(len(found)))
 
 
@@ -148,14 +143,6 @@ def _small(part: Any) -> int:
         msg = "not a number of keypoints"
         raise ValueError(msg)
     return int(part)
-
-
-def _brief(value: Any) -> str:
-    """Say in short what may be nested without end, because a few aliases may stand for gigabytes."""
-    if isinstance(value, str):
-        return value
-    parts = [one if isinstance(one, str) else "…" for one in islice(value, 4)]
-    return f"{'a mapping of' if isinstance(value, dict) else 'a list of'} {listed(parts) or 'nothing'}"
 
 
 def _odd_names(name: str, what: str) -> BrokenDatasetError:

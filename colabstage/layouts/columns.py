@@ -65,7 +65,7 @@ MOST_DIGITS = 40
 
 def show(value: object) -> str:
     """Return the beginning of a cell, or of a value in its place, for messages."""
-    text = value[: _CELL_SHOWN + 1] if isinstance(value, str) else show_content(value, _CELL_SHOWN)
+    text = str(value) if isinstance(value, str | Exception) else show_content(value, _CELL_SHOWN)
     return text if len(text) <= _CELL_SHOWN else f"{text[:_CELL_SHOWN]}…"
 
 

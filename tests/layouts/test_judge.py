@@ -6,7 +6,7 @@ import io
 import json
 import re
 import zipfile
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +19,9 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.options import file_names, folders, image_masks, parts, table_rows
 from tests.layouts.described import described
 from tests.layouts.known import WAV, YOLO_BOX, MemoryTree, coco, each, rows, voc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def picture(value: int = 0, side: int = 64) -> bytes:
