@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.io.given import show_content
+from colabstage.io.units import listed
 from colabstage.layouts.columns import show
 from colabstage.layouts.reading import decode_text
 from colabstage.layouts.table import BrokenDatasetError
