@@ -304,9 +304,10 @@ def mac(folder: str, labels: dict[str, Any]) -> dict[str, bytes]:
     return images | files("", labels)
 
 
+TOKENS: dict[str, Any] = {"layout": token_blocks(64)}
 # fmt: off
 LFS = [
-    row(f"pointers of Git LFS: {names}", {name: pointer(n) for n, name in enumerate(files("", {names: b""}))}, right=[refused("LFS")], **({"layout": token_blocks(64)} if names == "input.txt" else {}))
+    row(f"pointers of Git LFS: {names}", {name: pointer(n) for n, name in enumerate(files("", {names: b""}))}, right=[refused("LFS")], **(TOKENS if names == "input.txt" else {}))
     for names in ("book{0..39}.txt", "input.txt", "train.jsonl", "x.npy", "x.h5", "train-00000-of-00001.parquet", "train-0000{0,1}.tar", "train.tfrecord",
                   "{yes,no}/{1,2}.wav", "x.mat")
 ]
