@@ -21,9 +21,9 @@ import h5py
 import numpy as np
 
 from colabstage.errors import ColabstageError
-from colabstage.layouts.row_arrays import read_arrays
 from colabstage.load.reading.engines import EngineChoice
 from colabstage.load.reading.reader import SplitReader
+from colabstage.options import array_rows
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip import ZipTree
@@ -335,7 +335,7 @@ def _packs_right(tree: Tree, folder: Path, truth: dict[str, Any], told: str, *, 
         with h5py.File(folder / "main.h5") as file:
             own = "X_train_stored" if isinstance(file.get("X_train", getlink=True), h5py.SoftLink) else "X_train"
             own = own if own in file else "X_train"
-        table = read_arrays(tree, x=f"main.h5/{own}")
+        table = array_rows(x=f"main.h5/{own}")(tree)
         found = [table.inputs.source.read(row) for row in range(len(table))]
     except ColabstageError as error:
         x = truth["X_train"]

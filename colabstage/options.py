@@ -16,8 +16,18 @@ what its samples are, and `TreeFiles` where they come from.
 
 from __future__ import annotations
 
-from colabstage.layouts.detect import array_rows, audio_clips, file_names, image_masks, table_rows, token_blocks
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
+from colabstage.layouts.options import (
+    array_rows,
+    audio_clips,
+    file_names,
+    folders,
+    image_masks,
+    parts,
+    table_rows,
+    token_blocks,
+)
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Values
 from colabstage.load.plan import LoaderOptions
 from colabstage.pack.options import PackOptions
 
@@ -34,7 +44,9 @@ __all__ = [
     "array_rows",
     "audio_clips",
     "file_names",
+    "folders",
     "image_masks",
+    "parts",
     "table_rows",
     "token_blocks",
 ]

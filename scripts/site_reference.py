@@ -93,12 +93,12 @@ REFERENCE = {
         "Layouts of your own",
         "Options of a layout, and what a function that is one returns.",
         (
-            *(f"colabstage.layouts.detect.{name}" for name in ("array_rows", "table_rows", "audio_clips")),
-            "colabstage.layouts.detect.token_blocks",
+            *(f"colabstage.layouts.options.{name}" for name in ("array_rows", "table_rows", "audio_clips", "folders")),
+            *(f"colabstage.layouts.options.{name}" for name in ("parts", "token_blocks")),
             "colabstage.layouts.table.SampleTable",
             *(f"colabstage.layouts.table.{name}" for name in ("Images", "Arrays", "Values", "Masks", "Boxes")),
-            "colabstage.layouts.table.SampleSource",
-            "colabstage.layouts.table.TreeFiles",
+            "colabstage.layouts.samples.SampleSource",
+            "colabstage.layouts.samples.TreeFiles",
         ),
     ),
     "faces": ReferencePage(

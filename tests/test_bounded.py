@@ -167,7 +167,7 @@ def test_a_path_of_millions_of_folders(tmp_path: Path) -> None:
     long = [{"id": n, "file_name": "a/" * 1_000_000 + f"{n}.png", "width": 16, "height": 16} for n in range(3)]
     found = {"images": long, "annotations": [], "categories": [{"id": 1, "name": "x"}]}
     (images(tmp_path / "d") / "annotations.json").write_text(json.dumps(found))
-    assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "MissingImagesError"
+    assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "BrokenDatasetError"
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a link to a device"])

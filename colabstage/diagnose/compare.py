@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from colabstage.io.progress import Progress, ProgressStep
-    from colabstage.layouts.table import SampleSource
+    from colabstage.layouts.samples import SampleSource
 
 Way = Literal["source", "again", "local", "pack"]
 

@@ -22,7 +22,7 @@ from colabstage.diagnose.advice import ProfileFacts
 from colabstage.errors import ColabstageError
 from colabstage.io.arguments import refuse_argument
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.items import read_dataset
+from colabstage.layouts.formats.items import read_dataset
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.trees.open import open_tree
 

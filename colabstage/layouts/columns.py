@@ -1,172 +1,139 @@
-"""A table file as columns of text, and what each column is: labels, splits, groups.
+"""Columns of tables and fields of records: what each is, told once by its distinct values; and labels as targets.
 
-CSV and similar formats are read here, parquet if pyarrow is installed. Cells stay text until the whole column has been
-seen, because "01" beside "1" is a code, not a number.
+Cells stay text until the whole column has been seen, because "01" beside "1" is a code, not a number. Anything that a
+person would call a mistake is an error with the line to write: numbers with a comma, lists written as text, words that
+may be one label or several.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
+import math
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
-from colabstage.io.units import listed
-from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES
-from colabstage.layouts.reading import decode_text, read_file
+from colabstage.errors import LayoutError
+from colabstage.io.given import show_content
+from colabstage.io.units import format_count, listed
+from colabstage.layouts.table import Values, class_indices
+from colabstage.layouts.words import (
+    ABOUT_FILES,
+    CAPTIONS,
+    FLAGS,
+    IDS,
+    IMAGES,
+    NO,
+    PATHS,
+    PERSONS,
+    SCENES,
+    SETS_OF_LABELS,
+    SPLIT_COLUMNS,
+    SPLITS,
+    YES,
+    is_index_name,
+    is_label_name,
+    label_names,
+    plain_name,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from colabstage.trees.listing import FileEntry, Tree
+    from numpy.typing import NDArray
 
-# Hugging Face's ImageFolder uses metadata.jsonl.
-TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl")
-_DELIMITERS = (",", ";", "\t", "|")
-_SAID_DELIMITER = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
-
-
-def is_table(name: str) -> bool:
-    """Tell whether a file of this name is a table."""
-    return name.lower().endswith(TABLE_EXTENSIONS)
-
-
-class TableRows(NamedTuple):
-    """The contents of a table file."""
-
-    rows: list[list[str]]
-    """The cells, row by row, with the header first."""
-    fault: str = ""
-    """Why it cannot be used; "" if it can."""
-
-
-def read_rows(tree: Tree, entry: FileEntry) -> list[list[str]]:
-    """Read a table's rows, each with as many cells as the first, which may be a header.
-
-    Raises:
-        LayoutError: it has rows of different lengths, or is not text.
-        MissingDependencyError: it is parquet and pyarrow is not there.
-    """
-    found = read_some_rows(tree, entry)
-    if found.fault:
-        raise LayoutError(found.fault)
-    return found.rows
-
-
-def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
-    """Read as many of a table's rows as possible: whether a fault matters is known only once the table's role is.
-
-    Raises:
-        MissingDependencyError: it is parquet and pyarrow is not there.
-        CorruptArchiveError: it is damaged parquet.
-    """
-    data = read_file(tree, entry)
-    if entry.name.lower().endswith(".parquet"):
-        try:
-            from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        except ImportError as error:
-            msg = f"'{entry.name}' is a parquet table, which needs pyarrow. Install it with: pip install pyarrow"
-            raise MissingDependencyError(msg) from error
-        try:
-            table = parquet.read_table(io.BytesIO(data))
-        # pyarrow reports damaged pages as an OSError.
-        except (ArrowException, OSError) as error:
-            msg = (
-                f"'{entry.name}' is truncated, damaged or not a parquet file ({error}). Copy it again, or move it away."
-            )
-            raise CorruptArchiveError(msg) from error
-        columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
-        return TableRows([list(table.column_names), *(list(row) for row in zip(*columns, strict=True))])
-    text = decode_text(data)
-    if entry.name.lower().endswith(".jsonl"):
-        return _rows_of_lines(entry.name, text)
-    # A spreadsheet may write, and reads, what is between its cells in a line of its own: sep=;
-    said = _SAID_DELIMITER.match(text)
-    text = text[said.end() :] if said else text
-    # The header decides, because text cells may contain any delimiter.
-    first = text.split("\n", 1)[0]
-    is_tabbed = entry.name.lower().endswith(".tsv") and "\t" in first
-    delimiter = "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
-    delimiter = said[1] if said else delimiter
-    rows: list[list[str]] = []
-    try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        rows.extend([cell.strip() for cell in row] for row in reader if any(row))
-    except csv.Error as error:
-        return TableRows(rows, f"'{entry.name}' cannot be read as a table after row {len(rows)}: {error}.")
-    width = len(rows[0]) if rows else 0
-    # A row that is too long or too short shifts its cells into other columns.
-    odd = next((number for number, row in enumerate(rows) if len(row) != width), None)
-    if odd is None:
-        return TableRows(rows)
-    fault = (
-        f"'{entry.name}' has {len(rows[odd])} cells in row {odd + 1} and {width} in the first; expected as many. "
-        'Cells that hold the delimiter need "quotes".'
-    )
-    return TableRows(rows, fault)
-
-
-def _rows_of_lines(name: str, text: str) -> TableRows:
-    """Read one JSON object in each line; values that are neither text nor numbers are written as JSON."""
-    found: list[dict[str, str]] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            mapping = json.loads(line)
-            cells = {
-                str(key): value if isinstance(value, str) else "" if value is None else json.dumps(value)
-                for key, value in mapping.items()
-            }
-        except (ValueError, AttributeError, RecursionError):
-            # Other programs write other things in lines; whether that matters is known later.
-            return TableRows([], f"'{name}' has no mapping in line {number}: {line[:60]!r}.")
-        found.append(cells)
-    header = list(dict.fromkeys(key for cells in found for key in cells))
-    return TableRows([header, *([cells.get(key, "") for key in header] for cells in found)] if found else [])
-
-
-# Names of label columns, if the user names none. Of two with the same content, the first here counts.
-_LABELS = (
-    "label", "labels", "class", "class_name", "classname", "class_label", "label_name", "category", "target", "targets",
-    "tags", "diagnosis", "dx", "finding_labels", "species", "breed", "class_id", "classid", "label_id", "category_id",
-)  # fmt: skip
-SETS_OF_LABELS = ("labels", "tags", "targets", "finding_labels")
-_PERSONS = re.compile(r"(patient|subject|participant|person|lesion)(_?id)?|(group|session|scene)_?id")
-# May be a label or a group.
-_SCENES = re.compile(r"group|session|scene")
-_SPLITS = ("split", "subset", "partition", "data_split", "dataset_split")
-# Columns of yes and no that say of each row whether it is of one split: is_valid of fast.ai, is_training_image of the
-# birds. Beside each the splits of the rows that say yes, and of the others.
-_FLAGS = {
-    "is_valid": ("valid", "train"), "is_val": ("val", "train"), "is_validation": ("validation", "train"),
-    "is_dev": ("dev", "train"), "is_test": ("test", "train"), "is_testing": ("test", "train"),
-    "is_train": ("train", "test"), "is_training": ("train", "test"), "is_training_image": ("train", "test"),
-}  # fmt: skip
-YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})
-_NO = frozenset({"false", "f", "no", "n", "0", "0.0"})
-_PATHS = (
-    "path", "image_path", "img_path", "file_path", "filepath", "file", "file_name", "filename", "image", "img",
-    "image_name", "image_id", "image_index", "img_name", "picture", "audio", "clip",
-)  # fmt: skip
-_IDS = ("id", "index", "uuid", "row")
-# Words about an image that are not its class, however often they repeat.
-_TEXTS = ("text", "caption", "captions", "description", "prompt", "comment")
-# What is told of a file, or made of it for an experiment, and is nothing to learn.
-_ABOUT_FILES = (
-    "url", "link", "source_url", "md5", "sha1", "sha256", "checksum", "hash", "phash", "file_size", "filesize",
-    "fold", "folds", "kfold", "cv_fold",
-)  # fmt: skip
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
-CODE = re.compile(r"0\d+", re.ASCII)
-DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
+_CODE = re.compile(r"0\d+", re.ASCII)
+WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
 _DATE = re.compile(
     r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})([T ]\d.*)?|\d{1,2}:\d{2}(:\d{2})?", re.ASCII
 )
+_SEPARATORS = ("|", ";")
+# A cell may be a page of text.
+_CELL_SHOWN = 60
+# What programs write into an empty cell. "None" and "NA" may be words: a wall without damage, Namibia.
+MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
+# Cells in which Python, pandas or JSON wrote a list; and a list of words.
+_WRITTEN_LIST = re.compile(r"\[.*\]|\(.*\)|\{.*\}", re.DOTALL)
+_QUOTED = r"""(?:'[^']*'|"[^"]*")"""
+_LIST_OF_WORDS = re.compile(rf"\[\s*(?:{_QUOTED}\s*(?:,\s*{_QUOTED}\s*)*)?\]")
+# Whole numbers of 64 bits have fewer digits, and Python refuses to read thousands of them.
+MOST_DIGITS = 40
+
+
+def show(value: object) -> str:
+    """Return the beginning of a cell, or of a value in its place, for messages."""
+    text = str(value) if isinstance(value, str | Exception) else show_content(value, _CELL_SHOWN)
+    return text if len(text) <= _CELL_SHOWN else f"{text[:_CELL_SHOWN]}…"
+
+
+class Column:
+    """N cells of text, and what is told of them by the distinct ones."""
+
+    def __init__(self, name: str, cells: Sequence[str]) -> None:
+        self.name = name
+        self.plain = plain_name(name)
+        self.cells = cells
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @cached_property
+    def distinct(self) -> frozenset[str]:
+        """Return the different cells."""
+        return frozenset(self.cells)
+
+    @cached_property
+    def filled(self) -> frozenset[str]:
+        """Return the different cells that are not empty."""
+        return self.distinct - {""}
+
+    def are_all(self, pattern: re.Pattern[str]) -> bool:
+        """Tell whether every cell that is not empty is of a pattern, and there are some."""
+        return bool(self.filled) and all(map(pattern.fullmatch, self.filled))
+
+    @cached_property
+    def is_numeric(self) -> bool:
+        """Tell whether all cells are numbers or empty. "01" is a code, not a number."""
+        return (
+            self.are_all(NUMBER)
+            and not any(map(_CODE.fullmatch, self.filled))
+            and all(math.isfinite(float(cell)) for cell in self.filled if cell.lower() != "nan")
+        )
+
+    @cached_property
+    def has_decimal_commas(self) -> bool:
+        """Tell whether cells are numbers as half of the world writes them: 3,5."""
+        return any(map(_DECIMAL_COMMA.fullmatch, self.filled)) and all(
+            _DECIMAL_COMMA.fullmatch(cell) or NUMBER.fullmatch(cell) for cell in self.filled
+        )
+
+    @cached_property
+    def is_yes_and_no(self) -> bool:
+        """Tell whether cells are words for yes and no, as programs write what is true."""
+        return bool(self.distinct) and all(
+            cell.lower() in YES | NO and not NUMBER.fullmatch(cell) for cell in self.distinct
+        )
+
+    @property
+    def may_be_label(self) -> bool:
+        """Tell whether it can be a label: it has a name, and not a different word in every row like an id."""
+        if is_index_name(self.name) or self.plain in (*IDS, *CAPTIONS, *ABOUT_FILES, *PATHS):
+            return False
+        if is_label_name(self.name):
+            return True
+        # When a picture was taken is no class of it, and an empty column nothing at all.
+        if not self.filled or self.are_all(_DATE):
+            return False
+        few = len(self.cells) < 3 or len(self.distinct) < len(self.cells)
+        return few or self.is_numeric or self.has_decimal_commas
+
+    def numbers(self) -> NDArray[np.float64]:
+        """Return the cells as numbers, NaN for empty ones."""
+        known = {cell: float(cell or "nan") for cell in self.distinct}
+        return np.fromiter(map(known.__getitem__, self.cells), np.float64, len(self.cells))
 
 
 class ColumnRoles(NamedTuple):
@@ -182,65 +149,30 @@ class ColumnRoles(NamedTuple):
     """Whether a label cell is one class even if it contains spaces, because another column numbers it."""
 
 
-def plain_name(column: str) -> str:
-    """Return a column's name in the form of the known names: "Patient ID" is patient_id."""
-    return re.sub(r"[\s.-]+", "_", column.strip().lower())
-
-
-def is_label_name(column: str) -> bool:
-    """Tell whether a column's name means a label, so that it is never the path."""
-    return plain_name(column) in _LABELS
-
-
-def label_names(columns: Iterable[str], first: Sequence[str]) -> list[str]:
-    """Return the columns whose name means a label, one of the plain names `first` or a common one, in order of
-    preference.
-    """
-    known = (*first, *_LABELS)
-    return sorted(
-        (name for name in columns if plain_name(name) in known), key=lambda name: known.index(plain_name(name))
-    )
-
-
-def is_id_name(column: str) -> bool:
-    """Tell whether a column's name means a row number, which may also be the file's name."""
-    return plain_name(column) in _IDS
-
-
-def is_path_name(column: str) -> bool:
-    """Tell whether a column's name means a path."""
-    return plain_name(column) in _PATHS
-
-
 def split_of_cell(column: str, cell: str) -> str:
     """Return the split that a cell of a split column names, as it is stored.
 
     Raises:
         LayoutError: it names none, for example in a second table that has the roles of the first.
     """
-    flags, word = _FLAGS.get(plain_name(column)), cell.lower()
-    if flags is not None and word in YES | _NO:
-        return flags[word in _NO]
-    if flags is not None or word not in SPLIT_NAMES:
-        expected = "True or False" if flags is not None else listed(list(SPLIT_NAMES))
+    flags, word = FLAGS.get(plain_name(column)), cell.lower()
+    if flags is not None and word in YES | NO:
+        return flags[word in NO]
+    if flags is not None or word not in SPLITS:
+        expected = "True or False" if flags is not None else listed(list(SPLITS))
         msg = (
-            f"The column '{column}' says which split a row belongs to, but one row says '{cell}'; expected {expected}."
+            f"The column '{column}' says which split a row belongs to, but one row says '{show(cell)}'; expected "
+            f"{expected}."
         )
         raise LayoutError(msg)
-    return SPLIT_NAMES[word]
+    return SPLITS[word]
 
 
-def is_index_name(column: str) -> bool:
-    """Tell whether a column is a row number that a program wrote."""
-    # "Unnamed: 0" is pandas' name for an index that it wrote and read again.
-    return not column or column.lower().startswith("unnamed")
-
-
-def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | None) -> ColumnRoles:
+def find_roles(columns: Mapping[str, Column], *, labels: Sequence[str] | None) -> ColumnRoles:
     """Find the roles of a table's columns, except the path.
 
     Args:
-        columns: cells by column name.
+        columns: by name.
         labels: the columns that hold the labels, if the user named them.
 
     Raises:
@@ -251,96 +183,68 @@ def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | 
         msg = f"There is no column {listed(missing)}; there are {listed(sorted(columns)) or 'no others'}."
         raise LayoutError(msg)
     # If the user names label columns, one of them may look like a split.
-    free = [name for name in columns if name not in (labels or ())]
-    split = next((name for name in free if not is_label_name(name) and _is_split(name, columns[name])), None)
-    split = split or _flag_of_split({name: columns[name] for name in free})
-    rest = [name for name in free if name != split]
-    group = next((name for name in rest if _PERSONS.fullmatch(plain_name(name))), None)
-    scene = next((name for name in rest if _SCENES.fullmatch(plain_name(name))), None) if group is None else None
+    free = [column for name, column in columns.items() if name not in (labels or ())]
+    split = next((column for column in free if not is_label_name(column.name) and _is_split(column)), None)
+    split = split or _flag_of_split(free)
+    rest = [column for column in free if column is not split]
+    group = next((column.name for column in rest if PERSONS.fullmatch(column.plain)), None)
+    scene = next((column.name for column in rest if SCENES.fullmatch(column.plain)), None) if group is None else None
+    split_at = None if split is None else split.name
     if labels:
-        return ColumnRoles(tuple(labels), split, group or scene)
-    sizes = _sizes_of_images(columns)
-    told = {name: columns[name] for name in rest if name not in (group, *sizes) and _is_told(name, columns[name])}
-    named = _named_labels(told)
+        return ColumnRoles(tuple(labels), split_at, group or scene)
+    apart = {group, *_sizes_of_images(columns)}
+    candidates = {column.name: column for column in rest if column.name not in apart and column.may_be_label}
+    named = _named_labels(candidates)
     if named is not None:
         # If another column numbers the cells, each cell is one class: ATLAS MOTH is 7.
-        numbered = any(is_label_name(name) and name != named and is_numeric(cells) for name, cells in told.items())
-        return ColumnRoles((named,), split, group or scene, numbered)
-    texts = [name for name in rest if plain_name(name) in _TEXTS]
-    return ColumnRoles(_find_labels(told, texts, {name: columns[name] for name in rest}), split, group)
+        numbered = any(is_label_name(name) and name != named and one.is_numeric for name, one in candidates.items())
+        return ColumnRoles((named,), split_at, group or scene, numbered)
+    return ColumnRoles(_find_labels(candidates, rest), split_at, group)
 
 
-def _is_split(name: str, cells: Sequence[str]) -> bool:
+def _is_split(column: Column) -> bool:
     """Tell whether a column contains only names of splits.
 
     Raises:
         LayoutError: its name means a split, but some of its cells are not splits.
     """
-    found = {cell.lower() for cell in cells}
-    others = found - SPLIT_NAMES.keys()
-    if others and found & SPLIT_NAMES.keys() and plain_name(name) in _SPLITS:
+    found = {cell.lower() for cell in column.distinct}
+    others = found - SPLITS.keys()
+    if others and found & SPLITS.keys() and column.plain in SPLIT_COLUMNS:
         msg = (
-            f"The column '{name}' names splits and other values: {listed(sorted(others))}. Expected "
-            f"{listed(list(SPLIT_NAMES))} in every row."
+            f"The column '{column.name}' names splits and other values: {listed(sorted(map(show, others)))}. Expected "
+            f"{listed(list(SPLITS))} in every row."
         )
         raise LayoutError(msg)
-    return bool(cells) and not others
+    return bool(column.cells) and not others
 
 
-def _flag_of_split(columns: Mapping[str, Sequence[str]]) -> str | None:
+def _flag_of_split(columns: Sequence[Column]) -> Column | None:
     """Return the column that says for each row whether it belongs to one split; `None` if there is none.
 
     Raises:
         LayoutError: there are several; or one says yes for most rows, and may instead say which rows are valid.
     """
     found = [
-        name
-        for name, cells in columns.items()
-        if plain_name(name) in _FLAGS and {cell.lower() for cell in cells} <= YES | _NO and len(set(cells)) > 1
+        column
+        for column in columns
+        if column.plain in FLAGS and {cell.lower() for cell in column.distinct} <= YES | NO and len(column.distinct) > 1
     ]
     if len(found) > 1:
-        msg = f"The columns {listed(found)} each name a split. Write one column 'split' with train, valid or test."
+        names = listed([column.name for column in found])
+        msg = f"The columns {names} each name a split. Write one column 'split' with train, valid or test."
         raise LayoutError(msg)
-    for name in found:
-        yes, no = _FLAGS[plain_name(name)]
-        count = sum(split_of_cell(name, cell) != "train" for cell in columns[name])
-        if 2 * count > len(columns[name]):
+    for column in found:
+        yes, no = FLAGS[column.plain]
+        count = sum(split_of_cell(column.name, cell) != "train" for cell in column.cells)
+        if 2 * count > len(column):
             msg = (
-                f"The column '{name}' would put {count:,} of {len(columns[name]):,} rows into the split "
+                f"The column '{column.name}' would put {count:,} of {len(column):,} rows into the split "
                 f"'{no if yes == 'train' else yes}'. If that is meant, write a column 'split' with the words instead; "
-                f"if '{name}' says something else, give it another name."
+                f"if '{column.name}' says something else, give it another name."
             )
             raise LayoutError(msg)
     return found[0] if found else None
-
-
-def _is_told(name: str, cells: Sequence[str]) -> bool:
-    """Tell whether a column can be a label: it has a name, and not a different word in every row like an id."""
-    if is_index_name(name) or plain_name(name) in (*_IDS, *_TEXTS, *_ABOUT_FILES) or is_path_name(name):
-        return False
-    if is_label_name(name):
-        return True
-    # When a picture was taken is no class of it, and an empty column nothing at all.
-    if are_all(_DATE, cells) or not any(cells):
-        return False
-    return len(cells) < 3 or is_numeric(cells) or has_decimal_commas(cells) or len(set(cells)) < len(cells)
-
-
-def are_all(pattern: re.Pattern[str], cells: Sequence[str]) -> bool:
-    """Tell whether every cell that is not empty is of a pattern, and there are some."""
-    filled = [cell for cell in cells if cell]
-    return bool(filled) and all(map(pattern.fullmatch, filled))
-
-
-def has_decimal_commas(cells: Sequence[str]) -> bool:
-    """Tell whether cells are numbers as half of the world writes them: 3,5."""
-    found = [cell for cell in cells if DECIMAL_COMMA.fullmatch(cell)]
-    return bool(found) and all(cell in found or NUMBER.fullmatch(cell) for cell in set(cells) if cell)
-
-
-def are_yes_and_no(cells: Sequence[str]) -> bool:
-    """Tell whether cells are words for yes and no, as programs write what is true."""
-    return bool(cells) and all(cell.lower() in YES | _NO and not is_numeric([cell]) for cell in set(cells))
 
 
 def _sizes_of_images(columns: Iterable[str]) -> set[str]:
@@ -350,46 +254,49 @@ def _sizes_of_images(columns: Iterable[str]) -> set[str]:
     return {plain[name] for pair in pairs if pair[1] in plain for name in pair}
 
 
-def _named_labels(columns: Mapping[str, Sequence[str]]) -> str | None:
+def _named_labels(columns: Mapping[str, Column]) -> str | None:
     """Return the column whose name means a label; of several with the same content, the one in words.
 
     Raises:
         LayoutError: there are two with different content.
     """
-    named = label_names(columns, ())
+    named = label_names(columns)
     if not named:
         return None
     first = columns[named[0]]
-    for other in named[1:]:
-        pairs = set(zip(first, columns[other], strict=True))
-        if not len(pairs) == len(set(first)) == len(set(columns[other])):
-            raise _which(named)
-    return next((name for name in named if not is_numeric(columns[name])), named[0])
+    if any(not same_partition(first.cells, columns[other].cells) for other in named[1:]):
+        raise _which(named)
+    return next((name for name in named if not columns[name].is_numeric), named[0])
 
 
-def _find_labels(
-    columns: Mapping[str, Sequence[str]], texts: Sequence[str], others: Mapping[str, Sequence[str]]
-) -> tuple[str, ...]:
+def same_partition(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Tell whether two labellings of the same samples are the same up to names."""
+    pairs = set(zip(one, other, strict=True))
+    return len(pairs) == len(set(one)) == len(set(other))
+
+
+def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> tuple[str, ...]:
     """Return the labels among columns that are not called so.
 
     Args:
-        columns: those that can be labels.
-        texts: the names of columns of captions and the like.
-        others: all columns beside the paths, cells by name.
+        candidates: those that can be labels.
+        others: all columns beside the paths.
 
     Raises:
         LayoutError: it cannot be told which are, or none can.
     """
-    numbers = [name for name, cells in columns.items() if is_numeric(cells) or has_decimal_commas(cells)]
-    flags = [name for name in columns if name not in numbers and are_yes_and_no(columns[name])]
-    words = [name for name in columns if name not in (*numbers, *flags)]
+    numbers = [name for name, column in candidates.items() if column.is_numeric or column.has_decimal_commas]
+    numeric = set(numbers)
+    flags = {name for name, column in candidates.items() if name not in numeric and column.is_yes_and_no}
+    words = [name for name in candidates if name not in numeric and name not in flags]
     # What is one word for all rows tells none from another.
-    words = [name for name in words if len(set(columns[name])) > 1] or words
+    words = [name for name in words if len(candidates[name].distinct) > 1] or words
     # Words beside numbers: numbers are usually measurements, and one word in each row is its class.
     if len(words) == 1:
         return (words[0],)
+    texts = [column.name for column in others if column.plain in CAPTIONS]
     if not words and texts:
-        also = f", or {_say_labels(sorted(columns)[:1])} for that column" if columns else ""
+        also = f", or {_say_labels(sorted(candidates)[:1])} for that column" if candidates else ""
         msg = (
             f"Its column '{texts[0]}' holds texts, which are no labels and are not read. Give layout=\"images\" for "
             f"the images alone{also}; for images with their texts pass pack_dataset an object whose items are (image, "
@@ -397,25 +304,26 @@ def _find_labels(
         )
         raise LayoutError(msg)
     # Yes and no beside a measurement are one of two things to learn, and beside each other several of one kind.
-    of_one_kind = not flags or all(set(columns[name]) <= YES | _NO for name in numbers)
-    if columns and not words and (of_one_kind or len(columns) == 1):
-        return tuple(columns)
-    if columns:
-        raise _which(sorted(columns))
-    names = [name for name in others if not is_index_name(name)]
-    files = next((name for name in names if all(cell.lower().endswith(IMAGE_EXTENSIONS) for cell in others[name])), "")
+    of_one_kind = not flags or all(candidates[name].distinct <= YES | NO for name in numbers)
+    if candidates and not words and (of_one_kind or len(candidates) == 1):
+        return tuple(candidates)
+    if candidates:
+        raise _which(sorted(candidates))
+    known = [column for column in others if not is_index_name(column.name)]
+    files = next((one.name for one in known if all(cell.lower().endswith(IMAGES) for cell in one.distinct)), "")
     if files:
         msg = (
             f"Its column '{files}' names images as well. If they are masks, layout=\"pairs\" reads both by their names."
         )
         raise LayoutError(msg)
-    if not names:
+    if not known:
         what = "The columns beside the paths have no names in the first row" if others else "It has paths alone"
         msg = f"{what}. Write the label of each file behind its path, and a first row that says so: path,label."
         raise LayoutError(msg)
     msg = (
-        f"None of the columns beside the paths is a label by its name or by what it holds: {listed(names)}. If one "
-        f"is, say so: {_say_labels(names[:1])}, from colabstage.options."
+        f"None of the columns beside the paths is a label by its name or by what it holds: "
+        f"{listed([one.name for one in known])}. If one is, say so: {_say_labels([known[0].name])}, from "
+        "colabstage.options."
     )
     raise LayoutError(msg)
 
@@ -432,12 +340,288 @@ def _which(columns: list[str]) -> LayoutError:
     )
 
 
-def is_numeric(cells: Sequence[str]) -> bool:
-    """Tell whether there are non-empty cells and all of them are numbers. "01" is a code, not a number."""
-    filled = [cell for cell in cells if cell]
-    return (
-        bool(filled)
-        and all(map(NUMBER.fullmatch, filled))
-        and not any(map(CODE.fullmatch, filled))
-        and bool(np.isfinite([float(cell) for cell in filled if cell.lower() != "nan"]).all())
+# --- cells of tables as targets ---------------------------------------------------------------------------------------
+
+
+def make_targets(
+    columns: Sequence[Column], *, separator: str | None = None, sample: Callable[[int], str] | None = None
+) -> tuple[Values, tuple[str, ...]]:
+    """Return the targets of label columns, and the names of their classes.
+
+    One column of words: int64 `(N,)`, index into the sorted words; with "|" or ";" in them, or lists of words as JSON
+    and Python write them, uint8 `(N, K)`, one column for each word. One of numbers: int64 or float32 `(N,)`; integers
+    that count from 0 are class names. Several of numbers: `(N, K)` in their order, uint8 where all are 0 or 1, or yes
+    and no in words, NaN for an empty cell.
+
+    Args:
+        columns: one or more.
+        separator: the text between several labels in one cell; "" if each cell is one label; `None` to find out.
+        sample: returns what a row's sample is called, because people find a row by its file, not by a number.
+
+    Raises:
+        LayoutError: several columns of words; integers that would become equal, or are too large; an empty cell in a
+            single column; two spellings of one number; numbers with commas; lists of numbers; words with spaces or
+            commas that may be one label or several.
+    """
+    if separator is None:
+        for column in columns:
+            _check_commas(column)
+    if len(columns) == 1:
+        return _LabelColumn(columns[0], sample).targets(separator)
+    words = [column.name for column in columns if not (column.is_numeric or column.is_yes_and_no)]
+    if words:
+        msg = f"Several label columns must all be numbers; {listed(words)} have words. Choose one of them."
+        raise LayoutError(msg)
+    table = np.empty((len(columns[0]), len(columns)), np.float64)
+    for number, column in enumerate(columns):
+        if column.is_yes_and_no:
+            table[:, number] = np.fromiter((cell.lower() in YES for cell in column.cells), np.bool_, len(column))
+        else:
+            table[:, number] = column.numbers()
+    # Several columns of 0 and 1 are labels that may apply together, one column for each.
+    if all(column.is_yes_and_no or column.distinct <= {"0", "1", "0.0", "1.0"} for column in columns) or (
+        np.isin(table, (0, 1)).all()
+    ):
+        return Values(table.astype(np.uint8)), tuple(column.name for column in columns)
+    for column, numbers in zip(columns, table.T, strict=True):
+        check_kept_apart(column.name, numbers if not column.are_all(WHOLE) or "" in column.distinct else _exact(column))
+    return Values(table.astype(np.float32)), ()
+
+
+class _LabelColumn:
+    """The only label column of a table."""
+
+    def __init__(self, column: Column, sample: Callable[[int], str] | None) -> None:
+        self.column = column
+        self.name = column.name
+        self.sample = sample
+
+    def targets(self, separator: str | None) -> tuple[Values, tuple[str, ...]]:
+        column = self.column
+        if separator == "":
+            return self._as_classes()
+        if column.are_all(_LIST_OF_WORDS) and "" not in column.distinct:
+            return self._as_sets(lambda cell: {word[1:-1].strip() for word in re.findall(_QUOTED, cell)})
+        if separator is None and column.is_numeric:
+            return self._as_numbers()
+        mark = separator or separator_of(column)
+        if mark:
+            return self._as_sets(lambda cell: {word.strip() for word in cell.split(mark)})
+        self._check_numbers()
+        self._check_lists()
+        self._check_several()
+        return self._as_classes()
+
+    def _which(self, place: int) -> str:
+        return f"that of '{self.sample(place)}'" if self.sample else f"number {place + 1}"
+
+    def _check_filled(self, allowed: str | None = None) -> None:
+        """Refuse a label column in which some cells are marked as empty, or are empty unless that is `allowed`."""
+        missing = {cell for cell in self.column.distinct if cell.lower() in MISSING} - {allowed}
+        if missing:
+            cells = self.column.cells
+            count = sum(cell in missing for cell in cells)
+            first = next(place for place, cell in enumerate(cells) if cell in missing)
+            written = f": {cells[first]!r}" if cells[first] else ""
+            msg = (
+                f"{count:,} of {format_count(len(cells), 'rows')} {'has' if count == 1 else 'have'} no label in "
+                f"'{self.name}' (the first is {self._which(first)}{written}). Fill them in, or take the rows out."
+            )
+            raise LayoutError(msg)
+
+    def _as_numbers(self) -> tuple[Values, tuple[str, ...]]:
+        self._check_filled()
+        if self.column.are_all(WHOLE):
+            whole = _exact(self.column)
+        else:
+            values = self.column.numbers()
+            # From 2 ** 53 on floats skip integers, so numbers written as floats may already be wrong.
+            if np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
+                check_kept_apart(self.name, values)
+                return Values(values.astype(np.float32)), ()
+            whole = values.astype(np.int64)
+        return Values(whole), class_numbers(whole)
+
+    def _as_classes(self) -> tuple[Values, tuple[str, ...]]:
+        self._check_filled()
+        values, classes = class_indices(self.column.cells)
+        # Some programs take 01 and 1 as two classes, others as one.
+        seen: dict[str, str] = {}
+        for word in classes:
+            number = word.lstrip("0") if word.isascii() and word.isdecimal() else None
+            if number is not None and seen.setdefault(number, word) != word:
+                msg = (
+                    f"'{self.name}' has the labels '{seen[number]}' and '{word}', which are the same number. Write it "
+                    "in one way."
+                )
+                raise LayoutError(msg)
+        return values, classes
+
+    def _as_sets(self, words_of_cell: Callable[[str], set[str]]) -> tuple[Values, tuple[str, ...]]:
+        """Return sets of labels, one for each cell, as columns of 0 and 1."""
+        # An empty cell is a sample without a label; a program's mark for a missing value is not a word.
+        self._check_filled(allowed="")
+        sets = {cell: words_of_cell(cell) - {""} for cell in self.column.distinct}
+        classes = sorted(set().union(*sets.values()))
+        rows = {cell: np.array([word in found for word in classes], np.uint8) for cell, found in sets.items()}
+        table = np.stack([rows[cell] for cell in self.column.cells]) if rows else np.zeros((0, 0), np.uint8)
+        return Values(table.reshape(len(self.column), len(classes))), tuple(classes)
+
+    def _check_numbers(self) -> None:
+        """Refuse numbers mixed with words, which would make a class of each different number."""
+        odd = {cell for cell in self.column.distinct if not NUMBER.fullmatch(cell) or _CODE.fullmatch(cell)}
+        places = [place for place, cell in enumerate(self.column.cells) if cell in odd]
+        if 0 < len(places) <= len(self.column) / 4:
+            msg = (
+                f"Most cells of '{self.name}' are numbers, and {len(places):,} of {len(self.column):,} are not: "
+                f"'{show(self.column.cells[places[0]])}' (the first is {self._which(places[0])}). Correct them, or "
+                "take "
+                "the rows out; if all are words, layout=table_rows(separator='')."
+            )
+            raise LayoutError(msg)
+
+    def _check_lists(self) -> None:
+        """Refuse lists of numbers, and other lists written as text, because each different one would be a class."""
+        for cell in sorted(self.column.distinct):
+            parts = cell.strip("[](){}").replace(",", " ").split()
+            if _WRITTEN_LIST.fullmatch(cell) or (len(parts) > 1 and all(map(NUMBER.fullmatch, parts))):
+                msg = (
+                    f"'{self.name}' has cells such as '{show(cell)}', a list written as text. Write a column for each "
+                    f"number ({self.name}_0, {self.name}_1, and so on); or, if it lists several labels, put | between "
+                    f"them: {show('|'.join(parts[:3]) or 'a|b')}. layout=table_rows(separator='') takes each different "
+                    "cell for one class."
+                )
+                raise LayoutError(msg)
+
+    def _check_several(self) -> None:
+        """Refuse words with spaces or commas that may be one label or several."""
+        known = self.column.distinct
+        by_comma = {cell: [part.strip() for part in cell.split(",")] for cell in known if "," in cell}
+        parts = [part for found in by_comma.values() for part in found]
+        # The parts of a single name with a comma do not occur elsewhere.
+        several = {*by_comma} if len(set(parts)) < len(parts) or not known.isdisjoint(parts) else set()
+        separator = "," if by_comma else " "
+        if not several:
+            several = {cell for cell in known if len(cell.split()) > 1}
+            words = {word for cell in several for word in cell.split()}
+            if not (several and (self.column.plain in SETS_OF_LABELS or words <= known)):
+                return
+        msg = (
+            f"'{self.name}' has labels such as '{show(min(several))}'. Is that one class, or several labels? Say so: "
+            f"{_of_separators(separator)}."
+        )
+        raise LayoutError(msg)
+
+
+def _exact(column: Column) -> NDArray[np.int64]:
+    """Return the whole numbers of a column whose cells contain only digits."""
+    long = next((cell for cell in column.distinct if len(cell) > MOST_DIGITS), None)
+    known = {cell: int(cell) for cell in column.distinct} if long is None else {}
+    large = long or next((cell for cell, number in known.items() if not -(2**63) <= number < 2**63), None)
+    if large is not None:
+        msg = (
+            f"'{column.name}' has the label {show(large)}, which does not fit into 64 bits. Write such labels as words."
+        )
+        raise LayoutError(msg)
+    return np.fromiter(map(known.__getitem__, column.cells), np.int64, len(column))
+
+
+def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
+    """Refuse integers of which two would become equal in float32, in which numbers other than classes are stored.
+
+    Args:
+        name: of the column, for the message.
+        numbers: int64 or float64 `(N,)`.
+
+    Raises:
+        LayoutError: there are two such; the message names them.
+    """
+    # Fractions are measurements, for which the eighth digit does not matter.
+    whole = np.unique(numbers[np.isfinite(numbers) & (numbers == np.rint(numbers))])
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 they would be infinite, which is not a label
+        merged = np.flatnonzero(np.diff(whole.astype(np.float32)) == 0)
+    if len(merged):
+        one, other = int(whole[merged[0]]), int(whole[merged[0] + 1])
+        msg = (
+            f"'{name}' has the numbers {show(one)} and {show(other)}, which would become the same number in float32. "
+            "Take it as the only label, with digits alone in its cells, or write smaller numbers."
+        )
+        raise LayoutError(msg)
+
+
+def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
+    """Return the numbers as class names, if integers count classes from 0; otherwise nothing."""
+    found = np.unique(whole)
+    if not len(found) or found[0] != 0 or found[-1] != len(found) - 1 or 2 * len(found) > len(whole):
+        return ()
+    return tuple(str(number) for number in found.tolist())
+
+
+def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> list[str]:
+    """Return a note if labels are integers that a loss cannot use as classes."""
+    if classes or values.ndim != 1 or values.dtype != np.int64:
+        return []
+    found = np.unique(values)
+    # Numbers that mostly differ are measurements, and those that count from 0 without a gap have names.
+    if not len(found) or 2 * len(found) > len(values):
+        return []
+    note = (
+        f"The labels in '{name}' stay the numbers {int(found[0]):,} to {int(found[-1]):,}; classes would be 0 to "
+        f"{len(found) - 1:,}. For classes write words, or convert the numbers in the loop."
     )
+    return [note]
+
+
+def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequence[str]) -> list[str]:
+    """Return notes on targets that a loss, or the author of the table, may not expect."""
+    values, first = targets.values, columns[0]
+    if values.ndim == 1:
+        if 2 * len(classes) > len(targets) > 2:
+            return [f"'{first.name}' has {len(classes):,} classes for {len(targets):,} samples: is it a label?"]
+        return note_on_numbers(first.name, values, classes) if is_label_name(first.name) else []
+    if len(columns) == 1:
+        mark = separator_of(first)
+        between = f"with '{mark}' between them" if mark else "written as a list"
+        note = (
+            f"A cell of '{first.name}' may hold several labels, {between}: each of the {values.shape[1]:,} classes "
+            "is a "
+            "column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
+        )
+        return [note]
+    if values.dtype == np.uint8:
+        return []
+    notes = []
+    empty = int(np.isnan(values).sum())
+    if empty:
+        notes.append(
+            f"{format_count(empty, 'cells')} of the label columns {'is' if empty == 1 else 'are'} empty, and NaN in y; "
+            "a loss over them is NaN. Fill them in, or leave them out in the loop: y.isnan()."
+        )
+    if np.any(values == -1) and bool((np.isin(values, (-1, 0, 1)) | np.isnan(values)).all()):
+        notes.append(
+            "The label columns hold -1, which a loss for yes and no does not take. Convert it in the loop: "
+            "(y > 0).float() takes it for no."
+        )
+    return notes
+
+
+def _check_commas(column: Column) -> None:
+    """Refuse numbers with a comma, which would be taken as words and become classes."""
+    if column.has_decimal_commas:
+        first = next(cell for cell in column.cells if _DECIMAL_COMMA.fullmatch(cell))
+        thousands = ", or without it, if it is between thousands" if re.search(r",\d{3}$", first) else ""
+        msg = (
+            f"'{column.name}' has numbers with a comma ('{show(first)}'). Write them with a point "
+            f"('{show(first.replace(',', '.'))}'){thousands}; in pandas, read_csv(PATH, sep=';', decimal=',')"
+            f".to_csv(PATH, index=False). If they are no such numbers: {_of_separators(',')}."
+        )
+        raise LayoutError(msg)
+
+
+def _of_separators(mark: str) -> str:
+    return f"layout=table_rows(separator='') for one class, table_rows(separator='{mark}') for several labels"
+
+
+def separator_of(column: Column) -> str:
+    """Return the separator between the labels of a cell, if it never occurs in a word; otherwise ""."""
+    return next((mark for mark in _SEPARATORS if any(mark in cell for cell in column.distinct)), "")

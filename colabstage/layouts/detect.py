@@ -1,17 +1,19 @@
-"""Find the layout of a tree by trying each reader in turn, the weakest last; and define the layouts with options.
+"""Find the layout of a tree: a catalogue of what may state labels, strongest first, and the judge of what they state.
 
-A layout with options can be used like any other, in other processes too, and the same options find the same pack. One
-of them reads a folder by a single table that is given as the source: `photos/labels.csv`.
+One judge decides, by these refusals: two pieces of evidence divide the samples differently; nothing labels them all; a
+file that is left over may speak of them; folders are of several depths, or words for parts; one class has two
+spellings; a split has no class in common with train, or two names; a written name leads nowhere, or to several.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
+import posixpath
 import re
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import (
@@ -23,100 +25,480 @@ from colabstage.errors import (
     ended,
     said_by,
 )
-from colabstage.io.units import NAMES_SHOWN
-from colabstage.layouts import (
-    arrow,
-    audio,
-    class_folders,
-    coco,
-    csv_table,
-    evidence,
-    lmdb,
-    pixel_tables,
-    row_arrays,
-    tfrecord,
-    tokens,
-    webdataset,
+from colabstage.io.units import NAMES_SHOWN, left_out, listed
+from colabstage.layouts import evidence
+from colabstage.layouts.boxes import NAME as DETECTION
+from colabstage.layouts.clips import ClipOptions, clip_rows
+from colabstage.layouts.columns import NUMBER, show
+from colabstage.layouts.evidence import (
+    IMAGE_FOLDER,
+    Evidence,
+    FileKind,
+    Found,
+    Miss,
+    class_of_samples,
+    count_kinds,
+    gather,
+    near,
+    required,
 )
-from colabstage.layouts.audio import AudioOptions, read_audio
-from colabstage.layouts.class_folders import IMAGE_FOLDER, read_image_folder
-from colabstage.layouts.columns import TABLE_EXTENSIONS, is_table
-from colabstage.layouts.csv_table import is_submission, read_table
-from colabstage.layouts.detection import EXTENSIONS as BOX_EXTENSIONS
-from colabstage.layouts.detection import read_detection
-from colabstage.layouts.image_boxes import NAME as DETECTION
-from colabstage.layouts.image_files import (
-    FILE_NAMES,
+from colabstage.layouts.folders import folders_state, second_copy, why_not_classes
+from colabstage.layouts.formats import arrow, lmdb, tfrecord, webdataset
+from colabstage.layouts.formats.arrays import array_folder_state, arrays_state
+from colabstage.layouts.formats.arrow import arrow_state
+from colabstage.layouts.formats.coco import coco_state
+from colabstage.layouts.formats.kitti import kitti_state
+from colabstage.layouts.formats.lmdb import lmdb_state
+from colabstage.layouts.formats.masks import class_tables, masks_state
+from colabstage.layouts.formats.pixels import pixels_state
+from colabstage.layouts.formats.published import published_arrays
+from colabstage.layouts.formats.tables import parse_table
+from colabstage.layouts.formats.tfrecord import tfrecord_state
+from colabstage.layouts.formats.tokens import tokens_state, why_no_text
+from colabstage.layouts.formats.tools import tools_state
+from colabstage.layouts.formats.voc import voc_state
+from colabstage.layouts.formats.webdataset import webdataset_state
+from colabstage.layouts.formats.yolo import yolo_state
+from colabstage.layouts.judge import files_called, judge, named_elsewhere
+from colabstage.layouts.lists import lists_state
+from colabstage.layouts.lookup import Lookup
+from colabstage.layouts.names import names_state, nothing_states, splits_of_folders, why_not_bare
+from colabstage.layouts.reading import Source
+from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values
+from colabstage.layouts.words import (
+    ARCHIVES,
     IMAGES,
-    PAIRS,
-    guess_images,
-    read_file_names,
-    read_images,
-    read_pairs,
+    SOUNDS,
+    TABLES,
+    folder_of,
+    is_label_name,
+    is_note,
+    is_part,
+    is_role,
+    is_split,
+    is_submission,
+    is_table,
+    shared_folders,
 )
-from colabstage.layouts.names import count_kinds, is_note
-from colabstage.layouts.row_arrays import read_arrays
-from colabstage.layouts.table import BrokenDatasetError, NearMissError, first_that_fits
-from colabstage.layouts.tokens import TokenOptions, read_tokens
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.listing import FileEntries, PartOfTree
-from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from colabstage.layouts.audio import SoundDtype
-    from colabstage.layouts.table import SampleTable
-    from colabstage.layouts.tokens import TokenDtype
-    from colabstage.trees.listing import Tree
+    from colabstage.trees.listing import FileEntries, Tree
 
-LayoutFunction = Callable[["Tree"], "SampleTable"]
-
-_TABLE_SUFFIXES = (".csv", ".tsv")
+LayoutFunction = Callable[["Tree"], SampleTable]
 
 
-class LayoutReader(NamedTuple):
-    """One layout: how to read a tree with it, and how to tell that a tree has it."""
+AUDIO = FileKind("audio", "clips", SOUNDS)
+# Clips, where nothing is said about them: of one length, rate and number of channels.
+_AS_THEY_ARE = ClipOptions()
+
+
+class Case:
+    """The evidence in a source, each piece looked for at most once."""
+
+    def __init__(self, source: Source, *, is_more: bool = False) -> None:
+        self.source = source
+        self.is_more = is_more
+
+    @cached_property
+    def images(self) -> FileEntries:
+        """Return the image files."""
+        return self.source.ending_in(IMAGES)
+
+    @cached_property
+    def lookup(self) -> Lookup:
+        """Return the index of the images' names."""
+        return Lookup(self.images.names)
+
+    @cached_property
+    def masks(self) -> Found:
+        """Return what masks state."""
+        return gather(self.state_masks)
+
+    def state_masks(self, x: str | None = None, y: str | None = None) -> Found:
+        """Return what masks state: those that are asked for, or any."""
+        parsed = self.source.parse(class_tables(self.source), lambda entry, content: parse_table(entry.name, content))
+        return masks_state(self.source, {name: table.columns for name, table in parsed.items()}, x=x, y=y)
+
+    @cached_property
+    def tables(self) -> TableSearch:
+        """Return the tables that may name the images."""
+        return TableSearch(self.source, TABLE, self.images, self.lookup)
+
+    @cached_property
+    def rows(self) -> Found:
+        """Return what tables state of images."""
+        return gather(self.tables.state)
+
+    @cached_property
+    def folders(self) -> Found:
+        """Return what folders state of images."""
+        return gather(lambda: folders_state(self.source, IMAGE_FOLDER))
+
+    def state_audio(self, options: ClipOptions = _AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
+        """Return what tables, or otherwise folders, state of clips, as rows of one length.
+
+        Args:
+            options: the form of the rows; frozen.
+            labels: the columns of a table that hold the labels; found by name and content where `None`.
+        """
+        source = self.source
+        clips = evidence.require_files(source.ending_in(SOUNDS), source, f"clips of sound ({', '.join(SOUNDS)})")
+        search = TableSearch(source, AUDIO, clips, Lookup(clips.names), labels=labels)
+        found = gather(search.state)
+        # Label columns were named, so a table is meant.
+        if isinstance(found, Miss) and not found.claims and labels is None:
+            by_folder = gather(lambda: folders_state(source, AUDIO))
+            if isinstance(by_folder, Miss) and not by_folder.claims:
+                return Miss(LayoutError(f"{by_folder.error} Nor does a table name them: {found.error}"))
+            found = by_folder
+        if isinstance(found, Miss):
+            return found
+        inputs, note = clip_rows(found.table.inputs.source, options)
+        return replace(found, table=replace(found.table, inputs=inputs, notes=(*found.table.notes, note)))
+
+    def rows_agree(self, found: Evidence) -> bool:
+        """Tell whether all tables that lead to images state the classes that other evidence does."""
+        leading = gather_leading(self.tables)
+        class_of = dict(zip(found.table.keys, class_of_samples(found.table), strict=True))
+        return bool(leading) and tables_agree(leading, self.images.names, class_of, self.lookup)
+
+
+def gather_leading(search: TableSearch) -> list:  # type: ignore[type-arg]
+    """Return the tables that lead to files; none where one cannot be read."""
+    try:
+        found = search.leading()
+    except LayoutError:
+        return []
+    return [] if isinstance(found, str) else found
+
+
+class Layout(NamedTuple):
+    """One line of the catalogue: a format, and how "auto" weighs it."""
 
     name: str
     """Its name in `layout=`."""
-    read: Callable[[Tree], SampleTable]
-    """Makes the table. Raises LayoutError with the reason if the tree does not have this layout, and BrokenDatasetError
-    if it has but cannot be read."""
-    guess: Callable[[Tree, bool], SampleTable] | None = None
-    """The reader for "auto", if it weighs more evidence than when the layout is named. Its second argument tells
-    whether the samples are added to an existing dataset."""
+    state: Callable[[Case], Found]
+    """Returns what it states where it is named."""
+    weigh: Callable[[Case], Found] | None = None
+    """Returns what it states for "auto", if more has to be weighed."""
     extensions: tuple[str, ...] = ()
-    """"auto" tries it only if the tree has files with one of these extensions; empty if extensions do not decide."""
+    """"auto" looks for it only if the tree has files with one of these; empty if extensions do not decide."""
     archive: str = ""
-    """"auto" also tries it if the tree itself is read from archives of this kind."""
+    """"auto" also looks for it if the tree itself is read from archives of this kind."""
 
-    def may_fit(self, tree: Tree) -> bool:
-        """Tell whether "auto" has to try it: most trees have no files of most layouts."""
-        if not self.extensions or tree.entries.ending_in(self.extensions):
+    def may_fit(self, source: Source) -> bool:
+        """Tell whether "auto" has to look for it: most trees have no files of most layouts."""
+        if not self.extensions or len(source.ending_in(self.extensions)):
             return True
-        return bool(self.archive) and any(part.kind == self.archive for part in tree.parts())
+        return bool(self.archive) and any(part.kind == self.archive for part in source.tree.parts())
 
 
-# Tried in this order, the most demanding layouts first.
-READERS: tuple[LayoutReader, ...] = (
-    LayoutReader(DETECTION, read_detection, evidence.guess_detection, BOX_EXTENSIONS),
-    LayoutReader(coco.CLASSES, coco.read_coco_classes, extensions=coco.EXTENSIONS),
-    LayoutReader(webdataset.NAME, webdataset.read_webdataset, extensions=webdataset.EXTENSIONS, archive="tar"),
-    LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord, evidence.guess_tfrecord, tfrecord.EXTENSIONS),
-    LayoutReader(lmdb.NAME, lmdb.read_lmdb, extensions=lmdb.EXTENSIONS),
-    LayoutReader(arrow.NAME, arrow.read_arrow, extensions=arrow.EXTENSIONS),
-    LayoutReader(csv_table.NAME, csv_table.read_table, evidence.guess_table, TABLE_EXTENSIONS),
-    LayoutReader(PAIRS, read_pairs, evidence.guess_pairs),
-    LayoutReader(IMAGES, read_images, guess_images),
-    LayoutReader(IMAGE_FOLDER, read_image_folder, evidence.guess_image_folder),
-    LayoutReader(row_arrays.NAME, row_arrays.read_arrays),
-    LayoutReader(class_folders.ARRAY_FOLDER, class_folders.read_array_folder, evidence.guess_array_folder),
-    LayoutReader(pixel_tables.NAME, pixel_tables.read_pixel_table),
-    LayoutReader(FILE_NAMES, read_file_names),
-    LayoutReader(audio.NAME, audio.read_audio, evidence.guess_audio, audio.SOUND_EXTENSIONS),
-    LayoutReader(tokens.NAME, tokens.read_tokens, tokens.guess_tokens),
+# --- what "auto" weighs -----------------------------------------------------------------------------------------------
+
+
+def _weigh_boxes(case: Case) -> Found:
+    """Weigh boxes: unless most images have masks as well."""
+    found = _state_boxes(case)
+    if isinstance(found, Miss):
+        return found
+    # Pascal VOC also has masks, but people who stage it want the boxes.
+    own = any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
+    masks = None if own else case.masks
+    if isinstance(masks, Evidence) or (isinstance(masks, Miss) and masks.claims):
+        return refuse(
+            f"The images of '{case.source.label}' have boxes in files of annotations and masks beside them. Say which "
+            'are meant: layout="detection" or layout="pairs"; where the class is in the files\' names, '
+            "layout=file_names(PATTERN), from colabstage.options."
+        )
+    return found
+
+
+def refuse(why: str) -> Miss:
+    """Return a refusal: nothing weaker is looked at."""
+    return Miss(BrokenDatasetError(why))
+
+
+def _weigh_rows(case: Case) -> Found:
+    """Weigh a table: with the folders of the images, and masks beside them."""
+    found = case.rows
+    if isinstance(found, Miss):
+        return _without_rows(case, found) if found.claims else found
+    masks = case.masks
+    if isinstance(masks, Evidence) or masks.claims:
+        return refuse(
+            f"The images of '{case.source.label}' have labels in a table and masks beside them. Say which are meant: "
+            'layout="table" or layout="pairs".'
+        )
+    return _contradicted(case, found) or _with_lists(case, found)
+
+
+def _without_rows(case: Case, found: Miss) -> Found:
+    """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
+    masks = case.masks
+    if isinstance(masks, Evidence) or masks.claims:
+        labels = any(is_label_name(name) for table in gather_leading(case.tables) for name in table.table.header)
+        if labels:
+            return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
+        return near(
+            f"The images of '{case.source.label}' have masks, and the table beside them no labels: {found.error}"
+        )
+    by_folder = _weigh_folders(case)
+    if isinstance(by_folder, Evidence) and case.rows_agree(by_folder):
+        note = "Tables beside the folders have a column that says the same classes; their other columns were left out."
+        return by_folder.noting(note)
+    # Nothing is gained by the advice where all images are in one folder.
+    if len(case.images.folders[0]) < 2:
+        return found
+    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
+
+
+def _contradicted(case: Case, found: Evidence) -> Miss | None:
+    """Return what folders or names state otherwise than a table does; nothing where they do not."""
+    # Patients and parts also have numbers as names, so numbers do not contradict a label.
+    classes = {name for name in found.table.classes if not NUMBER.fullmatch(name)}
+    odd = _named_otherwise(case, found, classes)
+    if odd is not None:
+        name, label, what = odd
+        return refuse(
+            f"The table {found.who} says '{show(label)}' for '{name}', but {what} is that of another label. Say which "
+            'is right: layout="table" or layout="image_folder"; or layout="file_names" for what files are called.'
+        )
+    if found.table.classes or not isinstance(found.table.targets, Values) or len(case.images.folders[0]) < 2:
+        return None
+    folders = case.folders
+    if isinstance(folders, Miss):
+        return None
+    # As of patients, visits and parts: numbers, or a folder for nearly every image.
+    names = folders.table.classes
+    numbered = any(re.search(r"\d", name) for name in names)
+    parts = any(is_role(name) or is_split(name) or is_part(name) for name in names)
+    if numbered or parts or len(names) < 2 or 2 * len(names) > len(folders.table):
+        return None
+    return refuse(
+        f"The table beside the images of '{case.source.label}' has numbers, and their folders look like classes "
+        f'({listed(names)}). Say which are meant: layout="table" or layout="image_folder".'
+    )
+
+
+def _named_otherwise(case: Case, found: Evidence, classes: set[str]) -> tuple[str, str, str] | None:
+    """Return a file, its label, and what of it is called like another label; nothing where there is none."""
+    labels = class_of_samples(found.table)
+    named = classes & {posixpath.basename(folder) for folder in case.images.folders[0]}
+    for name, label in zip(found.table.keys, labels, strict=True) if named and labels else ():
+        if folder_of(name) in named and folder_of(name) != label:
+            return name, label, "its folder"
+    names = gather(lambda: names_state(case.source)) if labels else None
+    if isinstance(names, Evidence) and classes.intersection(names.table.classes):
+        by_name = dict(zip(names.table.keys, class_of_samples(names.table), strict=True))
+        for name, label in zip(found.table.keys, labels, strict=True):
+            if by_name.get(name, label) != label and by_name[name] in classes:
+                return name, label, "its name"
+    return None
+
+
+def _with_lists(case: Case, found: Evidence, *, within: str = "") -> Found:
+    """Add the splits that lists state."""
+    if found.table.splits is not None:
+        return found
+    made, unread = lists_state(case.source, found, within=within)
+    return made if not unread else made.noting(_unread_lists(unread, found.table.unit))
+
+
+def _unread_lists(names: Sequence[str], unit: str) -> str:
+    return f"{listed(names)} list {unit} of splits, and are not read: all are of one split, or as splits= says."
+
+
+def _weigh_masks(case: Case) -> Found:
+    """Weigh masks: unless images are in folders of classes with their masks."""
+    found = case.masks
+    if isinstance(found, Miss):
+        return found
+    table = found.table
+    depth = len(shared_folders(table.keys))
+    tops: dict[str, int] = {}
+    for name in table.keys:
+        folder = "".join(name.split("/")[:-1][depth : depth + 1])
+        tops[folder] = tops.get(folder, 0) + 1
+    masks = table.targets.source if isinstance(table.targets, Masks) else None
+    of_masks = (
+        {"".join(name.split("/")[:-1][depth : depth + 1]) for name in masks.entries.names}
+        if isinstance(masks, TreeFiles)
+        else set()
+    )
+    # Masks are in the same folders; or all in one, beside several of images.
+    beside = tops.keys() == of_masks or (of_masks.isdisjoint(tops) and len(of_masks) == 1)
+    # Cityscapes has its cities below the folders of images and masks; a folder for each image is not a class.
+    named = [name for name in tops if name and not is_split(name) and not is_role(name)]
+    if beside and len(named) == len(tops) > 1 and 2 * len(tops) <= len(table):
+        return refuse(
+            f"The images of '{case.source.label}' have masks, and share folders with them that look like classes "
+            f'({listed(sorted(tops))}). Say which are meant: layout="pairs" takes the masks; '
+            f"layout=file_names(r'{re.escape(min(tops))}|…'), from colabstage.options, the classes."
+        )
+    images = Source(case.source.tree, hidden=lambda name: name in found.used)
+    names = gather(lambda: names_state(images))
+    if isinstance(names, Evidence):
+        return refuse(
+            f"The images of '{case.source.label}' have masks, and classes in their names "
+            f'({listed(names.table.classes)}). Say which are meant: layout="pairs" or layout="file_names".'
+        )
+    return found
+
+
+def _weigh_nothing(case: Case) -> Found:
+    """Take images without labels, if they are in one folder, or one for each split, and nothing may be their labels."""
+    source = case.source
+    images = evidence.images_of(source)
+    if case.is_more:
+        msg = f"The images of '{source.label}' are only a part of a dataset: one folder is one of its classes."
+        return Miss(LayoutError(msg))
+    # First, because it declines most class folders after examining folders instead of images.
+    splits = splits_of_folders(images)
+    if len(splits) > 1 and (not all(splits) or len(splits) > len(set(splits))):
+        msg = f"The images of '{source.label}' are in {len(splits):,} folders, not in one, or one for each split."
+        return Miss(LayoutError(msg))
+    if isinstance(gather(lambda: names_state(source)), Evidence):
+        return Miss(LayoutError(f"The images of '{source.label}' have classes in their names."))
+    why = why_not_bare(source)
+    return near(why) if why else nothing_states(source)
+
+
+def _weigh_folders(case: Case) -> Found:
+    """Weigh folders as classes: only if nothing else can be meant."""
+    source = case.source
+    copy = second_copy(source)
+    if copy:
+        seen = Source(source.tree, hidden=lambda name: name in copy)
+        found = gather(lambda: folders_state(seen, IMAGE_FOLDER))
+    else:
+        seen, found = source, case.folders
+    if isinstance(found, Miss):
+        nothing = isinstance(found.error, EmptySourceError) or found.claims
+        return found if nothing else replace(found, near=True)
+    if copy:
+        note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
+        found = replace(found.noting(note), passed=found.passed | copy)
+    sounds = source.ending_in(SOUNDS)
+    if 2 * len(sounds) > len(found.table):
+        return refuse(
+            f"'{source.label}' holds {len(found.table):,} images in folders of classes and {len(sounds):,} clips of "
+            f'sound (first \'{sounds.names[0]}\'). Say which are meant: layout="image_folder" or layout="audio".'
+        )
+    return weigh_classes(case, found, seen)
+
+
+def weigh_classes(case: Case, found: Evidence, source: Source) -> Found:
+    """Weigh folders of files of any kind as classes, and read the lists of their splits."""
+    reason = why_not_classes(found, may_be_one=case.is_more)
+    unread: list[str] = []
+    listed_splits = found
+    if not reason:
+        # Lists are read only if the folders may be classes, because each costs a read.
+        listed_splits, folds = lists_state(source, found)
+        reason, unread = named_elsewhere(source, listed_splits, folds, case.rows_agree)
+    table = found.table
+    if reason:
+        return near(
+            f"The {table.unit} of '{source.label}' are in folders that look like classes ({listed(table.classes)}), "
+            "but "
+            f'{reason} layout="{table.layout}" takes the folders as classes anyway.'
+        )
+    if unread and listed_splits.table.splits is None:
+        return found.noting(_unread_lists(unread, table.unit))
+    return listed_splits
+
+
+def _weigh_records(case: Case) -> Found:
+    """Weigh TFRecord files: unless a table leads to image files beside them."""
+    records = tfrecord.named_records(case.source)
+    rows = case.rows if records and len(case.images) else None
+    if not (isinstance(rows, Evidence) or (isinstance(rows, Miss) and rows.claims)):
+        return tfrecord_state(case.source)
+    return refuse(
+        f"'{case.source.label}' holds {len(records):,} TFRecord files ('{records.names[0]}', …) and a table that "
+        "leads to "
+        'image files, perhaps the same samples twice. Say which are meant: layout="table" takes the image files, '
+        'layout="tfrecord" the records.'
+    )
+
+
+def _weigh_names(case: Case) -> Found:
+    found = names_state(case.source)
+    return _with_lists(case, found)
+
+
+def _weigh_audio(case: Case) -> Found:
+    """Weigh clips: in class folders they are handled as images are."""
+    found = case.state_audio()
+    if isinstance(found, Miss):
+        return found
+    labels = class_of_samples(found.table)
+    by_folder = bool(labels) and all(
+        label in name.split("/")[:-1] for name, label in zip(found.table.keys, labels, strict=True)
+    )
+    return weigh_classes(case, found, case.source) if by_folder else found
+
+
+def _weigh_array_folder(case: Case) -> Found:
+    return weigh_classes(case, array_folder_state(case.source), case.source)
+
+
+def _weigh_text(case: Case) -> Found:
+    why = why_no_text(case.source)
+    return near(why) if why else tokens_state(case.source)
+
+
+# Stricter formats first, because a YOLO export often has a JSON or XML file with the same boxes.
+_BOXES: tuple[tuple[str, Callable[[Case], Found]], ...] = (
+    ("KITTI", lambda case: kitti_state(case.source)),
+    ("Pascal VOC", lambda case: voc_state(case.source)),
+    ("COCO", lambda case: coco_state(case.source, case.images, case.lookup, classes=False)),
+    ("YOLO", lambda case: yolo_state(case.source)),
+    ("others", lambda case: tools_state(case.source, case.images, case.lookup)),
+)
+
+
+def _state_boxes(case: Case) -> Found:
+    """Read images with boxes: labels of KITTI, Pascal VOC, COCO, YOLO, or of a tool, whichever there are."""
+    evidence.require_files(case.images, case.source, "images")
+    reasons = []
+    for name, state in _BOXES:
+        found = gather(lambda: state(case))  # noqa: B023 - called at once
+        if isinstance(found, Evidence) or found.claims:
+            return found
+        reasons.append(f"{name}: {found.error}")
+    return Miss(LayoutError(f"'{case.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
+
+
+LAYOUTS: tuple[Layout, ...] = (
+    Layout(DETECTION, _state_boxes, _weigh_boxes, (".txt", ".xml", ".json")),
+    Layout(
+        "coco_classes",
+        lambda case: coco_state(
+            case.source, evidence.require_files(case.images, case.source, "images"), case.lookup, classes=True
+        ),
+        extensions=(".json",),
+    ),
+    Layout("webdataset", lambda case: webdataset_state(case.source), None, webdataset.EXTENSIONS, "tar"),
+    Layout("tfrecord", lambda case: tfrecord_state(case.source), _weigh_records, tfrecord.EXTENSIONS),
+    Layout("lmdb", lambda case: lmdb_state(case.source), None, lmdb.EXTENSIONS),
+    Layout("arrow", lambda case: arrow_state(case.source), None, arrow.EXTENSIONS),
+    Layout("table", lambda case: case.rows, _weigh_rows, TABLES),
+    Layout("pairs", lambda case: case.masks, _weigh_masks),
+    Layout("images", lambda case: nothing_states(case.source), _weigh_nothing),
+    Layout("image_folder", lambda case: case.folders, _weigh_folders),
+    Layout("arrays", lambda case: arrays_state(case.source, published_arrays(case.source))),
+    Layout("array_folder", lambda case: array_folder_state(case.source), _weigh_array_folder),
+    Layout("pixel_table", lambda case: pixels_state(case.source)),
+    Layout("file_names", lambda case: names_state(case.source), _weigh_names),
+    Layout("audio", lambda case: case.state_audio(), _weigh_audio, SOUNDS),
+    Layout("tokens", lambda case: tokens_state(case.source), _weigh_text),
 )
 
 
@@ -125,7 +507,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
 
     Args:
         tree: the dataset's files.
-        layout: the name of a layout, "auto" for the first that fits, or a function that makes the table.
+        layout: the name of a layout, "auto" for what the evidence states, or a function that makes the table.
         is_more: whether the samples are added to an existing dataset, so that a single class is fine.
 
     Raises:
@@ -139,41 +521,43 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         return layout(tree)
     if isinstance(layout, str):
         check_layout_name(layout)
-    if layout != "auto":
-        asked = layout if isinstance(layout, TableFile) else next(one.read for one in READERS if one.name == layout)
-        try:
-            with _typed(tree):
-                return asked(tree)
-        except EmptySourceError as error:
-            # The requested samples may be in the archives of the tree.
-            hints = _how_to_open(tree, _files_called(tree, _ARCHIVES)) or _what_a_table_needs(tree)
-            if not hints:
-                raise
-            raise EmptySourceError(" ".join((str(error), *hints))) from error
-    declined: list[tuple[str, LayoutError]] = []
-    unread = ""
-    # A layout that was not tried cannot explain a failure: the tree has no files of it.
-    for reader in (one for one in READERS if one.may_fit(tree)):
-        try:
-            with _typed(tree):
-                table = reader.read(tree) if reader.guess is None else reader.guess(tree, is_more)
-        except BrokenDatasetError:
+    case = Case(Source(tree), is_more=is_more)
+    try:
+        with _typed(tree):
+            if layout == "auto":
+                return _weigh_all(case)
+            if isinstance(layout, TableFile):
+                return layout(tree)
+            return required(gather(lambda: next(one for one in LAYOUTS if one.name == layout).state(case))).told()
+    except EmptySourceError as error:
+        # The requested samples may be in the archives of the tree.
+        hints = _how_to_open(case.source, files_called(case.source, ARCHIVES)) or _what_a_table_needs(case.source)
+        if layout == "auto" or not hints:
             raise
-        except MissingDependencyError as error:
-            declined.append((reader.name, NearMissError(str(error))))
-            # One is enough: once its package is installed, the next call says more.
-            unread = unread or str(error)
-        except LayoutError as error:
-            declined.append((reader.name, error))
-        else:
-            if unread and reader.guess is not None:
-                # An unreadable file may define the labels, and must not be replaced by a guess.
-                msg = f'{unread} Or give layout="{table.layout}", which does without it.'
-                raise MissingDependencyError(msg)
-            evidence.check_spellings(table)
-            evidence.check_split_names(table)
-            return table
-    raise _nothing_fits(tree, declined)
+        raise EmptySourceError(" ".join((str(error), *hints))) from error
+
+
+def _weigh_all(case: Case) -> SampleTable:
+    declined: list[Miss] = []
+    unread = ""
+    # A layout that was not looked for cannot explain a failure: the tree has no files of it.
+    for layout in (one for one in LAYOUTS if one.may_fit(case.source)):
+        weigh = layout.weigh or layout.state
+        found = gather(lambda: weigh(case))  # noqa: B023 - called at once
+        if isinstance(found, Miss):
+            if found.claims:
+                raise found.error
+            declined.append(found)
+            if isinstance(found.error, MissingDependencyError):
+                # One is enough: once its package is installed, the next call says more.
+                unread = unread or str(found.error)
+            continue
+        if unread and layout.weigh is not None:
+            # An unreadable file may define the labels, and must not be replaced by a guess.
+            msg = f'{unread} Or give layout="{found.table.layout}", which does without it.'
+            raise MissingDependencyError(msg)
+        return judge(case.source, found)
+    raise _nothing_fits(case.source, declined)
 
 
 @contextmanager
@@ -199,47 +583,39 @@ def _typed(tree: Tree) -> Iterator[None]:
 _KINDS = "images, arrays, clips of sound, text, shards (tar, TFRecord, LMDB, Arrow)"
 
 
-def _nothing_fits(tree: Tree, declined: list[tuple[str, LayoutError]]) -> LayoutError:
+def _nothing_fits(source: Source, declined: list[Miss]) -> LayoutError:
     """Return the error that says what nearly fits, or what there is; each layout, if named, says why it does not
     fit."""
     on_request = 'Give layout= the name of a layout, such as "table", and its error says why that one does not fit.'
-    nearest = next((error for _, error in declined if isinstance(error, NearMissError)), None)
+    nearest = next((miss.error for miss in declined if miss.near), None)
     if nearest is not None:
         return LayoutError(f"{nearest} {on_request}")
-    foreign = _how_to_read(tree)
+    foreign = _how_to_read(source)
     if foreign:
         return LayoutError(foreign)
     # No files of any known kind is a different problem from files that fit no layout, with a different remedy. Tars may
     # be shards, so they were examined.
-    archives = _files_called(tree, _ARCHIVES)
-    others = FileEntries.of(tree.entries).where(lambda name: not is_note(name))
+    archives = files_called(source, ARCHIVES)
+    others = source.files.where(lambda name: not is_note(name))
     is_packed = bool(archives) and len(archives) == len(others)
-    if is_packed or all(isinstance(error, EmptySourceError) for _, error in declined):
-        msg = f"'{tree.label}' holds {count_kinds(tree.entries) or 'no files'}, and nothing that is read: {_KINDS}."
-        hints = _how_to_open(tree, archives) or _what_a_table_needs(tree)
-        return EmptySourceError(" ".join((msg, *hints, *tree.notes)))
-    first = next(error for _, error in reversed(declined) if not isinstance(error, EmptySourceError))
-    return LayoutError(f"The files of '{tree.label}' ({count_kinds(tree.entries)}) fit no layout. {first} {on_request}")
+    if is_packed or all(isinstance(miss.error, EmptySourceError) for miss in declined):
+        msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}, and nothing that is read: {_KINDS}."
+        hints = _how_to_open(source, archives) or _what_a_table_needs(source)
+        return EmptySourceError(" ".join((msg, *hints, *source.tree.notes)))
+    first = next(miss.error for miss in reversed(declined) if not isinstance(miss.error, EmptySourceError))
+    return LayoutError(
+        f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {first} {on_request}"
+    )
 
 
-_ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-
-
-def _files_called(tree: Tree, ends: tuple[str, ...]) -> FileEntries:
-    """Return the files of a tree whose names have one of these endings, in any case; .tar.gz is longer than an
-    extension."""
-    files = tree.entries.ending_in(tuple(map(extension_of, ends)))
-    return files.where(lambda name: name.lower().endswith(ends))
-
-
-def _what_a_table_needs(tree: Tree) -> tuple[str, ...]:
+def _what_a_table_needs(source: Source) -> tuple[str, ...]:
     """Return what to give where a tree holds tables and nothing that they name."""
-    if tree.label.lower().endswith((".xlsx", ".ods")):
-        how = f"pandas.read_excel('{tree.label}').to_csv('FOLDER/labels.csv', index=False)"
+    if source.label.lower().endswith((".xlsx", ".ods")):
+        how = f"pandas.read_excel('{source.label}', dtype=str).to_csv('FOLDER/labels.csv', index=False)"
         return (f"It is a spreadsheet. Save it beside the files that it names, {how}, and give 'FOLDER'.",)
-    if not tree.entries.ending_in(TABLE_EXTENSIONS):
+    if not source.ending_in(TABLES):
         return ()
-    folder = tree.label if isinstance(tree, FolderTree) else "FOLDER"
+    folder = source.label if isinstance(source.tree, FolderTree) else "FOLDER"
     hint = (
         "A table is read with the images or clips that it names: give the folder that holds both, or their two folders "
         f"in a list, ['{folder}', 'FOLDER_OF_THE_IMAGES']. Of a table that is the data itself save arrays, "
@@ -248,27 +624,27 @@ def _what_a_table_needs(tree: Tree) -> tuple[str, ...]:
     return (hint,)
 
 
-def _how_to_open(tree: Tree, archives: FileEntries) -> tuple[str, ...]:
+def _how_to_open(source: Source, archives: FileEntries) -> tuple[str, ...]:
     """Return what to do with archives inside a tree."""
     if not archives:
         return ()
-    names = archives.names
-    if tree.kind != "folder":
+    names = list(archives.names)
+    if source.tree.kind != "folder":
         # All of them, because several are usually the parts or splits of one dataset.
         inside = ", ".join(f"'FOLDER/{name}'" for name in names[:NAMES_SHOWN])
         several = f"[{inside}{', …' if len(names) > NAMES_SHOWN else ''}]" if len(names) > 1 else inside
         how = "Extract it first, extract_archive(source, 'FOLDER'), and give"
         return (f"Archives inside an archive are not opened. {how} {several} as the source.",)
     # A folder's share link cannot be written in front of a file's name, and neither can a list.
-    is_place = isinstance(tree, FolderTree)
-    folder = tree.label if is_place else "FOLDER"
-    tables = _files_called(tree, TABLE_EXTENSIONS).where(lambda name: not is_submission(name)).names
-    if tables:
+    is_place = isinstance(source.tree, FolderTree)
+    folder = source.label if is_place else "FOLDER"
+    tables = files_called(source, TABLES).where(lambda name: not is_submission(name)).names
+    if len(tables):
         # The archive alone would be read without its labels.
-        listed = ", ".join(f"'{folder}/{name}'" for name in names[:NAMES_SHOWN])
+        inside = ", ".join(f"'{folder}/{name}'" for name in names[:NAMES_SHOWN])
         more = ", …" if len(names) > NAMES_SHOWN else ""
-        said = f"Archives inside a folder are not opened, and '{tables[0]}' beside them may hold their labels."
-        return (f"{said} Give the folder and the archives as the source: ['{folder}', {listed}{more}].",)
+        first = f"Archives inside a folder are not opened, and '{tables[0]}' beside them may hold their labels."
+        return (f"{first} Give the folder and the archives as the source: ['{folder}', {inside}{more}].",)
     path = f"{folder}/{names[0]}" if is_place else names[0]
     what = "the archive itself" if len(archives) == 1 else "one of them, or a list of them,"
     return (f"Archives inside a folder are not opened. Give {what} as the source: '{path}'.",)
@@ -280,159 +656,13 @@ def check_layout_name(layout: str) -> None:
     Raises:
         OptionError: `layout` is neither "auto" nor a known name; the message lists them.
     """
-    names = ["auto", *(reader.name for reader in READERS)]
+    names = ["auto", *(one.name for one in LAYOUTS)]
     if layout not in names:
         # torchvision writes ImageFolder.
-        near = difflib.get_close_matches(layout.lower(), names, 1)
-        meant = f"Did you mean '{near[0]}'? " if near else ""
+        close = difflib.get_close_matches(layout.lower(), names, 1)
+        meant = f"Did you mean '{close[0]}'? " if close else ""
         msg = f"There is no layout {layout!r}. {meant}Choose one of {', '.join(names)}."
         raise OptionError(msg)
-
-
-def audio_clips(
-    *,
-    seconds: float | None = None,
-    length: int | None = None,
-    rate: int | None = None,
-    dtype: SoundDtype = "float32",
-    mono: bool = False,
-    labels: Sequence[str] | None = None,
-) -> LayoutFunction:
-    """Read audio clips, in class folders, named by a table or in WebDataset tars, as rows of one length.
-
-    >>> layout = audio_clips(seconds=1.0, rate=16_000, mono=True)
-
-    Args:
-        seconds, length: how long each row is, in seconds (then `rate` says how many samples those are) or in samples;
-            longer clips are cut, shorter ones filled with zeros, both at the end. With neither, all must have one.
-        rate: samples in a second that each clip must have; `None` takes that of the first. Nothing is resampled.
-        dtype: "float32" from -1 to 1, or "int16".
-        mono: the mean of the channels, rows `(length,)`; else clips of several channels are `(length, channels)`.
-        labels: the columns of a table that hold the labels; found by name and content where `None`.
-
-    Raises:
-        OptionError: an option that cannot work.
-    """
-    if seconds is not None:
-        if length is not None or rate is None:
-            msg = f"seconds={seconds:g} needs rate=, the samples in a second; or give length= alone, in samples."
-            raise OptionError(msg)
-        # Seconds times rate may fall just short of an integer: 0.29 times 100 is 28.999999999999996.
-        length = round(seconds * rate)
-    options = AudioOptions(length=length, dtype=dtype, mono=mono, rate=rate)
-    return functools.partial(_read_clips, options=options, labels=_names(labels))
-
-
-def _read_clips(tree: Tree, *, options: AudioOptions, labels: tuple[str, ...] | None) -> SampleTable:
-    """Make a table of clips in class folders or named by a table, or otherwise in WebDataset tars."""
-    return _either(
-        lambda: read_audio(tree, options=options, labels=labels),
-        lambda: webdataset.read_webdataset(tree, sound=options),
-    )
-
-
-def _either(read: Callable[[], SampleTable], otherwise: Callable[[], SampleTable]) -> SampleTable:
-    """Make a table in one of two ways; if neither fits, the error says why the first does not."""
-    found = first_that_fits(read, otherwise)
-    if isinstance(found, list):
-        raise found[0]
-    return found
-
-
-def token_blocks(
-    length: int = 1024,
-    *,
-    dtype: TokenDtype = "uint16",
-    next_tokens: bool = True,
-    tokenizer: Callable[[str], Sequence[int]] | None = None,
-    separator: int | None = None,
-    field: str = "text",
-) -> LayoutFunction:
-    """Read tokens or text as rows with a fixed number of tokens.
-
-    >>> layout = token_blocks(256, dtype="uint32")
-
-    Args:
-        length: tokens of each row.
-        dtype: "uint16" or "uint32", of tokens in .bin files and in the rows.
-        next_tokens: whether the target of each row is the same tokens shifted by one, which doubles the file; otherwise
-            there are no targets.
-        tokenizer: converts a text to numbers; without one, tokens are the bytes of UTF-8.
-        separator: the token between documents (files, or lines of a .jsonl); none by default.
-        field: where a line of a .jsonl has its text.
-
-    Raises:
-        OptionError: an option that cannot work.
-    """
-    options = TokenOptions(length, next_tokens, dtype, tokenizer, separator, field)
-    return functools.partial(read_tokens, options=options)
-
-
-def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
-    """Read rows of arrays in .npy, .npz and HDF5 files.
-
-    >>> layout = array_rows(x="spectra", y="concentration")
-
-    Args:
-        x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised. x
-            alone may also be a common part of the names of the arrays to use, such as "emnist-digits".
-    """
-    return functools.partial(read_arrays, x=x, y=y)
-
-
-def table_rows(
-    labels: Sequence[str] | None = None, *, table: str | None = None, separator: str | None = None
-) -> LayoutFunction:
-    """Read images that a table (.csv, .tsv, .parquet) names.
-
-    >>> layout = table_rows(labels=["age", "height"], table="people.csv")
-
-    Args:
-        labels: the columns that hold the labels; found by name and content where `None`.
-        table: which of several tables to use, by its path in the source or its base name.
-        separator: what stands between several labels in one cell (" ", ","); "" where each cell is one label, whatever
-            is in it; "|" and ";" are found where `None`.
-    """
-    return functools.partial(read_table, labels=_names(labels), table=table, separator=separator)
-
-
-def file_names(pattern: str | None = None) -> LayoutFunction:
-    """Read images whose names contain their class.
-
-    >>> layout = file_names(r"([A-Za-z_]+)_\\d+\\.jpg$")  # Abyssinian_12.jpg
-
-    Args:
-        pattern: a regular expression that is searched in each image's path; its first group, or else the whole match,
-            is the class. Names such as cat.0.jpg need no pattern.
-
-    Raises:
-        OptionError: `pattern` is no regular expression.
-    """
-    try:
-        # Compiled here, so that a mistake is reported where it was made, not in a worker.
-        re.compile(pattern or "")
-    except re.error as error:
-        msg = f"pattern={pattern!r} is not a regular expression: {error}."
-        raise OptionError(msg) from error
-    return functools.partial(read_file_names, pattern=pattern)
-
-
-def image_masks(masks: str) -> LayoutFunction:
-    """Read images with one mask each, if there are several kinds of masks.
-
-    >>> layout = image_masks("instances")  # Mapillary: images/a.jpg, instances/a.png, labels/a.png
-
-    Args:
-        masks: the folder of the masks to use, or the end of their names, such as "_labelIds".
-    """
-    return functools.partial(read_pairs, masks=masks)
-
-
-def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
-    if isinstance(labels, str):
-        msg = f"labels={labels!r} is a word; expected a list of columns, [{labels!r}]."
-        raise OptionError(msg)
-    return None if labels is None else tuple(labels)
 
 
 # Files that no layout reads, and how to use them.
@@ -456,12 +686,12 @@ _UNREAD = (
 )
 
 
-def _how_to_read(tree: Tree) -> str:
+def _how_to_read(source: Source) -> str:
     """Return what to do with files of known kinds that no layout reads; "" if there are none."""
     for extensions, what, remedy in _UNREAD:
-        names = _files_called(tree, extensions).names
+        names = files_called(source, extensions).names
         if len(names):
-            found = f"'{tree.label}' holds {what} ({len(names):,}, first '{names[0]}')."
+            found = f"'{source.label}' holds {what} ({len(names):,}, first '{names[0]}')."
             return f"{found} colabstage does not read them. {remedy}"
     return ""
 
@@ -479,11 +709,11 @@ class TableFile:
         Raises:
             LayoutError: it leads to neither.
         """
-        seen = PartOfTree(
-            tree, FileEntries.of(tree.entries).where(lambda name: name == self.name or not is_table(name))
-        )
+        case = Case(Source(tree, hidden=lambda name: is_table(name) and name != self.name))
+        found = gather(lambda: case.rows)
+        clips = gather(case.state_audio) if isinstance(found, Miss) and not found.claims else found
         try:
-            return _either(lambda: read_table(seen), lambda: read_audio(seen))
+            return required(clips if isinstance(clips, Evidence) or clips.claims else found).table
         except EmptySourceError as error:
             msg = (
                 f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "
@@ -495,4 +725,4 @@ class TableFile:
 def is_table_file(path: Path, layout: object) -> bool:
     """Tell whether a path names a table that lists samples beside it, and the requested layout does not contradict
     that."""
-    return layout in ("auto", csv_table.NAME) and path.suffix.lower() in _TABLE_SUFFIXES and not path.is_dir()
+    return layout in ("auto", "table") and path.suffix.lower() in (".csv", ".tsv") and not path.is_dir()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import Content, SampleSource
+    from colabstage.layouts.samples import Content, SampleSource
 
 # Enough to meet each common class, and few enough to cost no noticeable time on a mounted Drive.
 _LOOKED_AT = 16
@@ -38,6 +38,11 @@ _PAGE = 1 << 14
 _REMEDY = (
     "Say what they mean by a class_dict.csv with the columns name, r, g, b beside the images, or write masks whose "
     "pixels are 0 and 255, or 0, 1, 2, …"
+)
+# Colours of a JPEG are near those of the classes and not the same, so a class_dict.csv does not help.
+_OF_JPEG = (
+    "Write the masks again as PNG; those of one class by a threshold: Image.fromarray((np.asarray(Image.open(path)"
+    ".convert('L')) > 127).astype('uint8') * 255).save(path_of_png)."
 )
 
 
@@ -182,7 +187,7 @@ def check_lossless(content: Content) -> None:
         DecodeError: it is one.
     """
     if isinstance(content, bytes) and is_lossy(content):
-        msg = f"The mask is a JPEG, or a WebP like one, which has lost the exact values of its pixels. {_REMEDY}"
+        msg = f"The mask is a JPEG, or a WebP like one, which has lost the exact values of its pixels. {_OF_JPEG}"
         raise DecodeError(msg)
 
 
@@ -191,14 +196,19 @@ def _look_at_masks(source: SampleSource, *, spread: bool) -> MaskValues:
     # The first files of an archive or a Drive are read quickly; examining some among all would require seeking.
     chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
 
-    def look(index: int, content: Content) -> tuple[int, NDArray[np.int64], dict[int, tuple[int, int, int]]]:
+    def look(index: int, content: Content) -> tuple[int, NDArray[np.int64] | None, dict[int, tuple[int, int, int]]]:
         if isinstance(content, bytes) and is_lossy(content):
-            msg = f"The mask '{source.name(index)}' is a JPEG, which has lost the exact values of its pixels. {_REMEDY}"
-            raise BrokenDatasetError(msg)
+            return index, None, {}
         return index, count_levels(content), palette_of(content)
 
     # Broken files are reported when they are packed.
     found = list(read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True))
+    for index, counts, _ in found:
+        if counts is None:
+            msg = (
+                f"The mask '{source.name(index)}' is a JPEG, which has lost the exact values of its pixels. {_OF_JPEG}"
+            )
+            raise BrokenDatasetError(msg)
     two = two_palettes([palette for _, _, palette in found])
     if two is not None:
         one, other = (source.name(found[number][0]) for number in two[:2])

@@ -1,4 +1,7 @@
-"""Bytes of files in a tree: at any place of one, the first of one, and many small ones at once; and texts of them."""
+"""Bytes of files in a tree: at any place of one, the first of one, and many small ones at once; and texts of them.
+
+This and `lookup` are where layouts touch a tree.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,18 @@ from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.stand_ins import stand_in
-from colabstage.layouts.table import BrokenDatasetError, TreeFiles
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import BrokenDatasetError
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.bytes import HEAD_BYTES, LocalBytes, compression_of
 from colabstage.trees.compressed import unpack_into
+from colabstage.trees.listing import FileEntries
 from colabstage.trees.names import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from colabstage.layouts.table import Content, SampleSource
+    from colabstage.layouts.samples import Content, SampleSource
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
 
@@ -39,6 +44,7 @@ def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
         SourceReadError, CorruptArchiveError: as `Tree.chunks`.
         NotEnoughSpaceError: its unpacked form does not fit where this machine has room for temporary files.
     """
+    refuse_stand_in(tree, entry)
     tree, entry = tree.origin(entry)
     # Whoever asks for this reads here and there, which a service answers slowly: a copy is made of the whole.
     source = None if tree.by_request else tree.open(entry)
@@ -61,6 +67,7 @@ def open_from_start(tree: Tree, entry: FileEntry) -> ByteSource:
     Raises:
         As `open_unpacked`.
     """
+    refuse_stand_in(tree, entry)
     source = tree.open(entry)
     return _unpack_if_packed(_spool(tree, entry) if source is None else source, entry)
 
@@ -94,10 +101,29 @@ def read_file(tree: Tree, entry: FileEntry) -> bytes:
         As `Tree.read`.
         BrokenDatasetError: something else lies in its place: a pointer of Git LFS, a web page.
     """
-    return _in_place(entry.name, read_with_retry(lambda: tree.read(entry), entry.name))
+    return in_place(entry.name, read_with_retry(lambda: tree.read(entry), entry.name))
 
 
-def _in_place(name: str, content: bytes) -> bytes:
+# A pointer of Git LFS is shorter, and few files of data are as short.
+_POINTER_BYTES = 1024
+
+
+def refuse_stand_in(tree: Tree, entry: FileEntry) -> None:
+    """Refuse a short file that holds something else than its name says, such as a pointer of Git LFS.
+
+    Raises:
+        BrokenDatasetError: it does.
+    """
+    if 0 < entry.size < _POINTER_BYTES:
+        in_place(entry.name, read_head(tree, entry, HEAD_BYTES))
+
+
+def in_place(name: str, content: bytes) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        BrokenDatasetError: something else lies in its place: a pointer of Git LFS, a web page.
+    """
     instead = stand_in(content[:HEAD_BYTES])
     if instead:
         msg = f"'{name}' is {instead}."
@@ -202,7 +228,7 @@ def read_each(
     return [found[place] for place in sorted(found)]
 
 
-def read_files(tree: Tree, entries: Sequence[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
+def read_files(tree: Tree, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
     """Return `make(entry, content)` of some files of a tree by their names, in their order; many reads are in flight
     where they are slow.
 
@@ -210,14 +236,77 @@ def read_files(tree: Tree, entries: Sequence[FileEntry], make: Callable[[FileEnt
         As `read_each`, and CorruptArchiveError, BrokenDatasetError: a file is damaged, or something else lies in its
             place.
     """
-    source = TreeFiles(tree, entries)
+    source = TreeFiles(tree, FileEntries.of(entries))
 
     def use(index: int, content: Content) -> T:
-        return make(source.entries[index], _in_place(source.name(index), bytes(content)))
+        return make(source.entries[index], in_place(source.name(index), bytes(content)))
 
     return dict(zip(source.entries.names, read_each(source, range(len(source)), use), strict=True))
 
 
-def read_texts(tree: Tree, entries: Sequence[FileEntry]) -> dict[str, str]:
-    """Return the texts of some files of a tree by their names, in their order; raises as `read_files`."""
-    return read_files(tree, entries, lambda _, content: decode_text(content))
+# What is shorter is held while a layout is detected, because several formats look at it.
+_HELD_BYTES = 1 << 20
+
+
+class Source:
+    """The files of a tree while its layout is detected: each short one is read at most once."""
+
+    def __init__(self, tree: Tree, *, hidden: Callable[[str], bool] | None = None) -> None:
+        """Take the tree; files whose names are `hidden` do not count."""
+        self.tree = tree
+        self.label = tree.label
+        every = FileEntries.of(tree.entries)
+        self.files = every if hidden is None else every.where(lambda name: not hidden(name))
+        self._held: dict[str, bytes] = {}
+
+    def ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
+        """Return the files with one of these extensions."""
+        return self.files.ending_in(extensions)
+
+    def read(self, entry: FileEntry) -> bytes:
+        """Return one whole file; raises as `read_file`."""
+        content = self._held.get(entry.name)
+        if content is None:
+            content = read_file(self.tree, entry)
+            self._hold(entry, content)
+        return content
+
+    def text(self, entry: FileEntry) -> str:
+        """Return the text of one file; raises as `read_file`."""
+        return decode_text(self.read(entry))
+
+    def head(self, entry: FileEntry, length: int) -> bytes:
+        """Return the first bytes of one file."""
+        if entry.size <= min(length, _HELD_BYTES):
+            return self.read(entry)
+        held = self._held.get(entry.name)
+        return read_head(self.tree, entry, length) if held is None else held[:length]
+
+    def parse(self, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
+        """Return `make(entry, content)` of some files by name, in their order; raises as `read_files`."""
+        wanted = FileEntries.of(entries)
+        held = (
+            {entry.name: self._held[entry.name] for entry in wanted if entry.name in self._held} if self._held else {}
+        )
+        if not held:
+            return read_files(self.tree, wanted, make)
+        found = read_files(self.tree, wanted.where(lambda name: name not in held), make)
+        return {
+            entry.name: make(entry, held[entry.name]) if entry.name in held else found[entry.name] for entry in wanted
+        }
+
+    def texts(self, entries: Iterable[FileEntry]) -> dict[str, str]:
+        """Return the texts of some files by name, in their order; raises as `read_files`."""
+
+        def keep(entry: FileEntry, content: bytes) -> str:
+            self._hold(entry, content)
+            return decode_text(content)
+
+        return self.parse(entries, keep)
+
+    def _hold(self, entry: FileEntry, content: bytes) -> None:
+        if len(content) <= _HELD_BYTES and len(self._held) < _MOST_HELD:
+            self._held[entry.name] = content
+
+
+_MOST_HELD = 64

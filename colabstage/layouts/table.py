@@ -8,122 +8,20 @@ text need no kind of their own: they are arrays of one shape, with a decoder.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from colabstage.errors import LayoutError
-from colabstage.io.units import NAMES_SHOWN, format_count, format_names, left_out
-from colabstage.trees.listing import FileEntries
+from colabstage.io.units import NAMES_SHOWN, format_count, format_names
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from colabstage.trees.listing import FileEntry, Tree
+    from numpy.typing import NDArray
 
-# A sample's content before it is stored: a file's bytes, or values that need no decoding.
-Content = bytes | NDArray[Any]
-
-
-class SampleSource(Protocol):
-    """The contents of N samples by number. Every method may be called from any thread, and `read` from many at once."""
-
-    def __len__(self) -> int:
-        """Return N, the number of samples."""
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the lengths in bytes of what `read` returns, int64 `(N,)`; exact if it returns bytes, otherwise
-        approximate."""
-
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """Return int64 `(N,)` such that reading by ascending position is sequential in the source."""
-
-    def name(self, index: int) -> str:
-        """Return the name of this content for messages: a file's name, a row's number."""
-
-    def stamp(self, index: int) -> str:
-        """Return a text that changes whenever the content may have changed; compared when a pack is continued."""
-
-    def read(self, index: int) -> Content:
-        """Return the whole content.
-
-        Raises:
-            OSError: the error of the disk or mount (errno 5, 107, …); the caller tries again.
-            SourceReadError: it is shorter or longer than listed.
-            CorruptArchiveError, DecodeError: this sample is damaged; others may be fine.
-        """
-
-
-def stamp_of(entry: FileEntry) -> str:
-    """Return a text that differs whenever the file may have changed since it was listed."""
-    return f"{entry.name!r} {entry.size} {entry.mtime_ns}"
-
-
-class TreeFiles:
-    """One file of a tree for each sample; sample i is `entries[i]`."""
-
-    def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
-        self.tree = tree
-        # In columns, because a list of a million entries would take 300 MB.
-        self.entries = FileEntries.of(entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    @cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the lengths of the files in bytes."""
-        return self.entries.sizes
-
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """Return their positions in the tree."""
-        return self.entries.positions
-
-    def name(self, index: int) -> str:
-        """Return the file's name in its tree."""
-        return self.entries.names[index]
-
-    def stamp(self, index: int) -> str:
-        """Return the file's name, length and time."""
-        return stamp_of(self.entries[index])
-
-    def read(self, index: int) -> bytes:
-        """Return the whole file."""
-        return self.tree.read(self.entries[index])
-
-
-class NumberedRows:
-    """The common part of sources whose samples are numbered rows of about the same size.
-
-    Args:
-        name: the name of all rows together.
-        stamp: changes whenever any of them may have changed.
-        count: how many there are.
-        nbytes: about how many bytes one takes.
-    """
-
-    def __init__(self, name: str, stamp: str, count: int, nbytes: int) -> None:
-        self._name = name
-        self._stamp = stamp
-        self.sizes = np.full(count, nbytes, np.int64)
-        self.positions = np.arange(count, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def name(self, index: int) -> str:
-        """Return the name of the rows and the number of this one."""
-        return f"{self._name}[{index}]"
-
-    def stamp(self, index: int) -> str:
-        """Return the common stamp and the number of the row."""
-        return f"{self._stamp} {index}"
+    from colabstage.layouts.samples import Content, SampleSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,21 +198,12 @@ def known_splits(splits: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(splits) if splits and all(splits) else None
 
 
-def left_out_notes(*told: tuple[int, str, str]) -> list[str]:
-    """Return a note for each kind of thing that was left out (how many, what, which); none for 0."""
-    return [f"{left_out(count, things, which)}." for count, things, which in told if count]
-
-
 Inputs = Images | Arrays
 Targets = Values | Arrays | Masks | Boxes | UnreadBoxes
 
 
 class BrokenDatasetError(LayoutError):
     """The tree clearly has this layout, but something in it is wrong, so no other layout is tried."""
-
-
-class NearMissError(LayoutError):
-    """The tree nearly has this layout; if nothing fits, this is the reason to report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +226,8 @@ class SampleTable:
     """Class names, in label order."""
     notes: tuple[str, ...] = ()
     """Sentences the user should see about what was found or left out."""
+    told_by: str = ""
+    """What states the labels and splits, for people: "the folders", "'labels.csv'"; "" if nobody was asked."""
 
     def __post_init__(self) -> None:
         # Checked here, not where the parts are used: a list that is one short would shift all labels after the gap.
@@ -390,10 +281,12 @@ class SampleTable:
         return len(self.keys)
 
     def summary(self) -> tuple[tuple[str, str], ...]:
-        """Describe what was found, by name: the layout, the classes with the first sample of each, boxes, or one
-        sample."""
+        """Describe what was found, by name: the layout, what states it, the classes with the first sample of each,
+        boxes, or one sample."""
         name = self.inputs.source.name
         facts = [("layout", self.layout)]
+        if self.told_by:
+            facts.append(("told by", self.told_by))
         # A path beside each class shows at a glance whether labels were read correctly.
         firsts = self._first_of_each()
         if self.classes:
@@ -449,21 +342,3 @@ class SampleTable:
         return {"audio": "clips", "tokens": "rows", "arrays": "rows", "array_folder": "arrays"}.get(
             self.layout, "samples"
         )
-
-
-def first_that_fits(*reads: Callable[[], SampleTable]) -> SampleTable | list[LayoutError]:
-    """Return the table of the first reader that does not decline a tree; if all decline, raise an error with all
-    reasons.
-
-    Raises:
-        BrokenDatasetError: a reader claimed the tree; those after it are not tried.
-    """
-    declined: list[LayoutError] = []
-    for read in reads:
-        try:
-            return read()
-        except BrokenDatasetError:
-            raise
-        except LayoutError as error:
-            declined.append(error)
-    return declined

@@ -28,22 +28,23 @@ from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.units import counted
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
-from colabstage.layouts.items import read_dataset
+from colabstage.layouts.formats.items import read_dataset
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import PackPlan, SplitPlan, gains_by_torch, image_options, needs_facts, plan_pack
 from colabstage.sources.opening import Opening, open_part
 from colabstage.sources.parse import LocalSource
-from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.items import IndexableDataset
-    from colabstage.layouts.table import Content, SampleSource, SampleTable, Targets
+    from colabstage.layouts.formats.items import IndexableDataset
+    from colabstage.layouts.samples import Content, SampleSource
+    from colabstage.layouts.table import SampleTable
     from colabstage.machine.mounts import InCaller
     from colabstage.pack.options import PackOptions
     from colabstage.trees.listing import Tree
@@ -331,46 +332,8 @@ def settled(job: PackJob) -> PackJob:
     return job if job.plan.resizer != "torch" or can_torch_resize() else by_pillow(job)
 
 
-class SomeSamples:
-    """Give some contents of another source: sample i is `chosen[i]` there."""
-
-    def __init__(self, source: SampleSource, chosen: NDArray[np.int64]) -> None:
-        self._source = source
-        self._chosen = chosen
-        # Copied once, because planning and reading look at both for every sample.
-        self.sizes = source.sizes[chosen]
-        self.positions = source.positions[chosen]
-
-    def __len__(self) -> int:
-        return len(self._chosen)
-
-    def name(self, index: int) -> str:
-        """Return its name there."""
-        return self._source.name(int(self._chosen[index]))
-
-    def stamp(self, index: int) -> str:
-        """Return its stamp there."""
-        return self._source.stamp(int(self._chosen[index]))
-
-    def read(self, index: int) -> Content:
-        """Return its content."""
-        return self._source.read(int(self._chosen[index]))
-
-
-def take_samples(table: SampleTable, chosen: NDArray[np.int64]) -> SampleTable:
-    """Return the table of some samples, in the order given."""
-    return replace(
-        table,
-        keys=take_strings(table.keys, chosen),
-        inputs=replace(table.inputs, source=SomeSamples(table.inputs.source, chosen)),
-        targets=None if table.targets is None else _take_targets(table.targets, chosen),
-        splits=None if table.splits is None else take_strings(table.splits, chosen),
-        groups=None if table.groups is None else take_strings(table.groups, chosen),
-    )
-
-
 def take_rows(plan: PackPlan, chosen: NDArray[np.int64], splits: Sequence[SplitPlan]) -> PackPlan:
-    """Return the plan for `take_samples`.
+    """Return the plan for some samples of a table.
 
     `splits`: with the samples' numbers in the whole table, each of them in `chosen`, which ascends.
     """
@@ -383,21 +346,3 @@ def take_rows(plan: PackPlan, chosen: NDArray[np.int64], splits: Sequence[SplitP
     # An estimate over all samples, shared out by number.
     open_bytes = plan.open_bytes * len(chosen) // max(1, everything)
     return replace(plan, x=fields[0] or plan.x, y=fields[1], splits=renumbered, open_bytes=open_bytes)
-
-
-def _take_targets(targets: Targets, chosen: NDArray[np.int64]) -> Targets:
-    if isinstance(targets, Values):
-        return Values(targets.values[chosen])
-    if not isinstance(targets, Boxes):
-        return replace(targets, source=SomeSamples(targets.source, chosen))
-    counts = np.diff(targets.offsets)[chosen]
-    # For each box its place in the old array: the beginning of its sample there, and how far it is into that sample.
-    ends = np.cumsum(counts)
-    rows = np.repeat(targets.offsets[chosen] - (ends - counts), counts) + np.arange(counts.sum())
-    return replace(
-        targets,
-        offsets=np.concatenate([[0], ends]).astype(np.int64),
-        boxes=targets.boxes[rows],
-        sizes=None if targets.sizes is None else targets.sizes[chosen],
-        columns={name: values[rows] for name, values in targets.columns.items()},
-    )

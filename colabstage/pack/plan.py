@@ -35,7 +35,8 @@ from colabstage.h5.schema import (
 )
 from colabstage.images.geometry import MaskOptions
 from colabstage.io.units import format_bytes
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes, Values
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:

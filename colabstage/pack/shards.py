@@ -38,6 +38,7 @@ from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_vouched, whatever_is_there
 from colabstage.io.progress import Cancellation, NullProgress, start_at
 from colabstage.io.workspace import disk_use, open_workspace, remove_own, unless
+from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.execute import (
@@ -56,7 +57,6 @@ from colabstage.pack.job import (
     seen_facts,
     settled,
     take_rows,
-    take_samples,
 )
 from colabstage.pack.plan import SplitPlan
 from colabstage.pack.writer import MixedImagesError, check_share
@@ -189,7 +189,7 @@ def shard_job(job: PackJob, number: int, count: int) -> PackJob:
     # Ascending, which is the order of the source: a worker reads its part of it from front to back.
     chosen = np.sort(np.concatenate([split.samples for split in splits]))
     return replace(
-        job, table=take_samples(job.table, chosen), plan=take_rows(job.plan, chosen, splits), options=options
+        job, table=take_rows_of_table(job.table, chosen), plan=take_rows(job.plan, chosen, splits), options=options
     )
 
 

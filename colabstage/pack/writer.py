@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from colabstage.images.resample import TorchKernel
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.layouts.table import Content, SampleSource, SampleTable
+    from colabstage.layouts.samples import Content, SampleSource
+    from colabstage.layouts.table import SampleTable
     from colabstage.pack.journal import ContentDigests, MaskLevels, PackJournal, SampleFacts, Spool
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan, StoredField

@@ -169,7 +169,7 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, FormField]:
         widgets: the module ipywidgets.
         start: values by argument.
     """
-    from colabstage.layouts.detect import READERS
+    from colabstage.layouts.detect import LAYOUTS
 
     def look(name: str) -> dict[str, Any]:
         style = {"description_width": f"{_NAME_PX}px"}
@@ -190,7 +190,7 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, FormField]:
         "source": FormField(
             widgets.Textarea(value=write_source(start["source"]), placeholder=hint, **wide), read_source
         ),
-        "layout": choice("layout", ("auto", *(reader.name for reader in READERS))),
+        "layout": choice("layout", ("auto", *(reader.name for reader in LAYOUTS))),
         "image_size": text("image_size", "each its own; else 256", read_size, write_size),
         "resize": choice("resize", get_args(Resize)),
         "color_mode": choice("color_mode", get_args(ColorMode)),

@@ -24,7 +24,7 @@ from colabstage.io.boundary import typed
 from colabstage.io.page import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_count, format_duration, format_rate
-from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.layouts.words import IMAGES
 from colabstage.stage.dataset import StageReport
 from colabstage.trees.open import open_tree, recognise
 from colabstage.ui.samples import channels_first, open_splits, read_labels, sample_kind
@@ -175,7 +175,7 @@ def _of_files(path: Path, most: int) -> tuple[NDArray[np.int64], int]:
 
     sizes = []
     with tempfile.TemporaryDirectory(prefix="colabstage-") as spool, open_tree(path, spool=Path(spool)) as tree:
-        entries = tree.entries.ending_in(IMAGE_EXTENSIONS)
+        entries = tree.entries.ending_in(IMAGES)
         for number in np.unique(np.linspace(0, max(0, len(entries) - 1), min(most, len(entries))).astype(np.int64)):
             lies_at = tree.path_of(entries[number])
             try:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from campaigns.foreign import ForeignFileError, check_foreign_files
-from colabstage.layouts import stored_arrays
+from colabstage.layouts import stored
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def test_random_files_equal_h5py_or_are_refused(tmp_path: Path, monkeypatch: pyt
 def test_rows_of_the_wrong_file_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an archive HDF5 finds the file itself behind each external link."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(stored_arrays, "open_alone", lambda file, _: h5py.File(file, "r"))
+    monkeypatch.setattr(stored, "open_alone", lambda file, _: h5py.File(file, "r"))
     with pytest.raises(ForeignFileError, match="in a zip: what would be packed is not what h5py reads"):
         check_foreign_files(30, 1)
 

@@ -49,7 +49,7 @@ def described(path: Path) -> str:
         classes = file["classes"].asstr()[:].tolist()
         splits = [name.removeprefix("key_") for name in file if name.startswith("key_")]
         parts = []
-        for split in sorted(splits, key=["train", "val", "test"].index):
+        for split in sorted(splits, key=["train", "val", "valid", "test"].index):
             x, y = file[f"X_{split}"], file.get(f"Y_{split}")
             dtype = "" if isinstance(x, h5py.Group) or x.dtype == np.uint8 else f" ({x.dtype})"
             parts.append(f"{split}: {_targets(y, classes, len(file[f'key_{split}']))}{dtype}")

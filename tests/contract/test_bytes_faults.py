@@ -304,15 +304,15 @@ def mac(folder: str, labels: dict[str, Any]) -> dict[str, bytes]:
     return images | files("", labels)
 
 
+TOKENS: dict[str, Any] = {"layout": token_blocks(64)}
 # fmt: off
 LFS = [
-    row(f"pointers of Git LFS: {names}", {name: pointer(n) for n, name in enumerate(files("", {names: b""}))}, right=[refused("LFS")],
-        wrong="the pointers are packed, or called damaged", **({"layout": token_blocks(64)} if names == "input.txt" else {}))
+    row(f"pointers of Git LFS: {names}", {name: pointer(n) for n, name in enumerate(files("", {names: b""}))}, right=[refused("LFS")], **(TOKENS if names == "input.txt" else {}))
     for names in ("book{0..39}.txt", "input.txt", "train.jsonl", "x.npy", "x.h5", "train-00000-of-00001.parquet", "train-0000{0,1}.tar", "train.tfrecord",
                   "{yes,no}/{1,2}.wav", "x.mat")
 ]
 UNICODE = [
-    row(f"names of macOS: {name}", made, right=[found(right), noted("Unicode"), refused("Unicode|piña|rábano")], wrong="two of five images lose their label in silence")
+    row(f"names of macOS: {name}", made, right=[found(right), noted("Unicode"), refused("Unicode|piña|rábano")])
     for name, made, right in [
         ("YOLO", mac("images/train", {f"labels/train/{name}.txt": "0 0.5 0.5 0.2 0.2\n" for name in NAMES} | {"data.yaml": "names: [x]\n"}), "train: boxes x 5"),
         ("VOC", mac("JPEGImages", {f"Annotations/{name}.xml": VOC.format(name) for name in NAMES}), "train: boxes x 5"),
@@ -322,12 +322,12 @@ UNICODE = [
     ]
 ]
 SHEETS = [
-    row(f"labels in a Google Sheet: {name}", files("{0..4}.png", {name: {"doc_id": "1"}}), right=[refused("gsheet")], wrong="packed without labels, where labels.xlsx is refused")
+    row(f"labels in a Google Sheet: {name}", files("{0..4}.png", {name: {"doc_id": "1"}}), right=[refused("gsheet")])
     for name in ("labels.csv.gsheet", "labels.gsheet", "train.csv.gsheet")
 ]
 REPOSITORIES = [
     row(f"a repository: {what}", files(" ".join(f"repo-main/{names}" for names in images.split()), {"repo-main/README.md": "how to train"}),
-        right=[found(right), refused("assets|figures|unlabeled")], wrong="its folders become the classes")
+        right=[found(right), refused("assets|figures|unlabeled")])
     for what, images, right in [
         ("data, assets", "data/{cat,dog}/{0..4}.png assets/logo.png", "train: cat 5, dog 5"),
         ("data, assets, docs", "data/{cat,dog}/{0..4}.png assets/logo.png docs/figure.png", "train: cat 5, dog 5"),

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from colabstage.layouts.tfrecord import masked_crc32c
+from colabstage.layouts.formats.tfrecord import masked_crc32c
 from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 _BRACES = re.compile(r"\{([^{}]*)\}")

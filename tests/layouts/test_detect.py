@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import io
-import posixpath
 import re
 import sys
 import zipfile
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
-from colabstage.layouts import detect
-from colabstage.layouts.detect import READERS, LayoutReader, TableFile, check_layout_name, detect_layout, file_names
-from colabstage.layouts.table import Boxes, BrokenDatasetError, NearMissError
+from colabstage.layouts.detect import TableFile, check_layout_name, detect_layout
+from colabstage.layouts.table import Boxes
+from colabstage.options import file_names
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import FileEntries
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
     from types import FrameType
 
@@ -47,63 +46,17 @@ def test_a_folder_of_classes_is_found(tree: FolderTree, layout: str) -> None:
     assert table.classes == ("cat", "dog")
 
 
-TREES = (["cat/1.jpg", "dog/1.jpg"], ["x.npy", "y.npy"], ["train.bin"], ["s.tar"], ["cat/1.JPG", "cat/1.jpg.gz"])
-
-
-@pytest.mark.parametrize(
-    ("reader", "names"),
-    [
-        pytest.param(reader, names, id=f"{names[0]}-{reader.name}")
-        for reader in READERS
-        for names in TREES
-        if reader.extensions and {posixpath.splitext(name)[1] for name in names}.isdisjoint(reader.extensions)
-    ],
-)
-def test_who_is_not_asked_would_have_declined(tmp_path: Path, reader: LayoutReader, names: list[str]) -> None:
-    """A tree without a layout's extensions is not of that layout, and the reader of it has no remedy to tell."""
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    tree = FolderTree(tmp_path)
-    assert not reader.may_fit(tree)
-    with pytest.raises(LayoutError) as declined:
-        reader.read(tree)
-    assert not isinstance(declined.value, NearMissError | BrokenDatasetError)
-
-
-def test_only_those_are_asked_who_may_fit(tree: FolderTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among two folders of images nobody looks for boxes, tables or databases; one table is enough to ask for it."""
-    asked: list[str] = []
-
-    def declining(name: str) -> Callable[[object], NoReturn]:
-        def read(_: object) -> NoReturn:
-            asked.append(name)
-            raise LayoutError(name)
-
-        return read
-
-    readers = tuple(one._replace(read=declining(one.name), guess=None) for one in READERS)
-    monkeypatch.setattr(detect, "READERS", readers)
-    with pytest.raises(LayoutError):
-        detect_layout(tree)
-    assert "image_folder" in asked
-    assert not {"detection", "coco_classes", "table", "lmdb", "arrow", "audio"} & {*asked}
-    (tmp_path / "labels.csv").write_bytes(b"")
-    with pytest.raises(LayoutError):
-        detect_layout(FolderTree(tmp_path))
-    assert "table" in asked
-
-
 def test_what_was_found_in_words(tree: FolderTree) -> None:
     """A path of each class, also where classes are those of boxes; of many classes the first; else one sample."""
     table = detect_layout(tree)
-    assert table.summary() == (("layout", "image_folder"), ("classes", "2: cat ('cat/1.jpg'), dog ('dog/1.jpg')"))
+    assert table.summary()[:2] == (("layout", "image_folder"), ("told by", "the folders"))
+    assert table.summary()[2:] == (("classes", "2: cat ('cat/1.jpg'), dog ('dog/1.jpg')"),)
     named = replace(table, classes=("cat", "dog", *(f"c{number}" for number in range(20))))
     shown = "22: cat ('cat/1.jpg'), dog ('dog/1.jpg'), c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 10 more"
     assert dict(named.summary())["classes"] == shown
     boxes = Boxes(np.array([0, 0, 3]), np.ones((3, 4)), {"labels": np.array([1, 0, 1])})
     assert dict(replace(table, targets=boxes).summary())["classes"] == "2: cat ('dog/1.jpg'), dog ('dog/1.jpg')"
-    assert replace(table, targets=None, classes=()).summary()[1:] == (("example", "'cat/1.jpg'"),)
+    assert replace(table, targets=None, classes=()).summary()[2:] == (("example", "'cat/1.jpg'"),)
 
 
 @pytest.mark.parametrize("ending", [".jpg", ".npy"])

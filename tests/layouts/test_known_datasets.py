@@ -5,64 +5,23 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from colabstage.errors import ColabstageError
-from colabstage.layouts.detect import array_rows, detect_layout, file_names, image_masks, table_rows
-from colabstage.layouts.table import Arrays, Boxes, Masks, Values
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.table import Boxes, Masks, Values
+from colabstage.options import array_rows, file_names, image_masks, table_rows
 from scripts import dataset_page
+from tests.layouts.described import described
 from tests.layouts.known import MemoryTree
 from tests.layouts.known_datasets import DATASETS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from colabstage.layouts.table import SampleTable
     from tests.layouts.known import Known
-
-
-_ORDER = ("", "train", "val", "valid", "validation", "dev", "test")
-
-
-def described(found: SampleTable) -> str:
-    """Count the samples of each split, by what is said of them."""
-    splits = found.splits or [""] * len(found)
-    parts = []
-    for split in sorted(set(splits), key=_ORDER.index):
-        chosen = [number for number, one in enumerate(splits) if one == split]
-        parts.append(f"{split}: {_said(found, chosen)}" if split else _said(found, chosen))
-    return "; ".join(parts)
-
-
-def _said(found: SampleTable, chosen: Sequence[int]) -> str:  # noqa: PLR0911
-    count, targets = len(chosen), found.targets
-    if targets is None:
-        return f"{count} without labels"
-    if isinstance(targets, Masks):
-        names = f" of {', '.join(found.classes)}" if found.classes else ""
-        return f"{count} masks{names}"
-    if isinstance(targets, Boxes):
-        parts = (slice(targets.offsets[number], targets.offsets[number + 1]) for number in chosen)
-        labels = [label for part in parts for label in targets.columns["labels"][part].tolist()]
-        return f"{count} images, {len(labels)} boxes" + (f": {_counts(found, labels)}" if labels else "")
-    if isinstance(targets, Arrays):
-        return f"{count} rows"
-    assert isinstance(targets, Values)
-    values = targets.values[chosen]
-    if values.ndim == 2:
-        if not found.classes:
-            return f"{count} of {values.shape[1]} numbers"
-        held = [place for row in values for place in row.nonzero()[0]]
-        return f"{count} with several labels: {_counts(found, held)}"
-    return _counts(found, values.tolist()) if found.classes else f"{count} numbers"
-
-
-def _counts(found: SampleTable, labels: Sequence[int]) -> str:
-    counts = Counter(found.classes[label] for label in labels)
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 
 
 def read(known: Known, layout: str) -> tuple[str, str, SampleTable | None]:
@@ -111,7 +70,7 @@ def check_each_file(known: Known, found: SampleTable) -> None:
 _LABELLED = ("image_folder", "table", "file_names", "coco_classes", "audio", "detection")
 # Of these the classes are numbers, or stand in one file for all: tests/layouts/boxes/ has readers of them.
 _ELSEWHERE = (
-    "BDD", "COCO128", "COCO8", "CVAT", "DOTA8", "Label Studio", "Roboflow, CreateML", "Roboflow, Darknet",
+    "BDD", "COCO128", "COCO8", "CVAT", "DOTA8", "Darknet", "Label Studio", "Roboflow, CreateML", "Roboflow, Darknet",
     "Roboflow, Keras", "Roboflow, YOLO", "VGG", "WIDER",
 )  # fmt: skip
 

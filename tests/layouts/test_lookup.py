@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.layouts.names import FileLookup, is_split_folder, same_split, split_name, split_of_path
-from colabstage.trees.listing import FileEntry
-
-
-def find(files: list[str], written: str, *, folder: str = "", split: str = "") -> str | None:
-    """The name of the file that is found."""
-    found = FileLookup([FileEntry(name, 0, 0, 0) for name in sorted(files)], folder).find(written, split=split)
-    return None if found is None else found.name
+from colabstage.layouts.words import is_split, same_split, split_name, split_of_path
+from tests.layouts.readers import find
 
 
 @pytest.mark.parametrize(
@@ -88,4 +82,4 @@ def test_what_is_found_is_where_it_was_said_to_be(files: set[str], written: str,
 def test_splits_are_known_however_they_are_written(name: str, split: str, alone: bool) -> None:
     """With a year, with 'set' or 'images' beside; other words make it part of a name."""
     assert split_name(name).split == split
-    assert is_split_folder(name) == alone
+    assert is_split(name) == alone

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.layouts.detect import array_rows, audio_clips, table_rows, token_blocks
+from colabstage.options import array_rows, audio_clips, table_rows, token_blocks
 from colabstage.pack.run import pack_dataset
 from colabstage.stage.request import make_request
 
@@ -106,7 +106,7 @@ def test_the_same_options_are_known_in_another_process(layout: str, other: str) 
     names["table_rows"] = table_rows
     made, others = (make_request("x", layout=eval(text, dict(names))).key for text in (layout, other))
     code = (
-        "from colabstage.layouts.detect import *\nfrom colabstage.stage.request import make_request\n"
+        "from colabstage.options import *\nfrom colabstage.stage.request import make_request\n"
         f"print(make_request('x', layout={layout}).key)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
-from colabstage.layouts.detect import detect_layout, file_names, table_rows
+from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Boxes, Values
+from colabstage.options import file_names, table_rows
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:

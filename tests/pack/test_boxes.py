@@ -12,7 +12,8 @@ from PIL import Image
 
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.h5.info import read_info
-from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Boxes, Images, SampleTable
 from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Values
 from colabstage.pack import execute
 from colabstage.pack.run import pack_dataset
 from tests.support.staged import timeless

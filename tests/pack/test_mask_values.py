@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError, LayoutError
-from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleTable, TreeFiles
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleTable
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.listing import FileEntries

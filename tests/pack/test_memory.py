@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.pack_memory import PackMemory, measure, memory_holds
 from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
-from colabstage.layouts.table import Images, NumberedRows, SampleTable, Values
+from colabstage.layouts.samples import numbered_samples
+from colabstage.layouts.table import Images, SampleTable, Values
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack import plan as plan_module
 from colabstage.pack.plan import SplitPlan, StoredField, split_rows
@@ -33,11 +34,9 @@ def test_peak_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> 
     assert memory_holds(few, many), f"\n{few}\n{many}"
 
 
-class _Rows(NumberedRows):
+def _unread(index: int) -> bytes:
     """Rows that nobody reads."""
-
-    def read(self, index: int) -> bytes:
-        raise NotImplementedError
+    raise NotImplementedError
 
 
 def test_planning_makes_no_columns_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +45,9 @@ def test_planning_makes_no_columns_on_the_way(monkeypatch: pytest.MonkeyPatch) -
     count = 100_000
     monkeypatch.setattr(plan_module, "_PLACED_TOGETHER", 1000)
     names = [f"{number:06}.jpg" for number in range(count)]
-    rows = SampleTable("image_folder", names, Images(_Rows("x", "", count, 10)), Values(np.zeros(count, int)))
+    rows = SampleTable(
+        "image_folder", names, Images(numbered_samples("x", "", count, 10, _unread)), Values(np.zeros(count, int))
+    )
     splits = split_rows(rows, None, seed=0)
     field = StoredField("x", (4,), np.dtype(np.uint8))
     plans = [SplitPlan(name, samples) for name, samples in splits.items()]

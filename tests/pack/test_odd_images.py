@@ -11,7 +11,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from colabstage.errors import DecodeError
-from colabstage.layouts.table import Images, SampleTable, TreeFiles
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Images, SampleTable
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
 from tests.pack.odd_images import odd_images

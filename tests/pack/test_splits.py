@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Images, SampleTable, Values
 from colabstage.pack.plan import assign_groups, assign_splits, key_hashes, split_rows
 from colabstage.trees.listing import FileEntry
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError, LayoutError
-from colabstage.layouts.stored_arrays import fixed_rows
-from colabstage.layouts.table import Arrays, Images, Masks, SampleTable, TreeFiles, Values
+from colabstage.layouts.samples import TreeFiles, rows_of_file
+from colabstage.layouts.table import Arrays, Images, Masks, SampleTable, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.bytes import LocalBytes
 
@@ -217,9 +217,9 @@ def rows_of_arrays(folder: Path) -> Callable[[Tree], SampleTable]:
 
     def layout(tree: Tree) -> SampleTable:
         x, y = LocalBytes(folder / "x.bin"), LocalBytes(folder / "y.bin")
-        source = fixed_rows(x, 0, COUNT, (5, 2), np.dtype(np.float32), stamp="1")
+        source = rows_of_file(x, 0, COUNT, (5, 2), np.dtype(np.float32), stamp="1")
         keys = tuple(f"x[{i}]" for i in range(COUNT))
-        targets = fixed_rows(y, 0, COUNT, (1,), np.dtype(np.uint16), stamp="1")
+        targets = rows_of_file(y, 0, COUNT, (1,), np.dtype(np.uint16), stamp="1")
         kind = Arrays(targets, (2,), np.dtype(np.uint8), decode=lambda row: row.view(np.uint8))
         return SampleTable("rows", keys, Arrays(source, (5, 2), np.dtype(np.float32)), kind)
 

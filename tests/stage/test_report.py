@@ -126,7 +126,7 @@ def test_a_report_says_what_was_found(tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", count=4)
     options: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None, "image_size": (8, 8)}
     plan = colabstage.plan_stage(tmp_path / "photos", **options)
-    found = {"layout": "image_folder", "classes": "2: cat ('cat/0.jpg'), dog ('dog/1.jpg')"}
+    found = {"layout": "image_folder", "told by": "the folders", "classes": "2: cat ('cat/0.jpg'), dog ('dog/1.jpg')"}
     data = colabstage.stage_dataset(tmp_path / "photos", **options, progress=False)
     assert plan.to_dict()["found"] == data.report.to_dict()["found"] == found
     assert data._repr_html_().count("cat/0.jpg") == data.report._repr_html_().count("cat/0.jpg") == 1

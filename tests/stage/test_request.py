@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.layouts.class_folders import read_image_folder
+from colabstage.options import folders
 from colabstage.pack.run import pack_dataset
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.request import make_request
@@ -42,7 +42,7 @@ def test_everything_that_shapes_a_pack_can_be_asked_of_staging() -> None:
     "option",
     [
         {"layout": "image_folder"},
-        {"layout": read_image_folder},
+        {"layout": folders(level=1)},
         {"image_size": (8, 8)},
         {"color_mode": "grayscale"},
         {"resize": "crop"},

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import ArchiveError, LayoutError
-from colabstage.layouts.detect import table_rows
+from colabstage.options import table_rows
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.stage.plan import plan_stage
@@ -223,5 +223,5 @@ def test_a_table_apart_from_its_files_says_what_to_give(tmp_path: Path) -> None:
     assert stage_dataset(tmp_path, layout=table_rows(table="labels.csv"), cache_dir=None, **QUIET).classes == ("a", "b")
     with zipfile.ZipFile(tmp_path / "labels.xlsx", "w") as book:
         book.writestr("xl/workbook.xml", "<workbook/>")
-    with pytest.raises(LayoutError, match=r"pandas\.read_excel\('.*labels\.xlsx'\)\.to_csv"):
+    with pytest.raises(LayoutError, match=r"pandas\.read_excel\('.*labels\.xlsx', dtype=str\)\.to_csv"):
         stage_dataset(tmp_path / "labels.xlsx", cache_dir=None, **QUIET)

@@ -123,9 +123,9 @@ def complete_words(*words: str) -> Callable[[str], list[str]]:
 
 def complete_layouts(incomplete: str) -> list[str]:
     """Offer all layouts."""
-    from colabstage.layouts.detect import READERS
+    from colabstage.layouts.detect import LAYOUTS
 
-    return _beginning(["auto", *(reader.name for reader in READERS)], incomplete)
+    return _beginning(["auto", *(reader.name for reader in LAYOUTS)], incomplete)
 
 
 def complete_files(incomplete: str) -> list[str]:

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
-from colabstage.layouts.detect import array_rows, detect_layout
+from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Images, SampleTable, Values
+from colabstage.options import array_rows
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip import ZipTree

@@ -15,17 +15,18 @@ import numpy as np
 import pytest
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts import stored_arrays
-from colabstage.layouts.class_folders import decode_npy
-from colabstage.layouts.detect import array_rows, detect_layout
-from colabstage.layouts.row_arrays import find_splits, read_arrays
-from colabstage.layouts.stored_arrays import FileRows
+from colabstage.layouts import stored
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.formats.arrays import find_splits
+from colabstage.layouts.stored import decode_npy
 from colabstage.layouts.table import Arrays, Images, Masks, Values
+from colabstage.options import array_rows
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree
+from tests.layouts.readers import read_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +84,6 @@ def test_npy_files_of_images_and_labels(tmp_path: Path) -> None:
     table = detect_layout(FolderTree(folder))
     assert (table.layout, table.classes, table.splits) == ("arrays", ("0", "1", "2"), None)
     assert isinstance(table.inputs, Images)
-    assert isinstance(table.inputs.source, FileRows)
     found = read_back(folder, tmp_path / "out.h5")
     check_rows(found, "X.npy", np.load(folder / "X.npy"), labels())
 
@@ -214,7 +214,7 @@ def test_foreign_hdf5(
     tmp_path: Path, foreign: Callable[..., Path], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every layout of datasets gives the rows that h5py gives; with blocks far smaller than the data, too."""
-    monkeypatch.setattr(stored_arrays, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(stored, "_BLOCK_BYTES", 1000)
     own = {key: value for key, value in options.items() if key != "userblock"}
     folder = foreign("train.h5", {"train_set_x": photos()}, userblock=options.get("userblock", 0), **own)
     with h5py.File(folder / "train.h5", "a") as file:
@@ -232,7 +232,6 @@ def test_contiguous_rows_are_read_without_hdf5(foreign: Callable[..., Path]) -> 
     folder = foreign("a.h5", {"X": photos(), "Y": labels()})
     table = read_arrays(FolderTree(folder))
     assert isinstance(table.inputs, Images)
-    assert isinstance(table.inputs.source, FileRows)
     with h5py.File(folder / "a.h5") as file:
         for row in range(COUNT):
             np.testing.assert_array_equal(table.inputs.source.read(row), file["X"][row])

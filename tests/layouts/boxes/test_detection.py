@@ -17,16 +17,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.layouts.box_tools import parse_class_file
+from colabstage.layouts.boxes import LabelledImage, boxes_table
+from colabstage.layouts.class_lists import parse_class_list
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.detection import POSES, read_detection
-from colabstage.layouts.image_boxes import LabelledImage, detection_table
+from colabstage.layouts.formats.voc import POSES
 from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import FileEntry
 from colabstage.trees.zip import ZipTree
+from tests.layouts.readers import read_detection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +89,7 @@ def test_what_is_found_says_how_many_images_have_no_boxes(
     entries = [FileEntry(f"{number}.jpg", 9, 0, number) for number in range(len(counts))]
     every = [LabelledImage(entry, [[0, 0, 1, 1, 0]] * count, "") for entry, count in zip(entries, counts, strict=True)]
     tree = FolderTree(tmp_path_factory.getbasetemp())
-    said = dict(detection_table(tree, every, ["dog"]).summary())["boxes"]
+    said = dict(boxes_table(tree, every, ["dog"]).summary())["boxes"]
     assert said.startswith(f"{sum(counts)} in {len(counts) - counts.count(0)} of {len(counts)} image")
     assert (counts.count(0) > 0) == ("kept without any" in said)
     assert int((re.findall(r"and (\d+) (?:is|are) kept", said) or [0])[0]) == counts.count(0)
@@ -348,7 +349,7 @@ class TestYolo:
     )
     def test_names_are_read_from_yaml(self, text: str, names: tuple[str, ...]) -> None:
         """The forms that Ultralytics, Roboflow and people write, as PyYAML reads them."""
-        assert parse_class_file(text, "data.yaml").names == names
+        assert parse_class_list("data.yaml", text.encode()).names == names
 
     @pytest.mark.parametrize(
         "text", ["names: coco.names", "names:\n  0: a\n  2: b", "names: {a: 0}", "names:\n  0: a: b"]
@@ -356,7 +357,7 @@ class TestYolo:
     def test_other_names_are_refused(self, text: str) -> None:
         """No class is named by guessing."""
         with pytest.raises(BrokenDatasetError, match=r"'data\.yaml'"):
-            parse_class_file(text, "data.yaml")
+            parse_class_list("data.yaml", text.encode())
 
 
 class TestCoco:

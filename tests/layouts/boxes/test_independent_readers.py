@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage.errors import ColabstageError, LayoutError
-from colabstage.layouts.coco import read_coco
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.detection import read_voc, read_yolo
 from colabstage.layouts.table import Boxes
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
+from tests.layouts.readers import read_detection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +91,7 @@ def test_coco_is_what_pycocotools_reads(document: dict[str, Any]) -> None:
             names = [reference.cats[one["category_id"]]["name"] for one in found]
             rows = [(name, *np.round(row, 3).tolist()) for name, row in zip(names, corners, strict=True)]
             expected[f"images/{image['file_name']}"] = rows
-        assert rows_of(read_coco(FolderTree(folder))) == expected
+        assert rows_of(read_detection(FolderTree(folder))) == expected
 
 
 @given(
@@ -115,10 +114,10 @@ def test_values_of_other_types_in_coco_are_named(document: dict[str, Any], where
             put(folder, f"images/{number}.jpg")
         put(folder, "annotations.json", json.dumps(document))
         if where[1] == "area" and odd is None:
-            read_coco(FolderTree(folder))
+            read_detection(FolderTree(folder))
             return
         with pytest.raises(ColabstageError, match=r"annotations\.json"):
-            read_coco(FolderTree(folder))
+            read_detection(FolderTree(folder))
 
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
@@ -177,7 +176,7 @@ def test_voc_is_what_etree_reads(places: tuple[str, str], boxes: Sequence[Any], 
                 x0, y0, x1, y1 = (float(text) for text in texts)
                 corners = np.round([max(x0 - 1, 0), max(y0 - 1, 0), x1, y1], 3).tolist()
                 expected[places[0].format(number)].append((one.findtext("name"), *corners))
-        table = read_voc(FolderTree(folder))
+        table = read_detection(FolderTree(folder))
         assert rows_of(table) == expected
         assert isinstance(table.targets, Boxes)
         assert table.targets.columns["difficult"].tolist() == flags
@@ -221,7 +220,7 @@ def test_yolo_is_what_its_lines_say(lines: Sequence[Sequence[tuple[int, list[flo
         counts = {len(values) for objects in lines for _, values in objects}
         # As many points in each of several lines may be keypoints: `test_poses_are_boxes_with_keypoints_left_out`.
         assume(len(counts) != 1 or min(counts) <= 8)
-        assert rows_of(read_yolo(FolderTree(folder))) == expected
+        assert rows_of(read_detection(FolderTree(folder))) == expected
 
 
 def pose(number: int, points: int, width: int) -> str:
@@ -240,7 +239,7 @@ def test_poses_are_boxes_with_keypoints_left_out(tmp_path: Path, width: int) -> 
         put(tmp_path, f"labels/{number}.txt", pose(number, 17, width))
     put(tmp_path, "data.yaml", "names: [person]\n")
     with pytest.raises(LayoutError, match=rf"kpt_shape: \[17, {width}\]"):
-        read_yolo(FolderTree(tmp_path))
+        read_detection(FolderTree(tmp_path))
     put(tmp_path, "data.yaml", f"names: [person]\nkpt_shape: [17, {width}]\n")
     table = detect_layout(FolderTree(tmp_path))
     assert set(map(tuple, rows_of(table)["images/0.jpg"])) == {("person", 0.35, 0.35, 0.65, 0.65)}

@@ -14,15 +14,15 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.layouts.class_folders import read_image_folder
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.table import Values
+from colabstage.layouts.words import IMAGES as IMAGE_EXTENSIONS
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree
+from tests.layouts.readers import read_image_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -8,9 +8,10 @@ import pytest
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.image_files import read_pairs
-from colabstage.layouts.table import Masks, TreeFiles
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Masks
 from colabstage.trees.folder import FolderTree
+from tests.layouts.readers import read_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

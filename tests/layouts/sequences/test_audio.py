@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import io
 import struct
@@ -14,12 +13,14 @@ import numpy as np
 import pytest
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts import audio as sound
-from colabstage.layouts.audio import AudioOptions, read_audio, read_clip
+from colabstage.layouts import clips as sound
+from colabstage.layouts.clips import read_clip
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Values
+from colabstage.options import audio_clips
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
+from tests.layouts.readers import read_audio
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +107,7 @@ def test_folders_of_classes_become_rows(tmp_path: Path, commands: Path, dtype: A
     """From the folder to the Dataset: the very numbers of the files, with their classes."""
     dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     assert detect_layout(FolderTree(commands)).layout == "audio"
-    layout = functools.partial(read_audio, options=AudioOptions(dtype=dtype))
+    layout = audio_clips(dtype=dtype)
     report = pack_dataset(commands, tmp_path / "out.h5", layout=layout, progress=False)
     assert report.classes == ("go", "no", "yes")
     assert "8,000 Hz, 400 samples (0.05 s), 1 channel." in "\n".join(report.notes)
@@ -150,7 +151,7 @@ def test_a_list_that_names_a_class_without_a_folder_is_an_error(tmp_path: Path) 
 
 def rows_of(folder: Path, **options: Any) -> dict[str, NDArray[Any]]:
     """The rows of a folder's clips by key, decoded as packing decodes them."""
-    found = read_audio(FolderTree(folder), options=AudioOptions(**options))
+    found = read_audio(FolderTree(folder), **options)
     inputs = found.inputs
     assert isinstance(inputs, Arrays)
     assert inputs.decode is not None
@@ -220,7 +221,7 @@ def test_rates_are_not_mixed(commands: Path) -> None:
         detect_layout(FolderTree(commands))
     (commands / "go/fast.wav").unlink()
     with pytest.raises(BrokenDatasetError, match="expected 16,000 Hz"):
-        read_audio(FolderTree(commands), options=AudioOptions(rate=16000))
+        read_audio(FolderTree(commands), rate=16000)
 
 
 def chunk(name: bytes, data: bytes, size: int | None = None) -> bytes:
@@ -299,4 +300,4 @@ def _empty(folder: Path) -> Path:
 def test_options_are_checked(wrong: dict[str, Any]) -> None:
     """Before any tree is opened."""
     with pytest.raises(OptionError, match=next(iter(wrong))):
-        AudioOptions(**wrong)
+        audio_clips(**wrong)

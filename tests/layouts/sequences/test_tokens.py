@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import zipfile
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
-from colabstage.layouts import tokens as token_streams
 from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.formats import tokens as token_streams
 from colabstage.layouts.table import Arrays, BrokenDatasetError
-from colabstage.layouts.tokens import TokenOptions, read_tokens
+from colabstage.options import token_blocks
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 
@@ -63,7 +62,7 @@ def test_nanogpt_files_are_taken_as_they_are(tmp_path: Path, in_zip: bool) -> No
         with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in folder.iterdir():
                 archive.write(path, path.name)
-    layout = functools.partial(read_tokens, options=TokenOptions(length=64))
+    layout = token_blocks(length=64)
     report = pack_dataset(source, tmp_path / "out.h5", layout=layout, progress=False)
     assert report.samples == {"train": 78, "val": 10}
     for split, values in tokens.items():
@@ -97,14 +96,14 @@ def test_text_is_its_bytes(tmp_path: Path) -> None:
     for name, text in texts.items():
         put(tmp_path / name, text)
     put(tmp_path / "README.md", "about")
-    found = read_tokens(FolderTree(tmp_path), options=TokenOptions(length=100))
+    found = token_blocks(length=100)(FolderTree(tmp_path))
     train = np.frombuffer((texts["train/a.txt"] + texts["train/b.txt"]).encode(), np.uint8)
     x, y = stream(found, "train")
     assert len(x) == (len(train) - 1) // 100 * 100
     np.testing.assert_array_equal(x, train[: len(x)])
     np.testing.assert_array_equal(y, train[1 : len(x) + 1])
     assert len(stream(found, "valid")[0]) == 1100
-    plain = read_tokens(FolderTree(tmp_path), options=TokenOptions(length=100, next_tokens=False, separator=0))
+    plain = token_blocks(length=100, next_tokens=False, separator=0)(FolderTree(tmp_path))
     assert plain.targets is None
     assert found.notes[0].startswith("6,700 tokens are 65 rows of 100 uint16 tokens, with the next ones as targets")
 
@@ -120,8 +119,8 @@ def test_a_tokenizer_sees_whole_lines(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(token_streams, "_PIECE_BYTES", piece)
     text = "".join(f"the {'word ' * (i % 9)}é{i}\n" for i in range(300)) + "no line end"
     put(tmp_path / "a.txt", text)
-    options = TokenOptions(length=10, tokenizer=words, separator=65535)
-    x, _ = stream(read_tokens(FolderTree(tmp_path), options=options))
+    options = token_blocks(length=10, tokenizer=words, separator=65535)
+    x, _ = stream(options(FolderTree(tmp_path)))
     wanted = [*words(text), 65535]
     assert x.tolist() == wanted[: len(x)]
     assert len(x) == (len(wanted) - 1) // 10 * 10
@@ -134,8 +133,8 @@ def test_lines_of_json_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyP
     documents = [f"document {i}\nwith «two» lines" for i in range(40)]
     lines = [json.dumps({"body": text, "n": 1}) if i % 3 else json.dumps(text) for i, text in enumerate(documents)]
     file = put(tmp_path / "a.jsonl", "\n".join(lines) + "\n\n")
-    options = TokenOptions(length=8, field="body", separator=300, next_tokens=False)
-    found = read_tokens(FolderTree(tmp_path), options=options)
+    options = token_blocks(length=8, field="body", separator=300, next_tokens=False)
+    found = options(FolderTree(tmp_path))
     assert isinstance(found.inputs, Arrays)
     x = np.concatenate([found.inputs.source.read(index) for index in range(len(found))])
     wanted = [token for text in documents for token in (*text.encode(), 300)]
@@ -143,7 +142,7 @@ def test_lines_of_json_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for broken, says in (("{", "line 22"), ('{"body": 3}', "a number under 'body'"), ("[]", "it is a list")):
         file.write_text("\n".join([*lines[:21], broken, *lines[22:]]))
         with pytest.raises(BrokenDatasetError, match=rf"'a\.jsonl', line 22.*{'' if says == 'line 22' else says}"):
-            read_tokens(FolderTree(tmp_path), options=options)
+            options(FolderTree(tmp_path))
 
 
 @pytest.mark.parametrize("tokens", [[70000], [-1], [0.5], [[1, 2]]])
@@ -151,43 +150,43 @@ def test_tokens_that_do_not_fit_are_refused(tmp_path: Path, tokens: Any) -> None
     """None is cut to sixteen bits in silence."""
     put(tmp_path / "a.txt", "text")
     with pytest.raises(LayoutError, match=r"'a\.txt'.*uint32"):
-        read_tokens(FolderTree(tmp_path), options=TokenOptions(length=1, tokenizer=lambda _: tokens))
+        token_blocks(length=1, tokenizer=lambda _: tokens)(FolderTree(tmp_path))
 
 
 def test_wider_tokens(tmp_path: Path) -> None:
     """dtype="uint32" holds them."""
     put(tmp_path / "a.txt", "text")
-    options = TokenOptions(length=2, dtype="uint32", tokenizer=lambda _: [70000, 2, 3])
-    assert stream(read_tokens(FolderTree(tmp_path), options=options))[0].tolist() == [70000, 2]
+    options = token_blocks(length=2, dtype="uint32", tokenizer=lambda _: [70000, 2, 3])
+    assert stream(options(FolderTree(tmp_path)))[0].tolist() == [70000, 2]
 
 
 def test_other_files_are_declined(tmp_path: Path) -> None:
     """Binary files of any name, pictures among texts, half a token, too little text, text that is none."""
     with pytest.raises(EmptySourceError):
-        read_tokens(FolderTree(tmp_path))
+        token_blocks()(FolderTree(tmp_path))
     put(tmp_path / "a/weights.bin", bytes(4096))
     with pytest.raises(LayoutError, match=r"'weights\.bin' may hold anything"):
-        read_tokens(FolderTree(tmp_path / "a"))
+        token_blocks()(FolderTree(tmp_path / "a"))
     put(tmp_path / "b/a.txt", "text" * 999)
     put(tmp_path / "b/a.jpg", "")
     with pytest.raises(LayoutError, match=r"more than text and tokens: 1 \.jpg"):
-        read_tokens(FolderTree(tmp_path / "b"))
+        token_blocks()(FolderTree(tmp_path / "b"))
     put(tmp_path / "c/train.bin", bytes(4097))
     with pytest.raises(BrokenDatasetError, match=r"'train\.bin' has 4,097 bytes"):
         detect_layout(FolderTree(tmp_path / "c"))
     put(tmp_path / "d/a.txt", "short")
     with pytest.raises(LayoutError, match="holds 5 tokens, too few"):
-        read_tokens(FolderTree(tmp_path / "d"))
+        token_blocks()(FolderTree(tmp_path / "d"))
     put(tmp_path / "e/a.txt", b"\xff\xfe" * 100)
     with pytest.raises(BrokenDatasetError, match=r"'a\.txt' is not text in UTF-8"):
-        read_tokens(FolderTree(tmp_path / "e"), options=TokenOptions(tokenizer=words))
+        token_blocks(tokenizer=words)(FolderTree(tmp_path / "e"))
 
 
 @pytest.mark.parametrize("wrong", [{"length": 0}, {"dtype": "int64"}, {"separator": 65536}])
 def test_options_are_checked(wrong: dict[str, Any]) -> None:
     """Before any tree is opened."""
     with pytest.raises(OptionError, match=next(iter(wrong))):
-        TokenOptions(**wrong)
+        token_blocks(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -202,4 +201,4 @@ def test_binary_files_of_images_are_no_tokens(tmp_path: Path, names: tuple[str, 
     for name in names:
         (tmp_path / name).write_bytes(bytes(60_000))
     with pytest.raises(LayoutError, match=r"not like tokens.*numpy\.fromfile"):
-        read_tokens(FolderTree(tmp_path))
+        token_blocks()(FolderTree(tmp_path))

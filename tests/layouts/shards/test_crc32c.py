@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colabstage.layouts.tfrecord import masked_crc32c
+from colabstage.layouts.formats.tfrecord import masked_crc32c
 
 
 def mask(crc: int) -> int:

@@ -19,10 +19,11 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
-from colabstage.layouts.detect import audio_clips, detect_layout
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.formats.webdataset import scan_shard
 from colabstage.layouts.shards import ScanWindow, ShardFile, split_of_shard
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Masks, Values
-from colabstage.layouts.webdataset import scan_shard
+from colabstage.options import audio_clips
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
@@ -368,11 +369,13 @@ def test_tars_of_other_layouts_are_not_claimed(tmp_path: Path, names: list[str])
 
 
 def test_a_stray_tar_does_not_hide_a_folder_of_images(tmp_path: Path) -> None:
-    """Not even a broken one."""
+    """Not even a broken one: it is asked about, and the layout's name leaves it out."""
     for name in ("cat/1.jpg", "dog/1.jpg", "backup.tar"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    assert detect_layout(FolderTree(tmp_path)).layout == "image_folder"
+    with pytest.raises(LayoutError, match=r"'backup\.tar'.*layout=\"image_folder\""):
+        detect_layout(FolderTree(tmp_path))
+    assert detect_layout(FolderTree(tmp_path), "image_folder").classes == ("cat", "dog")
 
 
 def test_without_tars_there_is_nothing(tmp_path: Path) -> None:

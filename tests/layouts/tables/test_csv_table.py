@@ -13,11 +13,11 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.layouts.columns import is_numeric
-from colabstage.layouts.csv_table import read_table
+from colabstage.layouts.columns import Column
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Values
 from colabstage.trees.folder import FolderTree
+from tests.layouts.readers import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -266,7 +266,7 @@ def test_tables_say_what_pandas_reads_or_are_refused(
         assert [found.classes[label] for label in got.tolist()] in columns.values()
     elif got.ndim == 1:
         # Words that differ in every row are no label, and may stand beside one of numbers.
-        numbers = [cells for cells in columns.values() if is_numeric([*cells, "0"])]
+        numbers = [cells for cells in columns.values() if Column("x", [*cells, "0"]).is_numeric]
         assert got.astype(np.float32).tolist() in [np.array(cells, np.float32).tolist() for cells in numbers]
     elif any("|" in cell for cells in columns.values() for cell in cells):
         sets = [{found.classes[i] for i in np.flatnonzero(row)} for row in got]

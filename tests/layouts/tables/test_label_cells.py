@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError
-from colabstage.layouts.detect import detect_layout, table_rows
-from colabstage.layouts.label_cells import make_targets
+from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Boxes, Values
+from colabstage.options import table_rows
 from colabstage.trees.folder import FolderTree
+from tests.layouts.readers import make_targets
 
 if TYPE_CHECKING:
     from pathlib import Path

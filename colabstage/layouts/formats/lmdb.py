@@ -17,29 +17,28 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.io.units import counted
-from colabstage.layouts.names import folder_of, is_image, required
+from colabstage.layouts.evidence import Evidence, require_files
+from colabstage.layouts.labels import Label, Labels, make_labels, parse_label
+from colabstage.layouts.protobuf import BadMessageError, ByteSpan, message_fields
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
-    Label,
-    Labels,
     Part,
     ScanWindow,
     ShardFile,
-    ShardParts,
-    make_labels,
     open_shard,
-    parse_label,
-    rest_shard,
+    samples_of_shards,
     scan_each,
+    splits_of_shards,
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values
-from colabstage.layouts.tfrecord import BadMessageError, ByteSpan, message_fields
+from colabstage.layouts.words import folder_of, is_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from colabstage.layouts.reading import Source
+    from colabstage.layouts.samples import SampleSource
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import Tree
 
 _PAGE = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper
 _META = struct.Struct("<IIQQ 48s 48s QQ")  # magic, version, address, map size, free and main database, last page, txn
@@ -248,8 +247,8 @@ class _ScannedDatabase(NamedTuple):
     """What Caffe's messages say of them, by the same names; empty where values are images themselves."""
 
 
-def read_lmdb(tree: Tree) -> SampleTable:
-    """Make a table of a tree with LMDB databases (data.mdb, or a file .lmdb) whose values are image files, or Caffe's
+def lmdb_state(source: Source) -> Evidence:
+    """Read LMDB databases (data.mdb, or a file .lmdb) whose values are image files, or Caffe's
     messages of one or of its pixels, uint8 `(channels, height, width)`.
 
     y: Caffe's label; with keys as image-000000001 and label-000000001, whole numbers as they are, other numbers, or
@@ -262,30 +261,31 @@ def read_lmdb(tree: Tree) -> SampleTable:
         BrokenDatasetError: some images have a label and others none.
         CorruptArchiveError: a database is damaged or truncated.
     """
-    found = tree.entries.ending_in(EXTENSIONS).where(_is_database)
-    entries = required(found, tree, "LMDB database (data.mdb, or a file .lmdb)")
-    scanned = scan_each(entries, lambda number, entry: _scan_values(open_shard(tree, entry), number))
+    found = source.ending_in(EXTENSIONS).where(_is_database)
+    entries = require_files(found, source, "LMDB database (data.mdb, or a file .lmdb)")
+    scanned = scan_each(entries, lambda number, entry: _scan_values(open_shard(source.tree, entry), number))
     shards = [found.shard for found in scanned]
     parts = [part for found in scanned for part in found.images.values()]
     names = [f"{found.shard.name}[{name}]" for found in scanned for name in found.images]
     if not parts:
-        msg = f"The databases in '{tree.label}' hold no values."
+        msg = f"The databases in '{source.label}' hold no values."
         raise EmptySourceError(msg)
-    source = ShardParts(shards, parts, names)
+    contents = samples_of_shards(shards, parts, names)
     notes: list[str] = []
     if any(found.datums for found in scanned):
-        inputs, labels = _of_caffe(scanned, source, notes)
+        inputs, labels = _of_caffe(scanned, contents, notes)
     else:
-        inputs, labels = Images(source), _labels_of_values(scanned, names, notes)
-    return SampleTable(
+        inputs, labels = Images(contents), _labels_of_values(scanned, names, notes)
+    table = SampleTable(
         layout=NAME,
         keys=names,
         inputs=inputs,
         targets=labels.targets,
-        splits=source.splits,
+        splits=splits_of_shards(shards, parts),
         classes=labels.classes,
         notes=tuple(notes),
     )
+    return Evidence(table, "the databases", frozenset(entries.names))
 
 
 def _is_database(name: str) -> bool:
@@ -318,7 +318,7 @@ def _scan_values(shard: ShardFile, number: int) -> _ScannedDatabase:
                 raise _no_images(shard, name, head[:16])
             found.datums[name] = datum
             found.images[name] = Part(number, value.start + datum.data.start, datum.data.end - datum.data.start)
-    rest_shard(shard)
+    shard.rest()
     return found
 
 
@@ -368,7 +368,7 @@ def _no_images(shard: ShardFile, name: str, head: bytes) -> LayoutError:
 
 
 def _of_caffe(
-    scanned: Sequence[_ScannedDatabase], source: ShardParts, notes: list[str]
+    scanned: Sequence[_ScannedDatabase], source: SampleSource, notes: list[str]
 ) -> tuple[Images | Arrays, Labels]:
     """Return the inputs and labels of databases of Caffe's messages."""
     datums = [datum for found in scanned for datum in found.datums.values()]

@@ -16,54 +16,43 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import counted
+from colabstage.layouts.columns import note_on_numbers
+from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
+from colabstage.layouts.labels import Label, make_labels, names_of
 from colabstage.layouts.mask_values import find_masks
-from colabstage.layouts.names import required
+from colabstage.layouts.protobuf import BadMessageError, ByteSpan, message_fields, read_varint
+from colabstage.layouts.samples import Samples
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
-    Label,
     Part,
     ScanWindow,
     ShardFile,
-    ShardParts,
-    make_labels,
-    names_of,
     open_shard,
-    rest_shard,
+    samples_of_shards,
     scan_each,
+    splits_of_shards,
 )
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, left_out_notes, offsets_of
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import Content, Targets
+    from colabstage.layouts.reading import Source
+    from colabstage.layouts.samples import Content, SampleSource
+    from colabstage.layouts.table import Targets
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import FileEntries, FileEntry, Tree
+    from colabstage.trees.listing import FileEntries, FileEntry
 
 # TensorFlow's `crc32c::Mask`.
 _MASK_DELTA = 0xA282EAD8
 _HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 FOOTER_BYTES = _CRC.size
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-
-class ByteSpan(NamedTuple):
-    """A byte string inside a record's data."""
-
-    start: int
-    """Its first byte."""
-    end: int
-    """The byte behind its last."""
 
 
 Feature = list[ByteSpan] | list[int] | list[float]
-
-
-class BadMessageError(ValueError):
-    """The bytes are no Example."""
 
 
 def masked_crc32c(data: bytes) -> int:
@@ -128,7 +117,7 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     """Return the features of an Example by name; of byte strings only where they are.
 
     Raises:
-        MessageError: it is no Example.
+        BadMessageError: it is no Example.
     """
     # Byte strings stay where they are, since an image would otherwise be copied once more.
     found: dict[str, Feature] = {}
@@ -186,7 +175,7 @@ def _integers(data: bytes, values: ByteSpan) -> Feature:
             continue
         at = value.start
         while at < value.end:
-            number, at = _varint(data, at)
+            number, at = read_varint(data, at)
             found.append(_signed(number))
     return found
 
@@ -194,52 +183,6 @@ def _integers(data: bytes, values: ByteSpan) -> Feature:
 def _signed(value: int) -> int:
     # Negative numbers are written in two's complement of 64 bits.
     return value - (1 << 64) if value >> 63 else value
-
-
-def message_fields(data: bytes, span: ByteSpan) -> Iterator[tuple[int, ByteSpan | int]]:
-    """Yield the fields of a protobuf message: number, and a span of bytes or a whole number.
-
-    Raises:
-        MessageError, IndexError: it is no such message, or cut.
-    """
-    at = span.start
-    while at < span.end:
-        tag, at = _varint(data, at)
-        field, kind = tag >> 3, tag & 7
-        value: ByteSpan | int
-        if kind == _VARINT:
-            value, at = _varint(data, at)
-        elif kind == _BYTES:
-            length, at = _varint(data, at)
-            value = ByteSpan(at, at + length)
-            at += length
-        elif kind in (_FIXED32, _FIXED64):
-            length = 4 if kind == _FIXED32 else 8
-            value = int.from_bytes(data[at : at + length], "little")
-            at += length
-        else:
-            msg = f"a field of kind {kind}"
-            raise BadMessageError(msg)
-        # A length that reaches too far would be taken for other fields' bytes.
-        if at > span.end or field == 0:
-            msg = f"a field at byte {at:,} ends after its message, of {span.end:,} bytes"
-            raise BadMessageError(msg)
-        yield field, value
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, at
-        shift += 7
-        # Ten bytes hold 64 bits; damage may have no end.
-        if shift > 63:
-            msg = f"a number at byte {at:,} that never ends"
-            raise BadMessageError(msg)
 
 
 NAME = "tfrecord"
@@ -296,43 +239,24 @@ class _Record(NamedTuple):
     """How many a one-hot label tells apart; 0 of any other."""
 
 
-class RecordImages:
-    """The image in each of N records; reading one verifies its whole record."""
+def images_of_records(
+    records: SampleSource, spans: Sequence[ByteSpan], shapes: Sequence[tuple[int, int, int] | None] = ()
+) -> Samples:
+    """Return the image in each of N records, or its pixels where that is what they are; reading one verifies its whole
+    record."""
 
-    def __init__(
-        self, records: ShardParts, spans: Sequence[ByteSpan], shapes: Sequence[tuple[int, int, int] | None] = ()
-    ) -> None:
-        self._records = records
-        self._spans = tuple(spans)
-        self._shapes = tuple(shapes)
-        self.sizes: NDArray[np.int64] = np.array([span.end - span.start for span in spans], np.int64)
-        self.positions = records.positions
-
-    def __len__(self) -> int:
-        return len(self._spans)
-
-    def name(self, index: int) -> str:
-        """Return the file and the number of the record."""
-        return self._records.name(index)
-
-    def stamp(self, index: int) -> str:
-        """Return the file's stamp, and where in it the record lies."""
-        return self._records.stamp(index)
-
-    def read(self, index: int) -> Content:
-        """Return the image's bytes, or its pixels where that is what they are.
-
-        Raises:
-            CorruptArchiveError: the record does not match its checksum.
-        """
-        data = check_record(self._records.read(index), self.name(index))
-        data = data[slice(*self._spans[index])]
-        shape = self._shapes[index] if self._shapes else None
+    def read(index: int) -> Content:
+        stored = records.read(index)
+        data = check_record(bytes(stored), records.name(index))[slice(*spans[index])]
+        shape = shapes[index] if shapes else None
         return data if shape is None else np.frombuffer(data, np.uint8).reshape(shape)
 
+    sizes: NDArray[np.int64] = np.array([span.end - span.start for span in spans], np.int64)
+    return Samples(sizes, records.positions, name=records.name, stamp=records.stamp, read=read)
 
-def read_tfrecord(tree: Tree) -> SampleTable:
-    """Make a table of a tree of TFRecord files with an encoded image in each Example.
+
+def tfrecord_state(source: Source) -> Evidence:
+    """Read TFRecord files with an encoded image in each Example.
 
     x is image/encoded, image or another feature that holds an image file, or else the pixels of one, whose height,
     width and depth the record says; y the boxes in image/object/bbox, or a mask (image/segmentation/class/encoded), or
@@ -346,12 +270,13 @@ def read_tfrecord(tree: Tree) -> SampleTable:
         BrokenDatasetError: an Example is not like the others; it is named.
         CorruptArchiveError: a file is damaged or truncated.
     """
-    shards = _record_files(tree)
-    image = _image_feature(tree, shards)
+    shards = _record_files(source)
+    image = _image_feature(source, shards)
     scanned = scan_each(shards, lambda number, shard: _scan_records(shard, number, image))
     records = [record for found, _ in scanned for record in found]
     names = [record.name for record in records]
-    parts = ShardParts(shards, [record.stored for record in records], names)
+    stored = [record.stored for record in records]
+    parts = samples_of_shards(shards, stored, names)
     without = sum(count for _, count in scanned)
     notes = left_out_notes((without, "records", f"without '{image}'"))
     targets, classes = _targets_of_records(records, parts, notes)
@@ -359,36 +284,39 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     if odd is not None:
         msg = f"Of '{records[0].name}' and '{odd.name}', only one holds an image file."
         raise BrokenDatasetError(msg)
-    return SampleTable(
+    values = getattr(targets, "values", None)
+    notes += [] if values is None else note_on_numbers("label", values, classes)
+    table = SampleTable(
         layout=NAME,
         keys=names,
         inputs=Images(
-            RecordImages(parts, [record.image for record in records], [record.shape for record in records]),
+            images_of_records(parts, [record.image for record in records], [record.shape for record in records]),
             decoded=any(record.shape is not None for record in records),
         ),
         targets=targets,
-        splits=parts.splits,
+        splits=splits_of_shards(shards, stored),
         classes=classes,
         notes=tuple(notes),
     )
+    return Evidence(table, "fields of the records", frozenset(shard.name for shard in shards))
 
 
-def named_records(tree: Tree) -> FileEntries:
+def named_records(source: Source) -> FileEntries:
     """Return the files that are named as TFRecord files are; nothing is read."""
-    return tree.entries.ending_in(EXTENSIONS).where(lambda name: _NAMED.fullmatch(name) is not None)
+    return source.ending_in(EXTENSIONS).where(lambda name: _NAMED.fullmatch(name) is not None)
 
 
-def _record_files(tree: Tree) -> list[ShardFile]:
-    named, files = named_records(tree), tree.entries.ending_in(EXTENSIONS)
+def _record_files(source: Source) -> list[ShardFile]:
+    named, files = named_records(source), source.ending_in(EXTENSIONS)
     entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
-    required(entries, tree, "TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)")
+    require_files(entries, source, "TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)")
     # Writers that share rows among many files leave some empty.
     filled = [entry for entry in entries if entry.size]
 
     def look(_: int, entry: FileEntry) -> tuple[ShardFile, bool]:
-        shard = open_shard(tree, entry)
+        shard = open_shard(source.tree, entry)
         head = read_with_retry(lambda: shard.content.pread(12, 0), shard.name)
-        rest_shard(shard)
+        shard.rest()
         return shard, is_record_head(head)
 
     shards = scan_each(filled, look)
@@ -396,7 +324,7 @@ def _record_files(tree: Tree) -> list[ShardFile]:
     if wrong is None and shards:
         return [shard for shard, _ in shards]
     if not named or wrong is None:
-        msg = f"'{tree.label}' holds no TFRecord files that have any record."
+        msg = f"'{source.label}' holds no TFRecord files that have any record."
         raise LayoutError(msg)
     msg = (
         f"'{wrong.name}' is not a TFRecord file, or its beginning is damaged. Files compressed with gzip "
@@ -405,7 +333,7 @@ def _record_files(tree: Tree) -> list[ShardFile]:
     raise CorruptArchiveError(msg)
 
 
-def _image_feature(tree: Tree, shards: Sequence[ShardFile]) -> str:
+def _image_feature(source: Source, shards: Sequence[ShardFile]) -> str:
     """Return the feature of the first record that holds an image file, or else the pixels of one."""
     window = ScanWindow(shards[0].content)
     start, length = next(scan_records(window))
@@ -427,7 +355,7 @@ def _image_feature(tree: Tree, shards: Sequence[ShardFile]) -> str:
     if pixels:
         return pixels
     msg = (
-        f"The first record of '{tree.label}' holds no image file (JPEG, PNG, GIF, BMP, TIFF, WebP) but the features "
+        f"The first record of '{source.label}' holds no image file (JPEG, PNG, GIF, BMP, TIFF, WebP) but the features "
         f"{', '.join(sorted(features)) or 'of no Example'}. Give layout= a function that reads it."
     )
     raise LayoutError(msg)
@@ -466,7 +394,7 @@ def _scan_records(shard: ShardFile, number: int, image: str) -> tuple[list[_Reco
             stored = Part(number, start, length + FOOTER_BYTES)
             records.append(_Example(data, features, name).as_record(stored, found))
         count += 1
-    rest_shard(shard)
+    shard.rest()
     return records, count - len(records)
 
 
@@ -541,7 +469,7 @@ class _Example:
 
 
 def _targets_of_records(
-    records: Sequence[_Record], parts: ShardParts, notes: list[str]
+    records: Sequence[_Record], parts: SampleSource, notes: list[str]
 ) -> tuple[Targets | None, tuple[str, ...]]:
     # What is there decides: a label beside boxes is most often that of the first of them.
     with_boxes = sum(record.boxes is not None for record in records)
@@ -572,7 +500,7 @@ def _targets_of_records(
             bare = next(record.name for record in records if record.mask is None)
             msg = f"'{bare}' has no mask and {len(masks):,} other records have; expected all or none."
             raise BrokenDatasetError(msg)
-        found = find_masks(RecordImages(parts, masks), spread=False)
+        found = find_masks(images_of_records(parts, masks), spread=False)
         return found, found.classes
     if len({record.classes for record in records}) > 1:
         odd = next(record for record in records if record.classes != records[0].classes)

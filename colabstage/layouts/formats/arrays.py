@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.io.units import listed
-from colabstage.layouts.label_cells import class_numbers, make_targets
+from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers
+from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near, require_files
+from colabstage.layouts.folders import folders_state
 from colabstage.layouts.mask_values import find_masks
-from colabstage.layouts.names import SPLIT_NAMES, split_of_word
-from colabstage.layouts.published_arrays import published_arrays, published_files
-from colabstage.layouts.reading import open_member, read_head
-from colabstage.layouts.stored_arrays import NPY, HeldRows, StoredArray, hdf5_arrays, join_sources, npz_arrays, read_npy
-from colabstage.layouts.table import (
-    Arrays,
-    Images,
-    NearMissError,
-    SampleTable,
-    Values,
-    known_splits,
-    left_out_notes,
-    stamp_of,
-)
+from colabstage.layouts.reading import open_member, refuse_stand_in
+from colabstage.layouts.samples import TreeFiles, join_samples, rows_of_array, stamp_of
+from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
+from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values, known_splits
+from colabstage.layouts.words import SPLITS, split_of_word
 from colabstage.trees.bytes import SourceFile
 
 if TYPE_CHECKING:
@@ -37,6 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.layouts.evidence import Found
+    from colabstage.layouts.reading import Source
     from colabstage.layouts.table import Inputs, Targets
     from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
@@ -58,8 +54,8 @@ _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes
 # The test sets of MNIST and similar datasets, and SVHN's extra images.
 _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 # The names that numpy.savez gives to unnamed arrays.
-_SAME_DIGIT = str.maketrans("123456789", "0" * 9)
 _NUMBERED = re.compile(r"arr_\d+")
+_SAME_DIGIT = str.maketrans("123456789", "0" * 9)
 
 
 def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
@@ -108,7 +104,7 @@ def _matlab_array(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
     if _SVHN.search(entry.name) and name == "y":
         values = values % 10
     path, stamp = f"{entry.name}/{name}", stamp_of(entry)
-    return StoredArray(path, values.shape, values.dtype, lambda: HeldRows(values, path, stamp), lambda: values)
+    return StoredArray(path, values.shape, values.dtype, lambda: rows_of_array(values, path, stamp), lambda: values)
 
 
 class SplitArrays(NamedTuple):
@@ -120,6 +116,10 @@ class SplitArrays(NamedTuple):
     """The inputs."""
     y: str | None
     """The targets, `None` where there are none."""
+
+
+class UnclearRolesError(LayoutError):
+    """The names of arrays do not say which are inputs and which targets."""
 
 
 def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = None) -> list[SplitArrays]:
@@ -153,7 +153,7 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
     if found and not (over and any(one.y is None for one in found)):
         alone = len(found) == 1
         # Training rows are first, whatever the order of the files.
-        order = [*dict.fromkeys([*SPLIT_NAMES.values(), *_SPLITS_BESIDE.values()])]
+        order = [*dict.fromkeys([*SPLITS.values(), *_SPLITS_BESIDE.values()])]
         named = [one if alone or one.split else one._replace(split="train") for one in found]
         if len({one.split for one in named}) == len(named):
             return sorted(named, key=lambda one: order.index(one.split) if one.split else 0)
@@ -164,7 +164,7 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
         f"Which of the arrays {listed(every)} are inputs and which targets? Expected names such as X and y, x_train "
         "and y_train, images and labels. Or say so: layout=array_rows(x='NAME', y='NAME')."
     )
-    raise NearMissError(msg)
+    raise UnclearRolesError(msg)
 
 
 def is_class_names(name: str) -> bool:
@@ -182,10 +182,10 @@ def has_role(name: str) -> bool:
 def first_with_role(files: FileEntries) -> str | None:
     """Return the first file of some that `has_role`, by its bare name; `None` where none has."""
     # No role has digits in its name, and names of samples mostly differ in digits only.
-    firsts: dict[str, str] = {}
+    seen: dict[str, str] = {}
     for name in files.names:
-        firsts.setdefault(posixpath.basename(name).translate(_SAME_DIGIT), name)
-    return next((name for base, name in firsts.items() if has_role(base)), None)
+        seen.setdefault(name.rpartition("/")[2].translate(_SAME_DIGIT), name)
+    return next((name for base, name in seen.items() if has_role(base)), None)
 
 
 def _called(names: list[str], wanted: str) -> list[str]:
@@ -215,7 +215,7 @@ def _pair_arrays(split: str, xs: list[str], ys: list[str]) -> SplitArrays:
             "layout=array_rows(x='NAME', y='NAME'), or array_rows('PART'), what the names of all that count have in "
             "common, such as 'emnist-digits'."
         )
-        raise NearMissError(msg)
+        raise UnclearRolesError(msg)
     return SplitArrays(split, xs[0], ys[0] if ys else None)
 
 
@@ -259,8 +259,10 @@ NAME = "arrays"
 _KNOWN_BYTES = 64 * 1024 * 1024
 
 
-def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> SampleTable:
-    """Make a table of a tree that holds arrays whose first axis counts samples.
+def arrays_state(
+    source: Source, published: Sequence[StoredArray], *, x: str | None = None, y: str | None = None
+) -> Found:
+    """Read rows of arrays whose first axis counts samples.
 
     Inputs, targets and splits are recognised by name (X and y, x_train and y_train, images and labels, data and target,
     train.npz with any of these). uint8 inputs of shape `(N, H, W)` or `(N, H, W, C)` with 1, 3 or 4 channels are
@@ -268,34 +270,31 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
     words become classes; integers of the shape of the images' pixels are masks.
 
     Args:
-        tree: the dataset's files.
+        source: the files.
+        published: arrays of files that well-known datasets are published as.
         x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised.
 
     Raises:
         EmptySourceError: there are no files of arrays.
-        LayoutError: the roles of the arrays are unclear, one cannot be read, or their lengths differ.
+        LayoutError: one cannot be read, or their lengths differ.
     """
-    if not tree.entries.ending_in(_SUFFIXES) and not published_files(tree):
-        msg = f"'{tree.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
+    if not source.ending_in(_SUFFIXES) and not published:
+        msg = f"'{source.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
         raise EmptySourceError(msg)
-    stored = {array.name: array for array in _find_arrays(tree, takes_packs=x is not None)}
+    stored = {array.name: array for array in [*_find_arrays(source, takes_packs=x is not None), *published]}
+    if x is None and (one_each := _one_file_a_sample(source, stored)):
+        return near(one_each)
     named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
-    chosen = (_find_numbered(stored) if x is None else None) or find_splits(named, x=x, y=y)
+    try:
+        chosen = (_find_numbered(stored) if x is None else None) or find_splits(named, x=x, y=y)
+    except UnclearRolesError as error:
+        return near(str(error))
     # Like unlabelled test images: if some rows had no labels, none could have any.
     unlabelled = [one for one in chosen if one.y is None and any(other.y is not None for other in chosen)]
     chosen = [one for one in chosen if one not in unlabelled]
     xs = [_usable(stored[one.x]) for one in chosen]
     ys = [_usable(stored[one.y]) for one in chosen if one.y is not None]
-    for one, array in zip(chosen, xs, strict=True):
-        if not array.shape[0]:
-            msg = f"'{one.x}' has the shape {array.shape}; expected at least one sample along its first axis."
-            raise LayoutError(msg)
-        if one.y is not None and stored[one.y].shape[0] != array.shape[0]:
-            msg = (
-                f"'{one.x}' has the shape {array.shape} and '{one.y}' {stored[one.y].shape}; expected as many targets "
-                "as inputs along their first axes."
-            )
-            raise LayoutError(msg)
+    _check_lengths(chosen, xs, stored)
     inputs = _as_inputs(xs)
     targets, classes = _as_targets(ys, inputs, xs) if len(ys) == len(xs) else (None, ())
     # Files often have an array of the classes' names beside those of the samples, of all classes or of more.
@@ -305,17 +304,19 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
         if is_class_names(name) and array.is_text and len(array.shape) == 1 and not array.trouble
     )
     written = next((_as_words(values) for values in texts if len(values) >= len(classes)), ())
-    used, told = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
+    used, stated = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
     missing = "there are no targets for all of them" if ys else "there are no targets"
-    which = f"targets those of {listed(told)}" if len(ys) == len(xs) else missing
+    which = f"targets those of {listed(stated)}" if len(ys) == len(xs) else missing
     notes = [f"Inputs are the rows of {listed(used)}{',' if len(ys) == len(xs) else ';'} {which}."]
     lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
     notes += left_out_notes(*lost)
     used += [one.x for one in unlabelled]
-    rest = [name for name in stored if name not in {*used, *told} and not is_class_names(name)]
+    rest = [name for name in stored if name not in {*used, *stated} and not is_class_names(name)]
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")
-    return SampleTable(
+    if isinstance(targets, Values):
+        notes += note_on_numbers(stated[0], targets.values, written or classes)
+    table = SampleTable(
         layout=NAME,
         keys=tuple(f"{array.name}[{row}]" for array in xs for row in range(array.shape[0])),
         inputs=inputs,
@@ -323,6 +324,55 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
         splits=known_splits([one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]),
         classes=written or classes,
         notes=tuple(notes),
+    )
+    return Evidence(table, "the arrays' names")
+
+
+def _check_lengths(chosen: Sequence[SplitArrays], xs: Sequence[StoredArray], stored: Mapping[str, StoredArray]) -> None:
+    for one, array in zip(chosen, xs, strict=True):
+        if not array.shape[0]:
+            msg = f"'{one.x}' has the shape {array.shape}; expected at least one sample along its first axis."
+            raise LayoutError(msg)
+        if array.shape[0] > _MOST_ROWS:
+            msg = f"'{one.x}' has {array.shape[0]:,} rows, more than are read; it may be damaged. Write it in parts."
+            raise LayoutError(msg)
+        if one.y is not None and stored[one.y].shape[0] != array.shape[0]:
+            msg = (
+                f"'{one.x}' has the shape {array.shape} and '{one.y}' {stored[one.y].shape}; expected as many targets "
+                "as inputs along their first axes."
+            )
+            raise LayoutError(msg)
+
+
+# No machine here lists more samples.
+_MOST_ROWS = 1 << 32
+# Fewer files of one shape may each hold many rows.
+_FEW_FILES = 4
+
+
+def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray]) -> str:
+    """Return what to do with files each of which is one sample: numbered files with arrays of the same names and
+    shapes; "" where files hold rows of many samples."""
+    by_name: dict[str, list[StoredArray]] = {}
+    for array in stored.values():
+        by_name.setdefault(re.sub(r"\d+", "0", array.name), []).append(array)
+    name, alike = max(by_name.items(), key=lambda item: len(item[1]), default=("", []))
+    shapes = {array.shape for array in alike}
+    # Rows of many samples are counted by the first axis, which then differs, or by the names of splits and batches.
+    if (
+        len(alike) < _FEW_FILES
+        or len(shapes) > 1
+        or (has_role(posixpath.basename(name.partition(".")[0])) and "/" not in name)
+    ):
+        return ""
+    shape = next(iter(shapes))
+    if len(shape) < 2:
+        return ""
+    return (
+        f"'{source.label}' holds {len(alike):,} arrays such as '{alike[0].name}', all of shape {shape}: each is "
+        "probably "
+        "one sample, and rows of it none. Give pack_dataset an object whose items are (x, y), read from the files by "
+        "their number; or one .npz of all, numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…))."
     )
 
 
@@ -351,7 +401,7 @@ def _as_inputs(xs: Sequence[StoredArray]) -> Inputs:
     shapes = [array.shape for array in xs if array.dtype == np.uint8]
     # Rows of three numbers are an image only where the last may count channels.
     if len(shapes) == len(xs) and all(len(one) == 3 or (len(one) == 4 and one[3] in (1, 3, 4)) for one in shapes):
-        return Images(join_sources([array.rows() for array in xs]), decoded=True, own_channels=True)
+        return Images(join_samples([array.rows() for array in xs]), decoded=True, own_channels=True)
     return _arrays(xs)
 
 
@@ -364,7 +414,7 @@ def _arrays(parts: Sequence[StoredArray]) -> Arrays:
                 f"{first.shape[1:]}; expected the same."
             )
             raise LayoutError(msg)
-    return Arrays(join_sources([part.rows() for part in parts]), first.shape[1:], first.dtype)
+    return Arrays(join_samples([part.rows() for part in parts]), first.shape[1:], first.dtype)
 
 
 def _as_targets(
@@ -372,7 +422,7 @@ def _as_targets(
 ) -> tuple[Targets, tuple[str, ...]]:
     if isinstance(inputs, Images) and all(_is_mask(y, x) for y, x in zip(ys, xs, strict=True)):
         # Shaped as the images' pixels they are one class for each pixel, not a target of some numbers.
-        masks = find_masks(join_sources([y.rows() for y in ys]), decoded=True)
+        masks = find_masks(join_samples([y.rows() for y in ys]), decoded=True)
         return masks, masks.classes
     is_vector = all(np.prod(y.shape[1:], dtype=np.int64) == 1 for y in ys)
     nbytes = sum(int(np.prod(y.shape, dtype=np.int64)) * y.dtype.itemsize for y in ys)
@@ -399,7 +449,7 @@ def _as_words(values: NDArray[Any]) -> tuple[str, ...]:
 
 def _as_labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
     if values.dtype.kind in "US":
-        return make_targets({"y": _as_words(values)})
+        return make_targets([Column("y", _as_words(values))])
     if values.dtype.kind in "iu":
         # The type that torch's losses need, whatever the file has.
         whole = values.astype(np.int64)
@@ -407,21 +457,22 @@ def _as_labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
     return Values(values), ()
 
 
-def _find_arrays(tree: Tree, *, takes_packs: bool) -> list[StoredArray]:
-    """Return all arrays of a tree, by file and key; only headers are read.
+def _find_arrays(source: Source, *, takes_packs: bool) -> list[StoredArray]:
+    """Return all arrays of a source, by file and key; only headers are read.
 
     Raises:
         LayoutError: a file is not what its name says, or a pack (unless `takes_packs`), or there are too many of them.
     """
-    files = tree.entries.ending_in(_SUFFIXES)
+    files, tree = source.ending_in(_SUFFIXES), source.tree
     if len(files) > _MAX_FILES:
         msg = (
-            f"'{tree.label}' holds {len(files):,} files of arrays (first '{files[0].name}'); expected at most "
+            f"'{source.label}' holds {len(files):,} files of arrays (first '{files[0].name}'); expected at most "
             f"{_MAX_FILES}, each with the rows of many samples."
         )
         raise LayoutError(msg)
     found: list[StoredArray] = []
     for entry in files:
+        refuse_stand_in(tree, entry)
         suffix = posixpath.splitext(entry.name)[1].lower()
         if suffix == NPY:
             found.append(read_npy(tree, entry, entry.name))
@@ -431,8 +482,42 @@ def _find_arrays(tree: Tree, *, takes_packs: bool) -> list[StoredArray]:
             except CorruptArchiveError as error:
                 msg = f"'{entry.name}' cannot be read: {error}"
                 raise LayoutError(msg) from error
-        elif suffix == ".mat" and read_head(tree, entry, len(_HEAD)) == _HEAD:
+        elif suffix == ".mat" and source.head(entry, len(_HEAD)) == _HEAD:
             found += matlab5_arrays(tree, entry)
         else:
             found += hdf5_arrays(tree, entry, takes_packs=takes_packs)
-    return found + published_arrays(tree)
+    return found
+
+
+ARRAY_FOLDER = FileKind("array_folder", "arrays", (NPY,))
+
+
+def array_folder_state(source: Source) -> Evidence:
+    """Read .npy files in class folders, with or without split folders above; each file is one sample.
+
+    All have the shape and dtype of the first, and are stored as they are.
+
+    Raises:
+        EmptySourceError: there are no .npy files in folders of classes, or they are named like inputs and targets.
+        LayoutError: the first is not an array of numbers.
+    """
+    files = require_files(source.ending_in((NPY,)), source, ".npy files")
+    role = first_with_role(files)
+    if role is not None:
+        msg = f"'{role}' is named like the inputs or targets of many samples, not like a single one."
+        raise EmptySourceError(msg)
+    try:
+        found = folders_state(source, ARRAY_FOLDER)
+    except BrokenDatasetError:
+        raise
+    except LayoutError as error:
+        # Files outside class folders are arrays of many samples, for which `arrays_state` has a better message.
+        raise EmptySourceError(str(error)) from error
+    contents = found.table.inputs.source
+    assert isinstance(contents, TreeFiles)
+    first = read_npy(source.tree, contents.entries[0], found.table.keys[0])
+    if first.trouble or first.is_text:
+        msg = f"'{first.name}' cannot be used: {first.trouble or 'it holds words'}."
+        raise LayoutError(msg)
+    inputs = Arrays(contents, first.shape, first.dtype, decode=decode_npy)
+    return replace(found, table=replace(found.table, inputs=inputs))

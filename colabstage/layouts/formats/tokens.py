@@ -16,31 +16,33 @@ from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_o
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
-from colabstage.layouts.columns import is_table
-from colabstage.layouts.names import (
-    IMAGE_EXTENSIONS,
-    SPLIT_NAMES,
-    count_kinds,
+from colabstage.layouts.columns import NUMBER
+from colabstage.layouts.evidence import Evidence, count_kinds, near
+from colabstage.layouts.reading import decode_text, open_member, refuse_stand_in, spool_folder
+from colabstage.layouts.samples import join_samples, rows_of_file, stamp_of
+from colabstage.layouts.table import Arrays, BrokenDatasetError, SampleTable
+from colabstage.layouts.words import (
+    IMAGES,
+    SPLIT_ORDER,
     folder_of,
     is_note,
+    is_table,
     split_of_path,
     split_of_word,
     stem_of,
 )
-from colabstage.layouts.reading import decode_text, open_member, read_head, spool_folder
-from colabstage.layouts.stored_arrays import fixed_rows, join_sources
-from colabstage.layouts.table import Arrays, BrokenDatasetError, NearMissError, SampleTable, stamp_of
 from colabstage.trees.bytes import LocalBytes
-from colabstage.trees.listing import FileEntries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleSource
+    from colabstage.layouts.evidence import Found
+    from colabstage.layouts.reading import Source
+    from colabstage.layouts.samples import SampleSource
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import FileEntry, Tree
+    from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 TokenDtype = Literal["uint16", "uint32"]
 
@@ -97,16 +99,16 @@ class TokenStream:
     def rows(self, count: int, length: int, shift: int, dtype: np.dtype[np.generic]) -> SampleSource:
         # Targets are the same bytes shifted by one token, so they are read in place and not copied.
         start = self.start + shift * self.dtype.itemsize
-        return fixed_rows(self.content, start, count, (length,), self.dtype, stamp=self.stamp, wanted=dtype)
+        return rows_of_file(self.content, start, count, (length,), self.dtype, stamp=self.stamp, wanted=dtype)
 
 
-def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStream:
+def open_tokens(source: Source, entry: FileEntry, options: TokenOptions) -> TokenStream:
     """Return a .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c.
 
     Raises:
         BrokenDatasetError: its length is not a whole number of tokens.
     """
-    head = read_with_retry(lambda: read_head(tree, entry, 4), entry.name)
+    head = read_with_retry(lambda: source.head(entry, 4), entry.name)
     known = _HEADERS.get(int.from_bytes(head, "little"))
     start = _HEADER_BYTES if known else 0
     dtype = np.dtype(known or options.dtype).newbyteorder("<")
@@ -115,7 +117,7 @@ def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStr
         msg = f"'{entry.name}' has {entry.size:,} bytes, which is not a whole number of {dtype.name} tokens."
         raise BrokenDatasetError(msg)
     count = (entry.size - start) // dtype.itemsize
-    return TokenStream(entry.name, open_member(tree, entry), start, count, dtype, stamp_of(entry))
+    return TokenStream(entry.name, open_member(source.tree, entry), start, count, dtype, stamp_of(entry))
 
 
 def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
@@ -132,6 +134,7 @@ def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions)
     folder = spool_folder(needed, f"The tokens of '{tree.label}'")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=1 << 20) as file:
         for entry in entries:
+            refuse_stand_in(tree, entry)
             for tokens in _TextFile(tree, entry, options).tokens():
                 count += len(tokens)
                 file.write(tokens.astype(dtype).tobytes())
@@ -242,23 +245,25 @@ _TEXTS = (".txt", ".jsonl")
 _LOOKED_AT = 4
 _HEAD_BYTES = 16 * 1024
 _LINES = 50
+# A text of which more words are numbers is a table.
+_MOSTLY = 0.8
 _CELL = re.compile(r"[\s\"',;|]+")
-_IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, IMAGE_EXTENSIONS))})(#\d+)?", re.IGNORECASE)
+_IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, IMAGES))})(#\d+)?", re.IGNORECASE)
 # Parts of names of files that hold something else.
 _ARRAY_WORDS = frozenset(("x", "y", "image", "images", "label", "labels", "target", "targets", "batch"))
 # Files that may be beside them without changing the layout.
 _BESIDE = (".md", ".pkl", ".json", ".py", ".rst", ".yaml", ".yml", ".log")
 
 
-def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> SampleTable:  # frozen
-    """Make a table of a tree that holds tokens or text and nothing else.
+def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> Found:  # frozen
+    """Read tokens or text, of a source that holds nothing else.
 
     Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are used as they are; otherwise .txt and
     .jsonl files are text. Each split is one stream, its files sorted by name, cut into rows of one length; the
     remainder at its end is left out.
 
     Args:
-        tree: the dataset's files.
+        source: the files.
         options: the form of the rows.
 
     Raises:
@@ -266,11 +271,12 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
         LayoutError: there is something else, or no stream is as long as a row.
         BrokenDatasetError: a file is broken.
     """
-    tokens, texts = _with(tree, _TOKENS), _with(tree, _TEXTS)
+    tree = source.tree
+    tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
     if not tokens and not texts:
         msg = f"'{tree.label}' holds neither tokens (.bin) nor text ({', '.join(_TEXTS)})."
         raise EmptySourceError(msg)
-    others = FileEntries.of(tree.entries).not_ending_in((*_TOKENS, *_TEXTS, *_BESIDE))
+    others = source.files.not_ending_in((*_TOKENS, *_TEXTS, *_BESIDE))
     # LICENSE and Makefile have no extension, and hold no data.
     if any("." in posixpath.basename(name) for name in others.names):
         msg = f"'{tree.label}' holds more than text and tokens: {count_kinds(others)}."
@@ -279,57 +285,61 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
     named = [entry for entry in tokens if _named_split(entry.name)]
     parts = [entry for entry in tokens if _ARRAY_WORDS & set(_name_words(entry.name))]
     if parts:
-        msg = (
+        return near(
             f"'{parts[0].name}' is named like the inputs or labels of arrays (STL10's files are), not like tokens. "
             "Read it with numpy.fromfile, and save it as .npy."
         )
-        raise NearMissError(msg)
     if len(named) < len(tokens) and (named or not texts):
         msg = f"'{next(e.name for e in tokens if e not in named)}' may hold anything; expected train.bin and val.bin."
         raise LayoutError(msg)
     if named:
         streams = {
-            split: [open_tokens(tree, entry, options) for entry in entries]
+            split: [open_tokens(source, entry, options) for entry in entries]
             for split, entries in _by_split(named).items()
         }
     else:
         streams = {split: [make_tokens(tree, entries, options)] for split, entries in _by_split(texts).items()}
-    return _token_table(tree, streams, options)
+    return Evidence(_token_table(tree, streams, options), "text")
 
 
-def guess_tokens(tree: Tree, _is_more: bool) -> SampleTable:
-    """Read tokens or text, unless the texts are in class folders, or list images.
-
-    Raises:
-        EmptySourceError, LayoutError, BrokenDatasetError: as `read_tokens`.
-        NearMissError: there are such folders or lists; the message names them.
-    """
-    texts = _with(tree, () if _with(tree, _TOKENS) else _TEXTS)
+def why_no_text(source: Source) -> str:
+    """Return what texts hold instead of language, and what to write: names of images, numbers, classes in folders; ""
+    where they may be text to learn from."""
+    texts = _with(source, () if _with(source, _TOKENS) else _TEXTS)
+    as_text = 'layout="tokens" takes it as text to learn from.'
     for entry in texts[:_LOOKED_AT]:
-        lines = [line for line in decode_text(read_head(tree, entry, _HEAD_BYTES)).splitlines()[:_LINES] if line]
+        head = decode_text(source.head(entry, _HEAD_BYTES))
+        lines = [line for line in head.splitlines()[:_LINES] if line]
         naming = [line for line in lines if any(map(_IMAGE_NAME.fullmatch, _CELL.split(line)))]
         if 2 * len(naming) > len(lines):
             first = ", and save the list as a table in it, with path,label as its first line"
             first = "" if is_table(entry.name) else first
-            msg = (
-                f"'{entry.name}' names images in its lines ('{naming[0][:60]}') that are not in '{tree.label}'. Give "
-                f'the folder that holds both{first}; layout="tokens" takes it as text to learn from.'
+            return (
+                f"'{entry.name}' names images in its lines ('{naming[0][:60]}') that are not in '{source.label}'. Give "
+                f"the folder that holds both{first}; {as_text}"
             )
-            raise NearMissError(msg)
+        words = [word for word in _CELL.split(head) if word]
+        if words and _MOSTLY * len(words) < sum(NUMBER.fullmatch(word) is not None for word in words):
+            return (
+                f"'{entry.name}' holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as arrays, "
+                f"numpy.savez('data.npz', x=numpy.loadtxt('{entry.name}'), y=…); labels of images need the images "
+                "beside "
+                f"them. {as_text}"
+            )
     folders = set(map(folder_of, texts.names))
     classes = sorted(folder for folder in folders if folder and not split_of_word(folder))
     if len(classes) > 1 and len(texts) > len(classes):
-        msg = (
-            f"'{tree.label}' holds {len(texts):,} texts in folders ({listed(classes)}), as for classifying text, which "
+        return (
+            f"'{source.label}' holds {len(texts):,} texts in folders ({listed(classes)}), as for classifying text, "
+            "which "
             "is not read automatically. Give pack_dataset an object whose items are (tokens, label); "
             "layout=token_blocks() reads all text as one stream, to predict the next token."
         )
-        raise NearMissError(msg)
-    return read_tokens(tree)
+    return ""
 
 
-def _with(tree: Tree, extensions: tuple[str, ...]) -> FileEntries:
-    return tree.entries.ending_in(extensions).where(lambda name: not is_note(name))
+def _with(source: Source, extensions: tuple[str, ...]) -> FileEntries:
+    return source.ending_in(extensions).where(lambda name: not is_note(name))
 
 
 def _named_split(name: str) -> str:
@@ -350,8 +360,7 @@ def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
     if len(found) > 1 and "" in found:
         # Beside a val.txt, files without a split are for training.
         found["train"] = sorted(found.pop("") + found.get("train", []), key=lambda entry: entry.name)
-    order = list(dict.fromkeys(SPLIT_NAMES.values()))
-    return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] else 0))
+    return dict(sorted(found.items(), key=lambda item: SPLIT_ORDER[item[0]] if item[0] else 0))
 
 
 def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: TokenOptions) -> SampleTable:
@@ -372,7 +381,7 @@ def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: Tok
 
     def side(shift: int) -> Arrays:
         parts = [stream.rows(count, options.length, shift, dtype) for _, stream, count in rows]
-        return Arrays(join_sources(parts), (options.length,), dtype)
+        return Arrays(join_samples(parts), (options.length,), dtype)
 
     used = sum(count for _, _, count in rows)
     return SampleTable(

@@ -1,6 +1,6 @@
 """Audio clips as rows of one length: WAV is read here, FLAC and others by soundfile if it is installed.
 
-Classes come from folders or from a table, as those of images do. Nothing is resampled: the caller decides the rate.
+Nothing is resampled: the caller decides the rate.
 """
 
 from __future__ import annotations
@@ -8,29 +8,24 @@ from __future__ import annotations
 import io
 import struct
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from colabstage.errors import DecodeError, LayoutError, MissingDependencyError, OptionError
+from colabstage.errors import DecodeError, MissingDependencyError, OptionError
 from colabstage.io.units import format_count
-from colabstage.layouts.class_folders import FileKind, read_class_folders
-from colabstage.layouts.csv_table import TableSearch
-from colabstage.layouts.names import required
-from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, BrokenDatasetError, first_that_fits
+from colabstage.layouts.reading import in_place, read_each
+from colabstage.layouts.table import Arrays, BrokenDatasetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import Content, SampleSource, SampleTable
-    from colabstage.trees.listing import Tree
+    from colabstage.layouts.samples import Content, SampleSource
 
 SoundDtype = Literal["float32", "int16"]
-SOUND_EXTENSIONS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 # What a program writes if it does not know the length yet and never corrects it.
@@ -165,14 +160,12 @@ def _by_soundfile(content: bytes, dtype: SoundDtype) -> Clip:
     return Clip(values, int(rate))
 
 
-NAME = "audio"
-
 # Number of clips examined for rate, channels and length, including the shortest and the longest file.
 _PROBES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class AudioOptions:
+class ClipOptions:
     """How clips become rows: the options of `audio_clips`, with lengths in samples."""
 
     length: int | None = None
@@ -190,54 +183,19 @@ class AudioOptions:
                 raise OptionError(msg)
 
 
-def read_audio(
-    tree: Tree,
-    *,
-    options: AudioOptions = AudioOptions(),
-    labels: Sequence[str] | None = None,
-) -> SampleTable:
-    """Make a table of a tree with audio clips, in class folders or named by a table of paths and labels.
-
-    Args:
-        tree: the dataset's files.
-        options: the form of the rows.
-        labels: the columns of a table that hold the labels; found by name and content where `None`.
-
-    Raises:
-        EmptySourceError: there are no clips.
-        LayoutError: they are neither in folders of classes nor named by a table.
-        BrokenDatasetError: they have different lengths, rates or channels, and the options do not say what to do.
-        MissingDependencyError: they are FLAC or the like, and soundfile is not installed.
-    """
-    clips = tree.entries.ending_in(SOUND_EXTENSIONS)
-    required(clips, tree, f"clips of sound ({', '.join(SOUND_EXTENSIONS)})")
-    kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
-    by_table = TableSearch(tree, kind, labels=labels).read
-    # Label columns were named, so a table is meant.
-    ways = (by_table, lambda: read_class_folders(tree, kind)) if labels is None else (by_table,)
-    found = first_that_fits(*ways)
-    if isinstance(found, list):
-        without_table, *others = found
-        if not others:
-            raise without_table
-        msg = f"{others[0]} Nor does a table name them: {without_table}"
-        raise LayoutError(msg) from others[0]
-    inputs, note = clip_rows(found.inputs.source, options)
-    return replace(found, inputs=inputs, notes=(*found.notes, note))
-
-
-def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]:
+def clip_rows(source: SampleSource, options: ClipOptions) -> tuple[Arrays, str]:
     """Return the clips of a source as rows of one length, and a note on their form, after examining a few.
 
     Raises:
-        BrokenDatasetError, MissingDependencyError: as `read_audio`.
+        BrokenDatasetError: they have different lengths, rates or channels, and the options do not say what to do.
+        MissingDependencyError: they are FLAC or the like, and soundfile is not installed.
     """
     # File sizes stand for lengths, so the shortest and the longest clip are among those examined.
     order = np.argsort(source.sizes, kind="stable")
     chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})
 
     def look(index: int, content: Content) -> _SeenClip:
-        clip = read_clip(bytes(content), options.dtype)
+        clip = read_clip(in_place(source.name(index), bytes(content)), options.dtype)
         return _SeenClip(source.name(index), len(clip.values), clip.values.shape[1], clip.rate)
 
     # Broken clips are reported when they are packed.
@@ -262,7 +220,7 @@ class _SeenClip(NamedTuple):
     """Samples in a second."""
 
 
-def _plan_rows(seen: Sequence[_SeenClip], options: AudioOptions) -> _ClipDecoder:
+def _plan_rows(seen: Sequence[_SeenClip], options: ClipOptions) -> _ClipDecoder:
     """Return the form of all rows, according to those clips."""
     rates = Counter(one.rate for one in seen)
     rate = options.rate or seen[0].rate
@@ -298,7 +256,7 @@ def _example(option: str) -> str:
 class _ClipDecoder:
     """Convert a file's bytes to a row."""
 
-    options: AudioOptions
+    options: ClipOptions
     length: int
     """Samples of each row."""
     channels: int

@@ -15,20 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.layouts.label_cells import class_numbers
-from colabstage.layouts.names import IMAGE_EXTENSIONS, split_name
+from colabstage.layouts.columns import class_numbers, show
+from colabstage.layouts.evidence import Evidence, near
 from colabstage.layouts.reading import decode_text, open_unpacked
-from colabstage.layouts.shards import ShardFile, ShardParts
-from colabstage.layouts.stored_arrays import ConvertedRows, join_sources
-from colabstage.layouts.table import (
-    BrokenDatasetError,
-    Images,
-    NearMissError,
-    SampleTable,
-    Values,
-    known_splits,
-    stamp_of,
-)
+from colabstage.layouts.samples import join_samples, map_samples, stamp_of
+from colabstage.layouts.shards import ShardFile, samples_of_shards
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values, known_splits
+from colabstage.layouts.words import IMAGES, split_name
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
@@ -36,9 +29,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleSource
+    from colabstage.layouts.evidence import Found
+    from colabstage.layouts.reading import Source
+    from colabstage.layouts.samples import SampleSource
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import FileEntry, Tree
+    from colabstage.trees.listing import FileEntry
 
 NAME = "pixel_table"
 # A header of 28 x 28 x 3 named columns and one row of them.
@@ -84,25 +79,24 @@ class _Table(NamedTuple):
     """Their splits, "" for none."""
 
 
-def read_pixel_table(tree: Tree) -> SampleTable:
-    """Make a table of .csv files whose rows are images: square, of one or three channels, with a class or none.
+def pixels_state(source: Source) -> Found:
+    """Read .csv files whose rows are images: square, of one or three channels, with a class or none.
 
     Raises:
         EmptySourceError: there is no such table.
-        NearMissError: there is one without a header.
         LayoutError: there are images as files beside it.
         BrokenDatasetError: a row's class is not a number, or a split cannot be told.
     """
     found = []
     bare = ""
-    tables = tree.entries.ending_in((".csv", ".gz"))
+    tables = source.ending_in((".csv", ".gz"))
     for entry in tables.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
         # Opened before it is known to be such a table, because a .csv.gz shows its header only unpacked.
-        source = open_unpacked(tree, entry)
-        head = source.pread(_HEAD_BYTES, 0)
+        content = open_unpacked(source.tree, entry)
+        head = content.pread(_HEAD_BYTES, 0)
         columns = _read_columns(head)
         if columns is not None:
-            found.append(_read_rows(source, entry, columns))
+            found.append(_read_rows(content, entry, columns))
         elif _is_bare(head):
             bare = bare or entry.name
     if not found and bare:
@@ -110,20 +104,21 @@ def read_pixel_table(tree: Tree) -> SampleTable:
             f"'{bare}' has numbers in its first line, as many as a square image has and its class, and no header that "
             "says so. Write one above it: label,pixel0,pixel1, and so on."
         )
-        raise NearMissError(msg)
+        return near(msg)
     if not found:
-        msg = f"'{tree.label}' holds no table of pixels (.csv with columns label, pixel0, … or label, pixels)."
+        msg = f"'{source.label}' holds no table of pixels (.csv with columns label, pixel0, … or label, pixels)."
         raise EmptySourceError(msg)
     # Whichever is taken, the other may be the dataset; numbers beside photographs are mostly measurements of them.
-    if tree.entries.ending_in(IMAGE_EXTENSIONS):
-        msg = f"'{tree.label}' holds images as files beside '{found[0].name}', which holds pixels."
+    if source.ending_in(IMAGES):
+        msg = f"'{source.label}' holds images as files beside '{found[0].name}', which holds pixels."
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels is not None] or found
     shapes = {one.shape: one.name for one in labelled}
     if len(shapes) > 1:
         told = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
-        msg = f"Tables hold images of different shapes ({told}). Stage one of them: {only_line(tree, found[0].name)}."
+        only = only_line(source.tree, labelled[0].name)
+        msg = f"Tables hold images of different shapes ({told}). Stage one of them: {only}."
         raise BrokenDatasetError(msg)
     splits = [split for one in labelled for split in one.splits]
     # Rows of a table without a split would belong to none of the files that are made.
@@ -133,15 +128,16 @@ def read_pixel_table(tree: Tree) -> SampleTable:
     labels = [label for one in labelled for label in one.labels or ()]
     values = np.array(labels, np.int64)
     left = [one.name for one in found if one not in labelled]
-    return SampleTable(
+    table = SampleTable(
         layout=NAME,
         keys=tuple(one.images.name(row) for one in labelled for row in range(len(one.images))),
-        inputs=Images(join_sources([one.images for one in labelled]), decoded=True, own_channels=True),
+        inputs=Images(join_samples([one.images for one in labelled]), decoded=True, own_channels=True),
         targets=Values(values) if labels else None,
         splits=known_splits(splits),
         classes=class_numbers(values) if labels else (),
         notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
     )
+    return Evidence(table, "a table of pixels", frozenset(one.name for one in found))
 
 
 def _read_columns(head: bytes) -> _PixelColumns | None:
@@ -198,8 +194,10 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
             # pandas writes a column of numbers as floats where one of them was missing once.
             cell = _cell_of_line(line, columns.label).removesuffix(b".0")
             # Words could be numbered here, but a word in this column of numbers is a row that slipped.
-            if not cell.isdigit():
-                msg = f"Line {number} of '{entry.name}' has the class {cell.decode(errors='replace')!r}, no number."
+            if not cell.isdigit() or len(cell) > 18:
+                msg = (
+                    f"Line {number} of '{entry.name}' has the class {show(cell.decode(errors='replace'))!r}, no number."
+                )
                 raise BrokenDatasetError(msg)
             labels.append(int(cell))
         splits.append(own)
@@ -207,12 +205,12 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
             usage = _cell_of_line(line, columns.usage).decode("utf-8", "replace")
             splits[-1] = _USAGE.get(usage.lower()) or split_name(usage).split
             if not splits[-1]:
-                msg = f"Line {number} of '{entry.name}' has the usage {usage!r}, which is not a known split."
+                msg = f"Line {number} of '{entry.name}' has the usage {show(usage)!r}, which is not a known split."
                 raise BrokenDatasetError(msg)
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), source)
-    lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
-    images = ConvertedRows(lines, functools.partial(_pixels_of, columns))
+    lines = samples_of_shards([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
+    images = map_samples(lines, functools.partial(_pixels_of, columns))
     return _Table(entry.name, columns.shape, images, labels if columns.label is not None else None, splits)
 
 

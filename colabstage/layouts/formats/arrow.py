@@ -25,21 +25,21 @@ from colabstage.errors import (
 )
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
-from colabstage.layouts.columns import label_names, plain_name
-from colabstage.layouts.image_boxes import possible_forms
-from colabstage.layouts.names import IMAGE_EXTENSIONS, required
+from colabstage.layouts.boxes import possible_forms
+from colabstage.layouts.columns import note_on_numbers
+from colabstage.layouts.evidence import Evidence, require_files
+from colabstage.layouts.labels import Label, make_labels
 from colabstage.layouts.reading import spool_folder
 from colabstage.layouts.shards import (
-    Label,
     ScanWindow,
     ShardFile,
-    ShardParts,
-    make_labels,
     open_shard,
-    rest_shard,
+    samples_of_shards,
     scan_each,
+    splits_of_shards,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, offsets_of
+from colabstage.layouts.words import IMAGES, label_names, plain_name
 from colabstage.trees.bytes import LocalBytes, SourceFile
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.layouts.reading import Source
+    from colabstage.layouts.samples import SampleSource
     from colabstage.layouts.table import Targets
-    from colabstage.trees.listing import Tree
 
 # Rows of a parquet file that are in memory at once; as many as `datasets` writes into a batch of images.
 _ROWS = 100
@@ -255,7 +256,7 @@ class _ArrowFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # One handle at a time: a dataset may have thousands of files.
-        rest_shard(self.shard)
+        self.shard.rest()
         # A mount's errors have a number, and ours are typed; all others are pyarrow's errors about the content.
         of_arrow = isinstance(error, self.arrow.ArrowException) or (isinstance(error, OSError) and error.errno is None)
         if of_arrow and not isinstance(error, ColabstageError):
@@ -310,7 +311,7 @@ def _no_image(shard: ShardFile, row: int) -> BrokenDatasetError:
 NAME = "arrow"
 EXTENSIONS = (".parquet", ".arrow")
 
-_IMAGES = ("image", "img", "jpg", "png", "picture", "photo")
+_IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture", "photo")
 _OBJECTS, _BOX = ("objects", "annotations"), "bbox"
 _BOX_LABELS = ("category", "categories", "category_id", "label", "labels", "class", "class_id")
 # Number of images with boxes that are examined to find the meaning of the four numbers.
@@ -329,8 +330,8 @@ class _ColumnRoles(NamedTuple):
     """Columns that are left out."""
 
 
-def read_arrow(tree: Tree) -> SampleTable:
-    """Make a table of a tree with parquet or Arrow files that have a column of images.
+def arrow_state(source: Source) -> Evidence:
+    """Read parquet or Arrow files that have a column of images.
 
     x is that column; y the first ClassLabel of `datasets`, or the column label: whole numbers, numbers or words; else
     the boxes in a column `objects`, as corners or as a corner and a size, whichever is possible for all of them. Splits
@@ -344,21 +345,20 @@ def read_arrow(tree: Tree) -> SampleTable:
         CorruptArchiveError: a file is damaged or truncated.
         NotEnoughSpaceError: the unpacked images of parquet files do not fit on the local disk.
     """
-    entries = [
-        entry
-        for entry in tree.entries.ending_in(EXTENSIONS)
-        # Files that `datasets` computes and stores beside the data.
-        if not posixpath.basename(entry.name).startswith(("cache-", "indices"))
-    ]
-    required(entries, tree, "parquet or Arrow files")
-    if tree.entries.ending_in(IMAGE_EXTENSIONS):
-        msg = f"'{tree.label}' holds separate image files beside its parquet or Arrow files."
+    # Files that `datasets` computes and stores beside the data start so.
+    entries = source.ending_in(EXTENSIONS).where(
+        lambda name: not posixpath.basename(name).startswith(("cache-", "indices"))
+    )
+    require_files(entries, source, "parquet or Arrow files")
+    # A picture in a readme is no dataset.
+    if len(source.ending_in(IMAGES)) > len(entries):
+        msg = f"'{source.label}' holds separate image files beside its parquet or Arrow files."
         raise LayoutError(msg)
     # Before any file is opened, so that a missing package is reported at once.
     import_arrow(entries[0].name)
-    shards = scan_each(entries, lambda _, entry: open_shard(tree, entry))
+    shards = scan_each(entries, lambda _, entry: open_shard(source.tree, entry))
     facts = scan_each(shards, lambda _, shard: read_facts(shard))
-    columns = _find_columns(tree, facts[0])
+    columns = _find_columns(source.label, facts[0])
     # A different schema would otherwise appear as a missing column in the middle of packing.
     wanted = [name for name in (columns.image, columns.label) if name is not None]
     for other, one in zip(shards, facts, strict=True):
@@ -371,38 +371,43 @@ def read_arrow(tree: Tree) -> SampleTable:
                 f"({', '.join(one.schema.names)}); expected files of one dataset."
             )
             raise BrokenDatasetError(msg)
-    found, shards = _find_images(tree, shards, facts, columns)
+    found, shards = _find_images(source.label, shards, facts, columns)
     counts = [len(rows.images) for rows in found]
     names = [f"{shard.name}[{row}]" for shard, count in zip(shards, counts, strict=True) for row in range(count)]
-    source = ShardParts(shards, np.concatenate([rows.images for rows in found]), names)
+    parts = np.concatenate([rows.images for rows in found])
+    contents = samples_of_shards(shards, parts, names)
     values = _joined_labels([rows.labels for rows in found])
     del found
     targets: Targets | None
     if columns.label in _OBJECTS:
-        targets, classes = _boxes_of_rows(values, source, columns.classes)
+        targets, classes = _boxes_of_rows(values, contents, columns.classes)
     else:
         labels = values if isinstance(values, np.ndarray) else [_label(value, names[0]) for value in values]
         targets, classes = make_labels(labels, names, names=dict(enumerate(columns.classes)))
-    return SampleTable(
+    notes = [f"Columns left out: {', '.join(columns.others)}."] if columns.others else []
+    numbers = getattr(targets, "values", None)
+    notes += [] if numbers is None else note_on_numbers(columns.label or "", numbers, classes)
+    table = SampleTable(
         layout=NAME,
         keys=names,
-        inputs=Images(source),
+        inputs=Images(contents),
         targets=targets,
-        splits=source.splits,
+        splits=splits_of_shards(shards, parts),
         classes=classes,
-        notes=(f"Columns left out: {', '.join(columns.others)}.",) if columns.others else (),
+        notes=tuple(notes),
     )
+    return Evidence(table, "columns of the rows", frozenset(entries.names))
 
 
-def _find_columns(tree: Tree, facts: FileFacts) -> _ColumnRoles:
+def _find_columns(label_of_tree: str, facts: FileFacts) -> _ColumnRoles:
     features = _features(facts.schema)
     names = list(facts.schema.names)
     images = [name for name in names if features.get(name, {}).get("_type") == "Image"]
     images = images or [name for name in names if _is_binary(facts.schema.field(name).type)]
     if not images:
-        msg = f"The files of '{tree.label}' have no column of images, but {', '.join(names)}."
+        msg = f"The files of '{label_of_tree}' have no column of images, but {', '.join(names)}."
         raise LayoutError(msg)
-    image = next((name for name in _IMAGES if name in images), images[0])
+    image = next((name for name in _IMAGE_COLUMNS if name in images), images[0])
     labels = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
     called = label_names([name for name in names if name != image], _LABELS)
     labels = labels or [name for name in called if _is_label(facts.schema.field(name).type)]
@@ -418,7 +423,7 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _ColumnRoles:
     if label is None and odd is not None:
         kind = facts.schema.field(odd).type
         msg = (
-            f"The column '{odd}' of '{tree.label}' holds {kind} values, which are not labels; expected one "
+            f"The column '{odd}' of '{label_of_tree}' holds {kind} values, which are not labels; expected one "
             "number or word in each row. Rename it, or add a column of labels."
         )
         raise BrokenDatasetError(msg)
@@ -438,7 +443,7 @@ def _box_names(feature: Any) -> tuple[str, ...]:
 
 
 def _boxes_of_rows(
-    values: Iterable[Any], source: ShardParts, classes: tuple[str, ...]
+    values: Iterable[Any], source: SampleSource, classes: tuple[str, ...]
 ) -> tuple[Boxes, tuple[str, ...]]:
     """Return the boxes of all images, and the names of their classes.
 
@@ -472,7 +477,7 @@ def _boxes_of_rows(
 
 
 def _boxes_as_corners(
-    boxes: NDArray[np.float64], offsets: NDArray[np.int64], source: ShardParts
+    boxes: NDArray[np.float64], offsets: NDArray[np.int64], source: SampleSource
 ) -> NDArray[np.float64]:
     """Return boxes as corners, whether they are stored as corners or as a corner and a size.
 
@@ -520,17 +525,17 @@ def _is_label(kind: Any) -> bool:
 
 
 def _find_images(
-    tree: Tree, shards: list[ShardFile], facts: Sequence[FileFacts], columns: _ColumnRoles
+    label: str, shards: list[ShardFile], facts: Sequence[FileFacts], columns: _ColumnRoles
 ) -> tuple[list[FoundRows], list[ShardFile]]:
     """Return the rows of each file, and the files to read their images from."""
     # Images in a parquet file are compressed together, so a single one cannot be read.
-    folder = spool_folder(sum(one.unpacked_bytes for one in facts), f"The unpacked images of '{tree.label}'")
+    folder = spool_folder(sum(one.unpacked_bytes for one in facts), f"The unpacked images of '{label}'")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-") as out:
         spool = ImageSpool(out.file)
         found = scan_each(shards, lambda number, shard: find_rows(shard, number, columns.image, columns.label, spool))
         # Data in Python's buffer would be missing when the file is opened again.
         out.flush()
-        content = LocalBytes(Path(out.name), label=tree.label)
+        content = LocalBytes(Path(out.name), label=label)
     return found, [
         shard._replace(content=content) if rows.spooled else shard for shard, rows in zip(shards, found, strict=True)
     ]

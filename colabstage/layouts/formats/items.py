@@ -14,9 +14,10 @@ import numpy as np
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.files import read_with_retry
 from colabstage.io.given import instead_of, is_frame, show_value
-from colabstage.layouts.image_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
+from colabstage.layouts.item_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
 from colabstage.layouts.mask_values import find_masks
-from colabstage.layouts.table import Arrays, Images, Masks, NumberedRows, SampleTable, UnreadBoxes
+from colabstage.layouts.samples import Samples, numbered_samples
+from colabstage.layouts.table import Arrays, Images, Masks, SampleTable, UnreadBoxes
 from colabstage.machine.mounts import call_here
 
 if TYPE_CHECKING:
@@ -116,12 +117,12 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     notes = pairs.notes()
     if may_hold_boxes(y):
         planned = plan_boxes(_first_items(pairs, count), dataset, _feature(dataset, pairs.keys))
-        targets = UnreadBoxes(_Side(pairs, 1, count, planned.dtype.itemsize, planned.rows), planned.dtype)
+        targets = UnreadBoxes(_side(pairs, 1, count, planned.dtype.itemsize, planned.rows), planned.dtype)
         # Boxes have class names of their own, for objects; the dataset's names are for whole images.
         classes, notes = planned.classes, (*notes, planned.note)
     elif y is not None:
         first = _item_array(y, pairs.name(0))
-        ys = _Side(pairs, 1, count, first.nbytes, _item_array)
+        ys = _side(pairs, 1, count, first.nbytes, _item_array)
         targets = (
             find_masks(ys, decoded=True, spread=False) if _is_pillow_image(y) else Arrays(ys, first.shape, first.dtype)
         )
@@ -135,7 +136,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         if not classes and isinstance(targets, Masks):
             classes = targets.classes
     values = _item_array(x, pairs.name(0))
-    side = _Side(pairs, 0, count, values.nbytes, _as_input)
+    side = _side(pairs, 0, count, values.nbytes, _as_input)
     return SampleTable(
         layout=NAME,
         keys=tuple(f"{number:0{digits}}" for number in range(count)),
@@ -274,8 +275,8 @@ class _Pairs:
         return item[x], [] if y in _OBJECTS and item[y] is None else item[y]
 
 
-class _Side(NumberedRows):
-    """One side of all items, as a `SampleSource`.
+def _side(pairs: _Pairs, side: int, count: int, nbytes: int, convert: Callable[[Any, str], NDArray[Any]]) -> Samples:
+    """Return one side of all items.
 
     Args:
         pairs: the items.
@@ -285,17 +286,11 @@ class _Side(NumberedRows):
         convert: makes the array that is stored of what the item has, given its name for messages.
     """
 
-    def __init__(
-        self, pairs: _Pairs, side: int, count: int, nbytes: int, convert: Callable[[Any, str], NDArray[Any]]
-    ) -> None:
-        super().__init__(pairs.label, pairs.token, count, nbytes)
-        self._pairs = pairs
-        self._side = side
-        self._convert = convert
-
-    def read(self, index: int) -> NDArray[Any]:
+    def read(index: int) -> NDArray[Any]:
         # Converting it to an array is also the item's code, which may read a file only then.
-        return self._pairs.in_caller(lambda: self._convert(self._pairs.get(index)[self._side], self.name(index)))
+        return pairs.in_caller(lambda: convert(pairs.get(index)[side], pairs.name(index)))
+
+    return numbered_samples(pairs.label, pairs.token, count, nbytes, read)
 
 
 def _as_input(value: Any, name: str) -> NDArray[Any]:

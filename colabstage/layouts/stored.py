@@ -1,7 +1,6 @@
-"""Arrays in .npy, .npz and HDF5 files that somebody else wrote, and rows of arrays as sources of samples.
+"""Arrays in .npy, .npz and HDF5 files that somebody else wrote; only their headers are read until they are packed.
 
-A source may be several arrays one behind the other, or give them in another form than they are stored in. MATLAB's
-.mat 7.3 are HDF5 files.
+MATLAB's .mat 7.3 are HDF5 files.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ import threading
 from collections import OrderedDict, deque
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import DecodeError, LayoutError, PackFormatError, SourceReadError
+from colabstage.errors import DecodeError, LayoutError, PackFormatError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
     HeapReferences,
@@ -35,171 +33,20 @@ from colabstage.h5.untrusted import (
 )
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.reading import open_member, read_head, spool_folder
-from colabstage.layouts.table import NearMissError, NumberedRows, stamp_of
+from colabstage.layouts.samples import map_samples, numbered_samples, rows_of_file, stamp_of
+from colabstage.layouts.table import BrokenDatasetError
 from colabstage.trees.bytes import LocalBytes, SourceFile
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from typing import NoReturn
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import Content, SampleSource
+    from colabstage.layouts.samples import SampleSource
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
-
-
-class ConvertedRows:
-    """The contents of another source, each brought into another form: byte order, axes, a part of it."""
-
-    def __init__(self, source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> None:
-        self._source = source
-        self._convert = convert
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the lengths as they are read."""
-        return self._source.sizes
-
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """Return those of the other source."""
-        return self._source.positions
-
-    def name(self, index: int) -> str:
-        """Return what the other source calls it."""
-        return self._source.name(index)
-
-    def stamp(self, index: int) -> str:
-        """Return the stamp of the other source."""
-        return self._source.stamp(index)
-
-    def read(self, index: int) -> NDArray[Any]:
-        """Return the content, converted."""
-        return self._convert(self._source.read(index))
-
-
-class JoinedSources:
-    """Several sources one behind the other, each read to its end before the next begins."""
-
-    def __init__(self, parts: Sequence[SampleSource]) -> None:
-        self._parts = tuple(parts)
-        self._ends = np.cumsum([len(part) for part in self._parts])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    @cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        """Return those of all parts."""
-        return np.concatenate([part.sizes for part in self._parts])
-
-    @cached_property
-    def positions(self) -> NDArray[np.int64]:
-        """Return those of each part, moved behind the part before."""
-        moved, start = [], 0
-        for part in self._parts:
-            positions = np.asarray(part.positions, np.int64)
-            moved.append(positions + start)
-            start = int(moved[-1].max(initial=start)) + 1
-        return np.concatenate(moved)
-
-    def name(self, index: int) -> str:
-        """Return what its part calls it."""
-        part, own = self._find(index)
-        return part.name(own)
-
-    def stamp(self, index: int) -> str:
-        """Return the stamp that its part has."""
-        part, own = self._find(index)
-        return part.stamp(own)
-
-    def read(self, index: int) -> Content:
-        """Return the content, as its part gives it."""
-        part, own = self._find(index)
-        return part.read(own)
-
-    def _find(self, index: int) -> tuple[SampleSource, int]:
-        place = int(np.searchsorted(self._ends, index, side="right"))
-        return self._parts[place], index - int(self._ends[place] - len(self._parts[place]))
-
-
-class HeldRows(NumberedRows):
-    """The rows of an array that is held in memory."""
-
-    def __init__(self, values: NDArray[Any], name: str, stamp: str) -> None:
-        """Take `stamp`, which differs whenever the file may have changed that the array was read from."""
-        super().__init__(name, f"{stamp} {name}", len(values), values.nbytes // max(1, len(values)))
-        self._values = values
-
-    def read(self, index: int) -> NDArray[Any]:
-        """Return one row."""
-        return np.ascontiguousarray(self._values[index])
-
-
-class FileRows(NumberedRows):
-    """Rows of one shape in a file, each read by its place: none is read that is not packed, and many at once are."""
-
-    def __init__(
-        self, file: ByteSource, positions: NDArray[np.int64], shape: tuple[int, ...], dtype: np.dtype[Any], stamp: str
-    ) -> None:
-        """Take the bytes, open for as long as the rows are used; where each row begins in them; and what each is."""
-        self._nbytes = math.prod(shape) * dtype.itemsize
-        super().__init__(file.label, stamp, len(positions), self._nbytes)
-        self.positions = positions
-        self._file = file
-        self._shape = shape
-        self._dtype = dtype
-
-    def stamp(self, index: int) -> str:
-        """Return the file's stamp, and which part of it."""
-        return f"{self._stamp} {self.positions[index]} {self._nbytes}"
-
-    def read(self, index: int) -> NDArray[Any]:
-        """Return one row."""
-        start = int(self.positions[index])
-        data = self._file.pread(self._nbytes, start)
-        # A file that shrank while it was read gives fewer bytes and no error.
-        if len(data) != self._nbytes:
-            msg = f"'{self._file.label}' ends before byte {start + self._nbytes:,}, where its part {index} does."
-            raise SourceReadError(msg)
-        return np.frombuffer(data, self._dtype).reshape(self._shape)
-
-
-def fixed_rows(
-    file: ByteSource,
-    start: int,
-    count: int,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    *,
-    stamp: str,
-    step: int | None = None,
-    wanted: np.dtype[Any] | None = None,
-) -> SampleSource:
-    """Return rows of one shape that lie in a file one after the other.
-
-    Args:
-        file: the bytes, open for as long as the rows are used.
-        stamp: changes whenever the file does: its length and time, for example.
-        start: where the first row begins, in bytes.
-        count, shape, dtype: how many rows there are, and what each is as it is stored.
-        step: bytes from the beginning of one row to that of the next; the length of a row by default.
-        wanted: the type that they are given in; the stored one, in this machine's byte order, by default.
-    """
-    step = math.prod(shape) * dtype.itemsize if step is None else step
-    source = FileRows(file, start + np.arange(count, dtype=np.int64) * step, shape, dtype, stamp)
-    given = dtype.newbyteorder("=") if wanted is None else wanted
-    return source if dtype == given else ConvertedRows(source, lambda row: row.astype(given))
-
-
-def join_sources(parts: Sequence[SampleSource]) -> SampleSource:
-    """Return one source of several; the one itself where it is alone."""
-    return parts[0] if len(parts) == 1 else JoinedSources(parts)
 
 
 NPY = ".npy"
@@ -246,7 +93,7 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
         file, start = open_member(tree, entry), header.start
         if header.is_turned:
             file, start = _write_row_by_row(file, header), 0
-        return fixed_rows(file, start, header.shape[0], header.shape[1:], header.dtype, stamp=stamp_of(entry))
+        return rows_of_file(file, start, header.shape[0], header.shape[1:], header.dtype, stamp=stamp_of(entry))
 
     def whole() -> NDArray[Any]:
         file = open_member(tree, entry)
@@ -432,11 +279,11 @@ class _Hdf5File:
             raise LayoutError(msg) from error
         return found
 
-    def _made_here(self) -> NearMissError:
+    def _made_here(self) -> BrokenDatasetError:
         """Return the error for a pack: as arrays its samples would lose their names, and those of files their form."""
         path = self.tree.path_of(self.entry)
         place = str(path) if path is not None else self.tree.label if self.tree.kind == "file" else "PATH"
-        return NearMissError(
+        return BrokenDatasetError(
             f"'{self.entry.name}' is a pack that colabstage made, so it needs no staging. Open it with "
             f"dataset_h5({place!r}); from a slow disk or an address copy it first, fetch_files({place!r}, 'data.h5')."
         )
@@ -477,8 +324,8 @@ class _Hdf5File:
         def rows() -> SampleSource:
             source = self._rows(file, dataset, name, along_last=matlab and dataset.ndim == 2)
             if matlab and dataset.ndim > 2:
-                return ConvertedRows(source, lambda row: row.T.astype(native, copy=False))
-            return source if native == dataset.dtype else ConvertedRows(source, lambda row: row.astype(native))
+                return map_samples(source, lambda row: row.T.astype(native, copy=False))
+            return source if native == dataset.dtype else map_samples(source, lambda row: row.astype(native))
 
         def whole() -> NDArray[Any]:
             values: NDArray[Any] = dataset[()].astype(native, copy=False)
@@ -504,9 +351,11 @@ class _Hdf5File:
         has_place = not (dataset.chunks or dataset.external or dataset.is_virtual or is_elsewhere(dataset, file))
         offset = dataset.id.get_offset() if has_place else None
         if along_last or offset is None or dataset.file.userblock_size:
-            return _Hdf5Rows(dataset, name, stamp_of(self.entry), along_last=along_last)
+            return _rows_in_blocks(dataset, name, stamp_of(self.entry), along_last=along_last)
         file, kind = open_member(self.tree, self.entry), dataset.dtype
-        return fixed_rows(file, offset, len(dataset), dataset.shape[1:], kind, stamp=stamp_of(self.entry), wanted=kind)
+        return rows_of_file(
+            file, offset, len(dataset), dataset.shape[1:], kind, stamp=stamp_of(self.entry), wanted=kind
+        )
 
 
 def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]]:
@@ -567,48 +416,52 @@ def _trouble(dataset: Any) -> str:
     return f"it holds {dataset.dtype}, which are not numbers of one kind"
 
 
-class _Hdf5Rows(NumberedRows):
-    """Rows of a dataset in chunks, read a block at a time: a chunk is unpacked once, not once for each of its rows."""
+def _rows_in_blocks(dataset: Any, name: str, stamp: str, *, along_last: bool) -> SampleSource:
+    """Return the rows of a dataset in chunks, read a block at a time: a chunk is unpacked once, not once for each of
+    its rows."""
+    axis = 1 if along_last else 0
+    count = int(dataset.shape[axis])
+    row_bytes = max(1, dataset.size // max(1, count) * dataset.dtype.itemsize)
+    chunk = dataset.chunks[axis] if dataset.chunks else 1
+    # Whole chunks where that stays within bounds: a part of one would be unpacked twice.
+    rows = math.ceil(max(1, _BLOCK_BYTES // row_bytes) / chunk) * chunk
+    step = rows if rows * row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // row_bytes)
+    blocks: OrderedDict[int, NDArray[Any]] = OrderedDict()
+    lock = threading.Lock()
 
-    def __init__(self, dataset: Any, name: str, stamp: str, *, along_last: bool) -> None:
-        self._dataset = dataset
-        self._axis = 1 if along_last else 0
-        count = int(dataset.shape[self._axis])
-        self._row_bytes = max(1, dataset.size // max(1, count) * dataset.dtype.itemsize)
-        super().__init__(name, f"{stamp} {dataset.name}", count, self._row_bytes)
-        chunk = dataset.chunks[self._axis] if dataset.chunks else 1
-        # How many rows to read at once: whole chunks where that stays within bounds.
-        wanted = max(1, _BLOCK_BYTES // self._row_bytes)
-        # A chunk is unpacked as a whole, so a part of one would be unpacked twice.
-        rows = math.ceil(wanted / chunk) * chunk
-        self._block_rows = (
-            rows if rows * self._row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // self._row_bytes)
-        )
-        self._blocks: OrderedDict[int, NDArray[Any]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def read(self, index: int) -> NDArray[Any]:
-        """Return one row.
-
-        Raises:
-            DecodeError: its chunk is damaged.
-        """
-        number, place = divmod(index, self._block_rows)
-        with self._lock:
-            block = self._blocks.get(number)
-            if block is None:
-                block = self._read_block(number)
-                self._blocks[number] = block
-                while len(self._blocks) > _BLOCKS_KEPT:
-                    self._blocks.popitem(last=False)
-            row: NDArray[Any] = block[place]
-        return row
-
-    def _read_block(self, number: int) -> NDArray[Any]:
-        part = slice(number * self._block_rows, (number + 1) * self._block_rows)
+    def read_block(number: int) -> NDArray[Any]:
+        part = slice(number * step, (number + 1) * step)
         try:
-            block: NDArray[Any] = self._dataset[part] if self._axis == 0 else self._dataset[:, part].T
+            block: NDArray[Any] = dataset[part] if axis == 0 else dataset[:, part].T
         except (OSError, RuntimeError) as error:
-            msg = f"Rows {part.start} to {part.stop} of '{self._name}' cannot be read: {error}."
+            msg = f"Rows {part.start} to {part.stop} of '{name}' cannot be read: {error}."
             raise DecodeError(msg) from error
         return block
+
+    def read(index: int) -> NDArray[Any]:
+        number, place = divmod(index, step)
+        with lock:
+            if number not in blocks:
+                blocks[number] = read_block(number)
+                while len(blocks) > _BLOCKS_KEPT:
+                    blocks.popitem(last=False)
+            row: NDArray[Any] = blocks[number][place]
+        return row
+
+    return numbered_samples(name, f"{stamp} {dataset.name}", count, row_bytes, read)
+
+
+def decode_npy(content: Any) -> NDArray[Any]:
+    """Return the array of a .npy file.
+
+    Raises:
+        DecodeError: it is not an array of numbers.
+    """
+    try:
+        # Not with numpy's reader, which parses each header again.
+        shape, dtype, fortran, start = npy_header(bytes(content[:MAX_HEADER_BYTES]))
+        values = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape, order="F" if fortran else "C")
+    except ValueError as error:
+        msg = f"It is not a .npy file of numbers: it {error}."
+        raise DecodeError(msg) from error
+    return values.astype(values.dtype.newbyteorder("="), copy=False)

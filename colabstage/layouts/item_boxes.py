@@ -1,7 +1,7 @@
-"""The boxes of one image, as a label file or an item of a dataset has them, and how those of all become one field.
+"""The boxes of a dataset object's items: what their four numbers mean, and which further columns there are.
 
 An item is taken once, its image and its boxes together, so the number of boxes is known only when all items have been
-taken. What the four numbers mean, and which further columns there are, has to be known before: the first items say it.
+taken. The first items say the rest before.
 """
 
 from __future__ import annotations
@@ -13,199 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, ended
-from colabstage.io.given import show_content
-from colabstage.io.units import counted
-from colabstage.layouts.table import (
-    Boxes,
-    BrokenDatasetError,
-    Images,
-    SampleTable,
-    TreeFiles,
-    known_splits,
-    offsets_of,
-)
-from colabstage.trees.names import first_repeated
+from colabstage.layouts.boxes import BoxColumn, possible_forms
+from colabstage.layouts.columns import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.listing import FileEntry, Tree
-
-NAME = "detection"
-# No image has a side as long; and no dataset as many classes without their names.
-_MOST_PIXELS = 2**31
-_MOST_NUMBERS = 100_000
-
-
-class Column(NamedTuple):
-    """What is known of each box beside its place."""
-
-    name: str
-    """What it is called in the pack."""
-    dtype: type[np.generic]
-    """Of its numbers."""
-    width: int = 1
-    """How many numbers each box has of it."""
-
-
-class LabelledImage(NamedTuple):
-    """An image and its boxes."""
-
-    file: FileEntry
-    """The image's file."""
-    rows: Sequence[Sequence[float]]
-    """Of each box x0, y0, x1, y1, then the label, then the further columns."""
-    split: str
-    """"" where no split is known of it."""
-    size: tuple[int, int] = (0, 0)
-    """Height and width in pixels that the label file says the image has; zeros where it says none."""
-
-
-def detection_table(
-    tree: Tree,
-    images: Sequence[LabelledImage],
-    classes: Sequence[str],
-    columns: Sequence[Column] = (),
-    *,
-    relative: bool = False,
-    notes: Sequence[str] = (),
-) -> SampleTable:
-    """Put the boxes of all images into one table, the images in their order.
-
-    Splits are those of the images where each has one.
-
-    Raises:
-        BrokenDatasetError: two classes have one name, or a box cannot be one.
-    """
-    twice = first_repeated(classes)
-    if twice is not None:
-        msg = (
-            f"Two classes of '{tree.label}' are called '{twice}'. Call one of them something else; or, where they are "
-            "one, give its boxes one number."
-        )
-        raise BrokenDatasetError(msg)
-    width = 5 + sum(column.width for column in columns)
-    # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
-    offsets = offsets_of([len(image.rows) for image in images])
-    rows = np.array([row for image in images for row in image.rows], np.float64).reshape(-1, width)
-    sizes = np.array([_size_of(image) for image in images], np.int64).reshape(-1, 2)
-
-    def fitting(name: str, values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[Any]:
-        odd = np.flatnonzero(~_fits(values, dtype).all(axis=1))
-        if len(odd):
-            file = images[int(np.searchsorted(offsets, odd[0], side="right")) - 1].file.name
-            msg = f"A box of '{file}' has {values[odd[0]].tolist()} as {name}, which does not fit. Correct its number."
-            raise BrokenDatasetError(msg)
-        return np.ascontiguousarray((values[:, 0] if values.shape[1] == 1 else values).astype(dtype))
-
-    found: dict[str, NDArray[Any]] = {"labels": fitting("the label", rows[:, 4:5], np.int64)}
-    start = 5
-    for further in columns:
-        found[further.name] = fitting(further.name, rows[:, start : start + further.width], further.dtype)
-        start += further.width
-    boxes = Boxes(
-        offsets,
-        np.ascontiguousarray(rows[:, :4]),
-        found,
-        relative=relative,
-        sizes=sizes if sizes.any() else None,
-    )
-    return SampleTable(
-        layout=NAME,
-        keys=tuple(image.file.name for image in images),
-        inputs=Images(TreeFiles(tree, [image.file for image in images])),
-        targets=boxes,
-        splits=known_splits([image.split for image in images]),
-        classes=tuple(classes),
-        notes=tuple(notes),
-    )
-
-
-def _fits(values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[np.bool_]:
-    """Tell of each value whether it is one of a type, rounded; what no number is has to stay so."""
-    kind: Any = dtype
-    if np.issubdtype(kind, np.floating):
-        return np.asarray(~np.isfinite(values) | (np.abs(values) <= float(np.finfo(kind).max)))
-    limits = np.iinfo(kind)
-    # As floats, the largest of 64 bits is one too many.
-    return np.asarray((values >= float(limits.min)) & (values < float(limits.max) + 1))
-
-
-def _size_of(image: LabelledImage) -> tuple[int, int]:
-    if max(image.size) > _MOST_PIXELS:
-        sides = " x ".join(show_content(side) for side in image.size)
-        msg = f"The labels of '{image.file.name}' say that it has {sides} pixels. Correct that, or leave it out."
-        raise BrokenDatasetError(msg)
-    return image.size
-
-
-def numbers_as_names(count: int, what: str) -> list[str]:
-    """Return names of classes that only have numbers.
-
-    Raises:
-        BrokenDatasetError: they are so many that no one of them can be meant.
-    """
-    if count > _MOST_NUMBERS:
-        msg = (
-            f"{what} has the class {show_content(count - 1)}, and nothing names so many. Number the classes from 0, "
-            "and give their names in data.yaml."
-        )
-        raise BrokenDatasetError(msg)
-    return [str(number) for number in range(count)]
-
-
-class MissingImagesError(BrokenDatasetError):
-    """Most images that annotations name are missing; `found` of them are there."""
-
-    def __init__(self, msg: str, found: int) -> None:
-        super().__init__(msg)
-        self.found = found
-
-
-def check_images(annotations: str, named: int, found: int, missing: str) -> None:
-    """Refuse annotations most of whose images are not there.
-
-    Args:
-        annotations: what they are called.
-        named: how many images they name.
-        found: how many of these are there.
-        missing: the first that is not, or that several files may be.
-
-    Raises:
-        MissingImagesError: it is less than half.
-    """
-    # A few are missing in many published datasets. Where most are, it is another folder, or an unfinished download.
-    if 2 * found < named:
-        msg = (
-            f"Of {named:,} images that {annotations} name, {found:,} are there (first missing or not to be told from "
-            f"others: {show_content(missing, 300)}); expected at least half."
-        )
-        raise MissingImagesError(msg, found)
-
-
-def possible_forms(boxes: NDArray[np.float64], limits: tuple[int, int] | None = None) -> tuple[bool, bool]:
-    """Tell whether boxes `(M, 4)` may be two corners each, and whether they may be a corner and a size.
-
-    `limits`: width and height of the image that all of them are in.
-    """
-    first, last = boxes[:, :2], boxes[:, 2:]
-    # A box may end a pixel behind the edge, because tools do not agree on where pixels are.
-    ends = (np.inf, np.inf) if limits is None else (limits[0] + 1, limits[1] + 1)
-    are_corners = bool(np.all(last >= first) and np.all(last <= ends))
-    are_sizes = bool(np.all(boxes >= 0) and np.all(first + last <= ends))
-    return are_corners, are_sizes
-
-
-def without_boxes_note(count: int, what: str) -> list[str]:
-    """Return a note on images that nothing is known of; empty where there are none."""
-    if not count:
-        return []
-    return [f"{counted(count, 'images', 'have')} no {what}, and {'is' if count == 1 else 'are'} kept without boxes."]
-
-
-Form = Literal["corners", "corner and size", "centre and size"]
+Form = Literal["xyxy", "xywh", "cxcywh"]
 
 # By preference. Only under the first name everybody means corners.
 BOX_KEYS = ("boxes", "bboxes", "bbox")
@@ -214,12 +30,12 @@ _LABEL_KEYS = (
 )  # fmt: skip
 # The types that folders of COCO's, Pascal VOC's and KITTI's files get; "truncated" is a share in KITTI's.
 _FURTHER = (
-    Column("iscrowd", np.uint8), Column("area", np.float32), Column("difficult", np.uint8),
-    Column("truncated", np.float32), Column("occluded", np.int64), Column("alpha", np.float32),
-    Column("dimensions", np.float32, 3), Column("location", np.float32, 3), Column("rotation_y", np.float32),
+    BoxColumn("iscrowd", np.uint8), BoxColumn("area", np.float32), BoxColumn("difficult", np.uint8),
+    BoxColumn("truncated", np.float32), BoxColumn("occluded", np.int64), BoxColumn("alpha", np.float32),
+    BoxColumn("dimensions", np.float32, 3), BoxColumn("location", np.float32, 3), BoxColumn("rotation_y", np.float32),
 )  # fmt: skip
 # What torchvision's BoundingBoxes call their forms.
-_FORMATS: dict[str, Form] = {"XYXY": "corners", "XYWH": "corner and size", "CXCYWH": "centre and size"}
+_FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
 # What a target may consist of where an image has no boxes.
 _NAMES_OF_IMAGES = frozenset({"image_id", "id"})
 # Class numbers above this are no indices; a list of names for them would be mostly gaps.
@@ -261,7 +77,7 @@ class BoxItems:
     """What the four numbers of each box are."""
     label: str | None
     """The name of the label in a target; `None` where there are no labels."""
-    further: tuple[Column, ...]
+    further: tuple[BoxColumn, ...]
     """Further columns that are kept."""
     classes: tuple[str, ...]
     """The names of the classes; empty where they are unknown."""
@@ -390,7 +206,7 @@ def _find_boxes(target: Any, name: str) -> _Found:
                 return _Found(np.zeros((0, 4)), None, {}, ())
             raise _unknown(target, name)
         places = target[key]
-        form: Form | None = "corners" if key == "boxes" else None
+        form: Form | None = "xyxy" if key == "boxes" else None
         written = getattr(places, "format", None)
         if written is not None and not callable(written):
             written = str(getattr(written, "value", written))
@@ -410,7 +226,7 @@ def _find_boxes(target: Any, name: str) -> _Found:
     # The annotations of COCO's own reader: the only ones that have both.
     own = {"category_id", "image_id"} <= rest.keys()
     boxes = [one[box_key(one)] for one in target]
-    return _split_columns(_check_boxes(boxes, name), "corner and size" if own else None, rest)
+    return _split_columns(_check_boxes(boxes, name), "xywh" if own else None, rest)
 
 
 def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
@@ -453,7 +269,7 @@ def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
         raise DecodeError(msg) from error
     if values.dtype.kind in "OUS" and values.size:
         msg = (
-            f"{name} has {str(values.reshape(-1)[0])!r} under {key!r}; expected numbers. Number the classes, for "
+            f"{name} has {show(values.reshape(-1)[0])!r} under {key!r}; expected numbers. Number the classes, for "
             "example with a dict of names; or, for a Hugging Face dataset, write files and stage their folder: "
             "dataset.to_parquet('data/train.parquet')."
         )
@@ -481,15 +297,15 @@ def _column(found: _Found, key: str, count: int, width: int, name: str) -> NDArr
 
 def _as_corners(places: NDArray[np.float64], form: Form, name: str) -> NDArray[np.float64]:
     first, last = places[:, :2], places[:, 2:]
-    if form == "corners":
+    if form == "xyxy":
         wrong = (last < first).any(axis=1)
         corners = places
     else:
         wrong = (last < 0).any(axis=1)
-        begin = first if form == "corner and size" else first - last / 2
+        begin = first if form == "xywh" else first - last / 2
         corners = np.concatenate([begin, begin + last], axis=1)
     if wrong.any():
-        expected = "x0 <= x1 and y0 <= y1" if form == "corners" else "sizes of 0 and more"
+        expected = "x0 <= x1 and y0 <= y1" if form == "xyxy" else "sizes of 0 and more"
         msg = f"{name} has the box {_format_box(places[wrong][0])}, which is no {form}; expected {expected}."
         raise DecodeError(msg)
     return corners
@@ -512,7 +328,7 @@ def _form_of(filled: Sequence[tuple[LookedAt, _Found]]) -> Form:
             "one whose items are (image, {'boxes': corners, 'labels': numbers})."
         )
         raise LayoutError(msg)
-    return "corners" if are_corners else "corner and size"
+    return "xyxy" if are_corners else "xywh"
 
 
 def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ...]:

@@ -16,27 +16,23 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError, Missin
 from colabstage.io.given import show_content
 from colabstage.io.units import left_out
 from colabstage.io.whole_imports import whole_imports
-from colabstage.layouts.audio import SOUND_EXTENSIONS, AudioOptions, clip_rows
-from colabstage.layouts.class_folders import decode_npy
-from colabstage.layouts.columns import label_names, plain_name
+from colabstage.layouts.clips import ClipOptions, clip_rows
+from colabstage.layouts.columns import note_on_numbers
+from colabstage.layouts.evidence import Evidence, near
+from colabstage.layouts.labels import Label, Labels, make_labels, names_of, parse_label
 from colabstage.layouts.mask_values import find_masks
-from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.shards import (
-    Label,
-    Labels,
     Part,
     ScanWindow,
     ShardFile,
-    ShardParts,
-    make_labels,
-    names_of,
     open_shard,
-    parse_label,
-    rest_shard,
+    samples_of_shards,
     scan_each,
+    splits_of_shards,
 )
-from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Masks, NearMissError, SampleTable
-from colabstage.trees.listing import FileEntries
+from colabstage.layouts.stored import decode_npy
+from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Masks, SampleTable
+from colabstage.layouts.words import IMAGES, SOUNDS, label_names, plain_name
 from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
 
@@ -45,16 +41,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.listing import Tree
+    from colabstage.layouts.evidence import Found
+    from colabstage.layouts.reading import Source
+    from colabstage.layouts.samples import SampleSource
 
 _KEY_AND_REST = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 # By preference; WebDataset's own examples ask for "jpg;png".
-_IMAGES = tuple(dict.fromkeys(("jpg", "jpeg", "png", "webp", *(ending[1:] for ending in IMAGE_EXTENSIONS))))
+_IMAGE_ENDS = tuple(dict.fromkeys(("jpg", "jpeg", "png", "webp", *(ending[1:] for ending in IMAGES))))
 _NUMBERS, _DOCUMENT, _TEXT = ("cls", "class", "label"), "json", "txt"
 _LABELS = frozenset({*_NUMBERS, _DOCUMENT, _TEXT})
-_SOUNDS = frozenset(ending[1:] for ending in SOUND_EXTENSIONS)
+_SOUNDS = frozenset(ending[1:] for ending in SOUNDS)
 # By preference too.
-_CONTENTS = (*_IMAGES, "npy", "pth", "pt", *sorted(_SOUNDS))
+_CONTENTS = (*_IMAGE_ENDS, "npy", "pth", "pt", *sorted(_SOUNDS))
 _MASKS = frozenset(f"{word}.png" for word in ("seg", "mask", "segmentation", "labels"))
 _LABEL_ENDS = tuple(f".{rest}" for rest in (*_LABELS, *_MASKS))
 # Samples that WebDataset's own decoders read, and nothing here.
@@ -202,7 +200,7 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
         else:
             files[rest] = None
     # Hundreds of shards may follow, and a process may open so many files only.
-    rest_shard(shard)
+    shard.rest()
     samples: list[PackedSample] = []
     left: set[str] = set()
     count = len(groups)
@@ -259,13 +257,13 @@ NAME = "webdataset"
 _SHARDS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 EXTENSIONS = tuple(extension_of(shard) for shard in _SHARDS)
 # Clips, where nothing is said about them: of one length, rate and number of channels.
-_AS_THEY_ARE = AudioOptions()
+_AS_THEY_ARE = ClipOptions()
 # A txt longer than this, in characters, is a caption.
 _MAX_CLASS_NAME = 100
 
 
-def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> SampleTable:
-    """Make a table of a tar, or of the tars in a tree, as WebDataset's `TarWriter` makes them.
+def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Found:
+    """Read a tar, or the tars in a tree, as WebDataset's `TarWriter` makes them.
 
     x is a sample's jpg, jpeg, png, webp or other image, or else its npy, its pth (a tensor) or its wav, flac or other
     clip, of which `sound` says what rows are; y its mask (seg.png), or its cls, the label in its json, or its txt,
@@ -279,11 +277,11 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
         MissingDependencyError: they hold tensors, or clips other than WAV, and torch, or soundfile, is not installed.
         CorruptArchiveError, UnsafeArchiveError: a shard is not a whole tar.
     """
-    tars = _Shards(tree)
+    tars = _Shards(source)
     first = tars.scan(0)
     # The first shard tells, before hundreds of others are scanned.
     if not any(sample.annotated for sample in first[1].samples):
-        raise tars.declined(first[1].left)
+        return tars.declined(first[1].left)
     scanned = [first, *scan_each(range(1, len(tars)), lambda _, number: tars.scan(number))]
     shards = [shard for shard, _ in scanned]
     samples = [sample for _, found in scanned for sample in found.samples]
@@ -298,16 +296,20 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
         notes.append(f"Other files of the samples were left out: {', '.join(left)}.")
     if targets is None:
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
-    source = ShardParts(shards, [sample.content for sample in samples], names)
-    return SampleTable(
+    parts = [sample.content for sample in samples]
+    contents = samples_of_shards(shards, parts, names)
+    values = getattr(targets, "values", None)
+    notes += [] if values is None else note_on_numbers("cls", values, classes)
+    table = SampleTable(
         layout=NAME,
         keys=names,
-        inputs=_make_inputs(source, samples, sound, notes),
+        inputs=_make_inputs(contents, samples, sound, notes),
         targets=targets,
-        splits=source.splits,
+        splits=splits_of_shards(shards, parts),
         classes=classes,
         notes=tuple(notes),
     )
+    return Evidence(table, "fields of the samples", frozenset(shard.name for shard in shards))
 
 
 def _make_labels(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
@@ -338,12 +340,12 @@ def _masks(
         raise BrokenDatasetError(msg)
     if any(sample.label is not None for sample in samples):
         notes.append("The samples have masks and labels; the masks are the targets, and the labels were left out.")
-    found = find_masks(ShardParts(shards, masks, names), spread=False)
+    found = find_masks(samples_of_shards(shards, masks, names), spread=False)
     return found, found.classes
 
 
 def _make_inputs(
-    source: ShardParts, samples: Sequence[PackedSample], sound: AudioOptions, notes: list[str]
+    source: SampleSource, samples: Sequence[PackedSample], sound: ClipOptions, notes: list[str]
 ) -> Images | Arrays:
     """Return the images, arrays or clips of samples.
 
@@ -412,20 +414,20 @@ def _decode_tensor(content: bytes) -> NDArray[Any]:
 class _Shards:
     """The tars that a tree is made of, or that are in it."""
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        parts = tree.parts()
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        parts = source.tree.parts()
         # Tars that are opened themselves are not searched again inside the tree that they make up.
         tars = [part.source for part in parts if part.kind == "tar" and part.source is not None]
         self._own = tars if len(tars) == len(parts) else []
-        files = tree.entries.ending_in(EXTENSIONS)
-        self._inside = files.where(lambda name: not self._own and name.lower().endswith(_SHARDS))
+        self._inside = source.ending_in(EXTENSIONS).where(lambda name: not self._own and name.lower().endswith(_SHARDS))
         if not (self._own or self._inside):
-            msg = f"'{tree.label}' holds no tars."
+            msg = f"'{source.label}' holds no tars."
             raise EmptySourceError(msg)
-        entries = FileEntries.of(tree.entries)
-        if not has_samples(entries.names) if self._own else entries.ending_in(IMAGE_EXTENSIONS):
-            raise self.declined()
+        images = source.ending_in(IMAGES)
+        # A picture in a readme is no dataset; more images than shards are one.
+        if not has_samples(source.files.names) if self._own else len(images) > len(self._inside):
+            raise LayoutError(self._expected())
         # Tars of several folders may be called the same, and samples are named after their shard.
         names = [posixpath.basename(tar.label) for tar in self._own]
         self._names = [name if names.count(name) == 1 else f"{number}/{name}" for number, name in enumerate(names)]
@@ -433,17 +435,20 @@ class _Shards:
     def __len__(self) -> int:
         return len(self._own or self._inside)
 
-    def declined(self, left: frozenset[str] = frozenset()) -> LayoutError:
-        """Return the error that says what was expected, or how to get in what nothing here reads."""
+    def declined(self, left: frozenset[str]) -> Found:
+        """Return what was expected, or how to get in what nothing here reads."""
         unread = sorted(left & _UNREAD)
         if unread:
-            return NearMissError(
-                f"The samples in the tars of '{self._tree.label}' are {', '.join(unread)}, which are not read from "
+            return near(
+                f"The samples in the tars of '{self._source.label}' are {', '.join(unread)}, which are not read from "
                 "tars. Pass pack_dataset what WebDataset makes of them: "
                 f"list(webdataset.WebDataset(URL).decode().to_tuple({unread[0]!r}, 'cls'))."
             )
-        return LayoutError(
-            f"'{self._tree.label}' is not a WebDataset: expected tars in which images, arrays or clips have a .cls, "
+        raise LayoutError(self._expected())
+
+    def _expected(self) -> str:
+        return (
+            f"'{self._source.label}' is not a WebDataset: expected tars in which images, arrays or clips have a .cls, "
             ".json or .txt of the same name beside them, and no images outside of them."
         )
 
@@ -453,5 +458,5 @@ class _Shards:
             name, tar = self._names[number], self._own[number]
             shard = ShardFile(name, f"{name!r} {tar.size}", tar)
         else:
-            shard = open_shard(self._tree, self._inside[number])
+            shard = open_shard(self._source.tree, self._inside[number])
         return shard, scan_shard(shard, number)

@@ -1,6 +1,6 @@
 """Arrays in the files that well-known datasets are published as, which no format of arrays or of images has.
 
-MNIST's idx, CIFAR's pickles and .bin and STL10's .bin become arrays with the names that `row_arrays` understands.
+MNIST's idx, CIFAR's pickles and .bin and STL10's .bin become arrays with the names that `arrays` understands.
 CIFAR's pickles are opened by an unpickler that knows arrays, texts, numbers, lists and dicts, and calls nothing else:
 a file that asks for more is refused.
 """
@@ -17,20 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.layouts.names import folder_of
-from colabstage.layouts.reading import open_unpacked, read_file, read_texts
-from colabstage.layouts.stored_arrays import ConvertedRows, HeldRows, StoredArray, fixed_rows, join_sources
-from colabstage.layouts.table import (
-    stamp_of,
-)
+from colabstage.layouts.reading import open_unpacked
+from colabstage.layouts.samples import join_samples, map_samples, rows_of_array, rows_of_file, stamp_of
+from colabstage.layouts.stored import StoredArray
+from colabstage.layouts.words import folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleSource
-    from colabstage.trees.listing import FileEntry, Tree
+    from colabstage.layouts.reading import Source
+    from colabstage.layouts.samples import SampleSource
+    from colabstage.trees.listing import FileEntry
 
 
 _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
@@ -61,35 +60,35 @@ _HARMLESS: dict[tuple[str, str], Any] = {
 }
 
 
-def published_files(tree: Tree) -> list[FileEntry]:
+def published_files(source: Source) -> list[FileEntry]:
     """Return the files of a tree that have the names of these datasets' files."""
     # A look at endings spares one at each of a million names.
-    return [entry for entry in tree.entries.ending_in(_ENDINGS) if _format_of(entry, tree)]
+    return [entry for entry in source.ending_in(_ENDINGS) if _format_of(entry, source.label)]
 
 
-def published_arrays(tree: Tree) -> list[StoredArray]:
+def published_arrays(source: Source) -> list[StoredArray]:
     """Return the arrays of all these files, batches of one split joined.
 
     Raises:
         LayoutError: a file is not what its name says.
     """
     by_kind: dict[str, list[FileEntry]] = {}
-    for entry in published_files(tree):
-        by_kind.setdefault(_format_of(entry, tree), []).append(entry)
+    for entry in published_files(source):
+        by_kind.setdefault(_format_of(entry, source.label), []).append(entry)
     readers = {"idx": _idx_arrays, "pickle": _pickled_arrays, "bin": _cifar_arrays, "stl": _stl_arrays}
-    found = [array for kind, read in readers.items() if kind in by_kind for array in read(tree, by_kind[kind])]
+    found = [array for kind, read in readers.items() if kind in by_kind for array in read(source, by_kind[kind])]
     folders = {posixpath.dirname(entry.name) for kind in ("bin", "stl") for entry in by_kind.get(kind, ())}
-    texts = tree.entries.ending_in((".txt",) if folders else ())
+    texts = source.ending_in((".txt",) if folders else ())
     lists = texts.where(lambda name: posixpath.dirname(name) in folders and posixpath.basename(name) in _NAME_LISTS)
-    for name, text in read_texts(tree, lists).items():
+    for name, text in source.texts(lists).items():
         folder, base = posixpath.split(name)
         found.append(_known(posixpath.join(folder, _NAME_LISTS[base]), np.array(text.split())))
     return found
 
 
 # By names, because pickles and .bin files begin with nothing that tells whose they are.
-def _format_of(entry: FileEntry, tree: Tree) -> str:
-    base, folder = posixpath.basename(entry.name), folder_of(entry.name) or tree.label
+def _format_of(entry: FileEntry, label: str) -> str:
+    base, folder = posixpath.basename(entry.name), folder_of(entry.name) or label
     if _IDX.search(base.lower()):
         return "idx"
     if _BATCH.match(base) or (base in ("train", "test", "meta") and "cifar-100" in folder):
@@ -99,18 +98,18 @@ def _format_of(entry: FileEntry, tree: Tree) -> str:
     return "stl" if _STL.match(base) and entry.size % (_STL_BYTES if "_X" in base else 1) == 0 else ""
 
 
-def _idx_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
+def _idx_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredArray]:
     # torchvision keeps the .gz beside the unpacked file, and Kaggle's MNIST has each file under two names.
     once = {posixpath.basename(entry.name).lower().removesuffix(".gz").replace(".", "-"): entry for entry in entries}
-    return [_read_idx(tree, entry) for entry in sorted(once.values(), key=lambda entry: entry.name)]
+    return [_read_idx(source, entry) for entry in sorted(once.values(), key=lambda entry: entry.name)]
 
 
-def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
-    source = open_unpacked(tree, entry)
+def _read_idx(source: Source, entry: FileEntry) -> StoredArray:
+    content = open_unpacked(source.tree, entry)
     # Two zeros, a code for the type, the number of axes; then the length of each axis.
-    head = source.pread(4, 0)
+    head = content.pread(4, 0)
     dtype = _IDX_DTYPES.get(head[2]) if len(head) == 4 and head[:2] == b"\0\0" else None
-    sides = source.pread(4 * head[3], 4) if dtype else b""
+    sides = content.pread(4 * head[3], 4) if dtype else b""
     if dtype is None or not head[3] or len(sides) != 4 * head[3]:
         msg = f"'{entry.name}' is not an idx file (the format of MNIST): it begins with {head!r}."
         raise LayoutError(msg)
@@ -119,9 +118,10 @@ def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
     # Sides come from the file: as Python's numbers they cannot overflow to a size that fits.
     size = int(np.prod(shape[1:], dtype=object)) * stored.itemsize
     # The format has no checksum, so its length is the only proof that a download is complete.
-    if source.size != start + shape[0] * size:
+    if content.size != start + shape[0] * size:
         msg = (
-            f"'{entry.name}' has {source.size:,} bytes; an idx file of shape {shape} takes {start + shape[0] * size:,}."
+            f"'{entry.name}' has {content.size:,} bytes; an idx file of shape {shape} takes "
+            f"{start + shape[0] * size:,}."
         )
         raise LayoutError(msg)
     # idx files are big-endian, which torch refuses.
@@ -131,8 +131,8 @@ def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
         entry.name,
         shape,
         native,
-        lambda: fixed_rows(source, start, shape[0], shape[1:], stored, stamp=stamp_of(entry)),
-        lambda: np.frombuffer(source.pread(shape[0] * size, start), stored).astype(native).reshape(shape),
+        lambda: rows_of_file(content, start, shape[0], shape[1:], stored, stamp=stamp_of(entry)),
+        lambda: np.frombuffer(content.pread(shape[0] * size, start), stored).astype(native).reshape(shape),
     )
 
 
@@ -146,23 +146,23 @@ class _CifarFile(NamedTuple):
     """Numbers of classes, by the name of the array."""
 
 
-def _pickled_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
+def _pickled_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredArray]:
     batches: dict[str, list[_CifarFile]] = {}
     found: list[StoredArray] = []
     for entry in sorted(entries, key=lambda entry: entry.name):
         folder = posixpath.dirname(entry.name)
-        content = read_file(tree, entry)
+        content = source.read(entry)
         held = _unpickle(content, entry.name)
         names = held.get("label_names", held.get("fine_label_names"))
         if names is not None:
             texts = np.array([_as_text(name) for name in names])
             found.append(_known(posixpath.join(folder, "label_names"), texts))
         elif "data" in held:
-            batches.setdefault(folder, []).append(_read_batch(tree, entry, content, held))
+            batches.setdefault(folder, []).append(_read_batch(source, entry, content, held))
     return [array for folder, parts in batches.items() for array in _joined_batches(folder, parts)] + found
 
 
-def _read_batch(tree: Tree, entry: FileEntry, content: bytes, held: dict[str, Any]) -> _CifarFile:
+def _read_batch(source: Source, entry: FileEntry, content: bytes, held: dict[str, Any]) -> _CifarFile:
     data, fine = held["data"], held.get("labels", held.get("fine_labels"))
     # A pickle may hold anything of any shape, also under the right names.
     whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_CIFAR_BYTES,)
@@ -176,11 +176,11 @@ def _read_batch(tree: Tree, entry: FileEntry, content: bytes, held: dict[str, An
     # and need not stay in memory until then.
     start = content.find(data.tobytes()) if len(data) else -1
     if start < 0:
-        source: SampleSource = HeldRows(data.reshape(-1, *_CIFAR_SHAPE), entry.name, stamp_of(entry))
+        images: SampleSource = rows_of_array(data.reshape(-1, *_CIFAR_SHAPE), entry.name, stamp_of(entry))
     else:
-        file = open_unpacked(tree, entry)
-        source = fixed_rows(file, start, len(data), _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry))
-    return _CifarFile(_split_of_batch(entry), ConvertedRows(source, _channels_last), labels)
+        file = open_unpacked(source.tree, entry)
+        images = rows_of_file(file, start, len(data), _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry))
+    return _CifarFile(_split_of_batch(entry), map_samples(images, _channels_last), labels)
 
 
 def _split_of_batch(entry: FileEntry) -> str:
@@ -198,7 +198,7 @@ def _joined_batches(folder: str, parts: Sequence[_CifarFile]) -> list[StoredArra
         own = [part for part in parts if part.split == split]
         shape = (sum(len(part.images) for part in own), *_CIFAR_SHAPE[1:], _CIFAR_SHAPE[0])
         name = posixpath.join(folder, f"{split}_data")
-        found.append(_stored_images(name, shape, join_sources([part.images for part in own])))
+        found.append(_stored_images(name, shape, join_samples([part.images for part in own])))
         found += [
             _known(posixpath.join(folder, f"{split}_{kind}"), np.concatenate([part.labels[kind] for part in own]))
             for kind in own[0].labels
@@ -223,40 +223,40 @@ def _known(name: str, values: NDArray[Any]) -> StoredArray:
     return StoredArray(name, values.shape, values.dtype, refuse, lambda: values)
 
 
-def _cifar_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
+def _cifar_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredArray]:
     batches: dict[str, list[_CifarFile]] = {}
     for entry in sorted(entries, key=lambda entry: entry.name):
         # CIFAR-100 has two labels before each image: of the coarse class, and of the class.
         ahead = 1 if _BATCH_BIN.match(posixpath.basename(entry.name)) else 2
         # Records have no header and no separator: only their length tells where each begins.
         step = ahead + _CIFAR_BYTES
-        source = open_unpacked(tree, entry)
-        if not source.size or source.size % step:
-            msg = f"'{entry.name}' has {source.size:,} bytes; CIFAR's files have {step:,} for each image."
+        content = open_unpacked(source.tree, entry)
+        if not content.size or content.size % step:
+            msg = f"'{entry.name}' has {content.size:,} bytes; CIFAR's files have {step:,} for each image."
             raise LayoutError(msg)
-        count = source.size // step
-        table = np.frombuffer(source.pread(source.size, 0), np.uint8).reshape(count, step)
+        count = content.size // step
+        table = np.frombuffer(content.pread(content.size, 0), np.uint8).reshape(count, step)
         labels = {"labels": table[:, ahead - 1].astype(np.int64)}
         if ahead == 2:
             labels["coarse"] = table[:, 0].astype(np.int64)
-        images = fixed_rows(source, ahead, count, _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry), step=step)
-        batch = _CifarFile(_split_of_batch(entry), ConvertedRows(images, _channels_last), labels)
+        images = rows_of_file(content, ahead, count, _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry), step=step)
+        batch = _CifarFile(_split_of_batch(entry), map_samples(images, _channels_last), labels)
         batches.setdefault(posixpath.dirname(entry.name), []).append(batch)
     return [array for folder, parts in batches.items() for array in _joined_batches(folder, parts)]
 
 
-def _stl_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
+def _stl_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredArray]:
     found = []
     for entry in entries:
-        source, name = open_unpacked(tree, entry), entry.name.removesuffix(".bin")
+        content, name = open_unpacked(source.tree, entry), entry.name.removesuffix(".bin")
         if name.endswith("y"):
             # The file counts from 1, as MATLAB does.
-            found.append(_known(name, np.frombuffer(source.pread(source.size, 0), np.uint8).astype(np.int64) - 1))
+            found.append(_known(name, np.frombuffer(content.pread(content.size, 0), np.uint8).astype(np.int64) - 1))
             continue
-        count = source.size // _STL_BYTES
-        stored = fixed_rows(source, 0, count, _STL_SHAPE, _PIXEL, stamp=stamp_of(entry))
+        count = content.size // _STL_BYTES
+        stored = rows_of_file(content, 0, count, _STL_SHAPE, _PIXEL, stamp=stamp_of(entry))
         # An image is stored column by column.
-        rows = ConvertedRows(stored, lambda image: np.ascontiguousarray(image.transpose(2, 1, 0)))
+        rows = map_samples(stored, lambda image: np.ascontiguousarray(image.transpose(2, 1, 0)))
         found.append(_stored_images(name, (count, *_STL_SHAPE[1:], _STL_SHAPE[0]), rows))
     return found
 

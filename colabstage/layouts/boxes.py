@@ -1,0 +1,500 @@
+"""Boxes of images: rows of numbers by image as one table, whatever wrote them; and columns of tables that are boxes."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import LayoutError
+from colabstage.io.units import counted, left_out, listed
+from colabstage.layouts.columns import show
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, known_splits, offsets_of
+from colabstage.layouts.words import is_label_name, plain_name, split_name, split_of_path, split_of_word, stem_of
+from colabstage.trees.names import first_repeated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.columns import Column
+    from colabstage.layouts.lookup import Lookup
+    from colabstage.layouts.reading import Source
+    from colabstage.trees.listing import FileEntries, FileEntry, Tree
+
+NAME = "detection"
+
+
+class BoxColumn(NamedTuple):
+    """What is known of each box beside its place."""
+
+    name: str
+    """What it is called in the pack."""
+    dtype: type[np.generic]
+    """Of its numbers."""
+    width: int = 1
+    """How many numbers each box has of it."""
+
+
+class Record(NamedTuple):
+    """What a file of annotations states of one image; `parse` of a format returns a list of these."""
+
+    image: str
+    """The image's path, as written."""
+    shapes: Sequence[tuple[str, Sequence[float]]]
+    """The class of each box, and x0, y0, x1, y1 with the values of further columns."""
+    size: tuple[int, int] = (0, 0)
+    """Its height and width; zeros if the file does not say."""
+    split: str = ""
+    """The split that the file states of it."""
+    left_out: int = 0
+    """How many things are annotated that have no box: single points, lanes."""
+
+
+class LabelledImage(NamedTuple):
+    """An image and its boxes."""
+
+    file: FileEntry
+    rows: Sequence[Sequence[float]]
+    """Of each box x0, y0, x1, y1, then the label, then the further columns."""
+    split: str
+    """"" where no split is known of it."""
+    size: tuple[int, int] = (0, 0)
+    """Height and width in pixels that the label file says the image has; zeros where it says none."""
+
+
+# Sides beyond this are no image's.
+_LARGEST_SIDE = 1 << 31
+
+
+def side_of(value: Any) -> int:
+    """Return a side of an image as a file states it; 0 for what is no number, and at most what no image has."""
+    try:
+        number = float(value or 0)
+    except OverflowError:
+        return _LARGEST_SIDE
+    except (TypeError, ValueError):
+        return 0
+    return int(min(number, _LARGEST_SIDE)) if number > 0 else 0
+
+
+def _fits(values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[np.bool_]:
+    """Tell of each value whether it is one of a type, rounded; what no number is has to stay so."""
+    kind: Any = dtype
+    if np.issubdtype(kind, np.floating):
+        return np.asarray(~np.isfinite(values) | (np.abs(values) <= float(np.finfo(kind).max)))
+    limits = np.iinfo(kind)
+    # As floats, the largest of 64 bits is one too many.
+    return np.asarray((values >= float(limits.min)) & (values < float(limits.max) + 1))
+
+
+def boxes_table(
+    tree: Tree,
+    images: Sequence[LabelledImage],
+    classes: Sequence[str],
+    columns: Sequence[BoxColumn] = (),
+    *,
+    relative: bool = False,
+    notes: Sequence[str] = (),
+) -> SampleTable:
+    """Put the boxes of all images into one table, the images in their order.
+
+    Splits are those of the images where each has one.
+
+    Raises:
+        BrokenDatasetError: two classes have one name, or a box cannot be one.
+    """
+    twice = first_repeated(classes)
+    if twice is not None:
+        msg = (
+            f"Two classes of '{tree.label}' are called '{show(twice)}'. Call one of them something else; or, where "
+            "they "
+            "are one, give its boxes one number."
+        )
+        raise BrokenDatasetError(msg)
+    width = 5 + sum(column.width for column in columns)
+    # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
+    offsets = offsets_of([len(image.rows) for image in images])
+    rows = np.array([row for image in images for row in image.rows], np.float64).reshape(-1, width)
+    sizes = np.array([image.size for image in images], np.int64).reshape(-1, 2)
+    vast = np.flatnonzero((sizes >= _LARGEST_SIDE).any(axis=1))
+    if len(vast):
+        msg = (
+            f"The labels of '{images[vast[0]].file.name}' say that a side of it has {_LARGEST_SIDE:,} pixels or more. "
+            "Correct that, or leave it out."
+        )
+        raise BrokenDatasetError(msg)
+
+    def fitting(name: str, values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[Any]:
+        odd = np.flatnonzero(~_fits(values, dtype).all(axis=1))
+        if len(odd):
+            file = images[int(np.searchsorted(offsets, odd[0], side="right")) - 1].file.name
+            msg = f"A box of '{file}' has {values[odd[0]].tolist()} as {name}, which does not fit. Correct its number."
+            raise BrokenDatasetError(msg)
+        return np.ascontiguousarray((values[:, 0] if values.shape[1] == 1 else values).astype(dtype))
+
+    found: dict[str, NDArray[Any]] = {"labels": fitting("the label", rows[:, 4:5], np.int64)}
+    start = 5
+    for further in columns:
+        found[further.name] = fitting(further.name, rows[:, start : start + further.width], further.dtype)
+        start += further.width
+    boxes = Boxes(
+        offsets, np.ascontiguousarray(rows[:, :4]), found, relative=relative, sizes=sizes if sizes.any() else None
+    )
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(image.file.name for image in images),
+        inputs=Images(TreeFiles(tree, [image.file for image in images])),
+        targets=boxes,
+        splits=known_splits([image.split for image in images]),
+        classes=tuple(classes),
+        notes=tuple(notes),
+    )
+
+
+def without_boxes_note(count: int, what: str) -> list[str]:
+    """Return a note on images that nothing is known of; empty where there are none."""
+    if not count:
+        return []
+    return [f"{counted(count, 'images', 'have')} no {what}, and {'is' if count == 1 else 'are'} kept without boxes."]
+
+
+def possible_forms(boxes: NDArray[np.float64], limits: tuple[int, int] | None = None) -> tuple[bool, bool]:
+    """Tell whether boxes `(M, 4)` may be xyxy, and whether they may be xywh.
+
+    `limits`: width and height of the image that all of them are in.
+    """
+    first, last = boxes[:, :2], boxes[:, 2:]
+    # A box may end a pixel behind the edge, because tools do not agree on where pixels are.
+    ends = (np.inf, np.inf) if limits is None else (limits[0] + 1, limits[1] + 1)
+    are_corners = bool(np.all(last >= first) and np.all(last <= ends))
+    are_sizes = bool(np.all(boxes >= 0) and np.all(first + last <= ends))
+    return are_corners, are_sizes
+
+
+# --- columns of tables ------------------------------------------------------------------------------------------------
+
+# Words for the sides of a box, after every other word of a column's name has gone.
+_SIDES = {
+    "x0": 0, "xmin": 0, "minx": 0, "left": 0, "xtl": 0, "startx": 0, "x_0": 0, "x_min": 0, "min_x": 0, "start_x": 0,
+    "y0": 1, "ymin": 1, "miny": 1, "top": 1, "ytl": 1, "starty": 1, "y_0": 1, "y_min": 1, "min_y": 1, "start_y": 1,
+    "xmax": 2, "maxx": 2, "right": 2, "xbr": 2, "endx": 2, "x2": 2, "x_max": 2, "max_x": 2, "end_x": 2, "x_2": 2,
+    "ymax": 3, "maxy": 3, "bottom": 3, "ybr": 3, "endy": 3, "y2": 3, "y_max": 3, "max_y": 3, "end_y": 3, "y_2": 3,
+}  # fmt: skip
+# x1 and y1 are the first corner beside x2 and y2, and the second beside x0 and y0.
+_FIRST = {"x1": 0, "x_1": 0, "y1": 1, "y_1": 1}
+_EXTENTS = frozenset({"w", "h", "width", "height", "box_width", "box_height"})
+_AROUND = re.compile(r"^(bbox|box|roi|rect|face|object|obj|bounding_box)_?|_?(bbox|box|roi)$")
+# Landmarks are as many of these as there are points.
+_POINT = re.compile(r"[xy]_?\d+")
+_OTHER_FORMS = re.compile(
+    r"(b?boxe?s?|bounding_box(es)?|predictionstring|objects|region_shape_attributes|bbox_\[.*|coordinates|coords|roi|rect)"
+)
+_PLAIN_SIZED = (("x", "y"), ("x_center", "y_center"), ("cx", "cy"))
+# Run-length encoded masks, as in competitions.
+_RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
+_RUN_LENGTHS = re.compile(r"\d+ \d+( \d+ \d+)*", re.ASCII)
+_BOX_LABELS = ("labelname", "name", "cell_type")
+_FOUR_NUMBERS = re.compile(r"[\[({]?\s*-?[\d.]+([\s,]+-?[\d.]+){3}\s*[\])}]?")
+
+
+class BoxColumns(NamedTuple):
+    """The columns that boxes are in."""
+
+    corners: tuple[str, ...]
+    """Names of x0, y0, x1 and y1, in this order."""
+    label: str
+    """Name of the column with the class of the box."""
+
+
+def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
+    """Return the columns of a table that are boxes; `None` if there are none.
+
+    Raises:
+        LayoutError: there are boxes in a form that is not read, or nothing that says what is in them; points beside a
+            class, which are none; or masks.
+    """
+    runs = next((name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)), None)
+    label = next((name for name, one in columns.items() if is_label_name(name) or one.plain in _BOX_LABELS), None)
+    whole = (
+        'take the images without labels: layout="images".'
+        if label is None
+        else f"name the columns that are labels of whole images: layout=table_rows(labels=[{label!r}])."
+    )
+    if runs is not None:
+        msg = (
+            f"Its column '{runs}' holds masks as run lengths (RLE), which are not read. Write a mask for each image, "
+            "as "
+            f"a PNG of the same name in a folder 'masks', or {whole}"
+        )
+        raise LayoutError(msg)
+    corners = corners_of(columns)
+    points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)]
+    # x1 to x5 without y are measurements.
+    if corners and len(points) > 4:
+        if label is None:
+            return None
+        named = f"{', '.join(map(repr, points[:8]))}{', …' if len(points) > 8 else ''}"
+        msg = (
+            f"Its columns {listed(points, 6)} are more than the two corners of a box: landmarks, or the corners of a "
+            f"polygon. Say what is to be learnt, from colabstage.options: the points, layout=table_rows(labels=["
+            f"{named}]), or what '{label}' says of the whole image, layout=table_rows(labels=[{label!r}])."
+        )
+        raise LayoutError(msg)
+    if not corners:
+        other = _other_form(columns, has_label=label is not None)
+        if not other:
+            return None
+        which = f"column '{other[0]}' holds" if len(other) == 1 else f"columns {listed(other)} hold"
+        if "region_shape_attributes" in other:
+            msg = f"Its {which} the regions of VIA, whose export as JSON is read: export them so. Or {whole}"
+            raise LayoutError(msg)
+        msg = (
+            f"Its {which} boxes, which are read from columns xmin, ymin, xmax, ymax and class, one box in each row. "
+            f"Write them so, or {whole}"
+        )
+        raise LayoutError(msg)
+    if label is None:
+        msg = (
+            f"It has boxes in {', '.join(corners)} and no column 'class' that says what is in them. Add one; if these "
+            f"are numbers to be learnt, say so: layout=table_rows(labels={list(corners)!r})."
+        )
+        raise LayoutError(msg)
+    return BoxColumns(corners, label)
+
+
+def corners_of(columns: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the columns that are called as corners of boxes are, x0, y0, x1 and y1; nothing of none."""
+    sides: dict[int, str] = {}
+    firsts: dict[int, str] = {}
+    for name in columns:
+        plain = _AROUND.sub("", plain_name(name)).strip("_")
+        if plain in _SIDES:
+            sides.setdefault(_SIDES[plain], name)
+        elif plain in _FIRST:
+            firsts[_FIRST[plain]] = name
+    for axis, name in firsts.items():
+        if axis not in sides:
+            sides[axis] = name
+        else:
+            sides.setdefault(axis + 2, name)
+    return tuple(sides[side] for side in range(4)) if len(sides) == 4 else ()
+
+
+def _other_form(columns: Mapping[str, Column], *, has_label: bool) -> list[str]:
+    """Return the columns that hold boxes in a form that is not read; nothing of none."""
+    for name, column in columns.items():
+        if _OTHER_FORMS.fullmatch(column.plain) or (
+            "box" in column.plain and column.are_all(_FOUR_NUMBERS) and not column.is_numeric
+        ):
+            return [name]
+    plain = {_AROUND.sub("", one.plain).strip("_"): name for name, one in columns.items()}
+    known = {one.plain: name for name, one in columns.items()}
+    for x, y in (*_PLAIN_SIZED, ("x_1", "y_1"), ("x1", "y1"), ("x_min", "y_min"), ("xmin", "ymin"), ("left", "top")):
+        for width, height in (("width", "height"), ("w", "h")):
+            for names in (known, plain):
+                if {x, y, width, height} <= names.keys():
+                    return [names[part] for part in (x, y, width, height)]
+    # image_width beside bbox_x: sizes of boxes under another name.
+    if has_label and "x" in plain and "y" in plain and plain["x"] != known.get("x"):
+        return [plain["x"], plain["y"]]
+    return []
+
+
+def look_like_boxes(columns: Sequence[Column]) -> bool:
+    """Tell whether four columns, which have no names, are the corners of boxes."""
+    if len(columns) != 4 or not all(one.is_numeric and "" not in one.distinct for one in columns):
+        return False
+    x0, y0, x1, y1 = (column.numbers() for column in columns)
+    return bool((x0 < x1).all() and (y0 < y1).all())
+
+
+def _are_runs(column: Column) -> bool:
+    """Tell whether cells are masks as lengths of runs, whatever the column is called: in each the runs follow one
+    another, and there are more of them somewhere than four numbers of a box could be taken for."""
+    if not column.are_all(_RUN_LENGTHS):
+        return False
+    longest = 0
+    for cell in column.filled:
+        numbers = [int(word[:40]) for word in cell.split()]
+        ends = [begin + length for begin, length in zip(numbers[::2], numbers[1::2], strict=True)]
+        if any(end > begin for end, begin in zip(ends, numbers[2::2], strict=False)):
+            return False
+        longest = max(longest, len(ends))
+    return longest > 2
+
+
+class PlacedBoxes(NamedTuple):
+    """The boxes of M files, in the order of their first rows."""
+
+    firsts: list[int]
+    """The number of each file's first row."""
+    boxes: Boxes
+    classes: tuple[str, ...]
+
+
+def boxes_of_rows(files: Sequence[int], corners: Sequence[Column], label: Column, name: Sequence[str]) -> PlacedBoxes:
+    """Collect the boxes of every file, in the order of its rows.
+
+    A row with empty cells means that its file has no box. Numbers are pixels, or fractions of width and height if none
+    is above 1 and some are not integers.
+
+    Args:
+        files: the number of the file of each row.
+        corners, label: the columns.
+        name: the names of files by number.
+
+    Raises:
+        LayoutError: a cell is not a number, or a box ends before it begins.
+    """
+    numbers: dict[int, int] = {}
+    firsts: list[int] = []
+    boxes: list[list[list[float]]] = []
+    classes = sorted(
+        label.filled,
+        key=lambda name: (
+            (0, int(name), name) if name.isascii() and name.isdecimal() and len(name) < 40 else (1, 0, name)
+        ),
+    )
+    index = {name: number for number, name in enumerate(classes)}
+    for row, (file, what, *written) in enumerate(
+        zip(files, label.cells, *(column.cells for column in corners), strict=True)
+    ):
+        if file not in numbers:
+            numbers[file] = len(firsts)
+            firsts.append(row)
+            boxes.append([])
+        if not (any(written) or what):
+            continue
+        try:
+            x0, y0, x1, y1 = (float(cell) for cell in written)
+        except ValueError:
+            x0, y0, x1, y1 = (float("nan"),) * 4
+        if not (np.isfinite([x0, y0, x1, y1]).all() and x0 <= x1 and y0 <= y1):
+            found = f"is {', '.join(map(show, written))}" if any(written) else f"has the class '{show(what)}' alone"
+            msg = (
+                f"A box of '{name[file]}' {found}; expected numbers, left before right and top before bottom. In the "
+                f"row of an image without a box leave '{label.name}' empty too."
+            )
+            raise LayoutError(msg)
+        if not what:
+            msg = f"A box of '{name[file]}' has no class in '{label.name}'. Fill it in, or take the row out."
+            raise LayoutError(msg)
+        boxes[numbers[file]].append([x0, y0, x1, y1, index[what]])
+    flat = np.array([box for found in boxes for box in found], np.float64).reshape(-1, 5)
+    places = np.ascontiguousarray(flat[:, :4])
+    # Integers up to 1 may be boxes of one pixel; only fractions show that parts of the image are meant.
+    relative = bool(len(places)) and float(places.max()) <= 1 and bool(np.any(places != np.rint(places)))
+    offsets = offsets_of([len(found) for found in boxes])
+    labels = {"labels": flat[:, 4].astype(np.int64)}
+    return PlacedBoxes(firsts, Boxes(offsets, places, labels, relative=relative), tuple(classes))
+
+
+# --- records that name images -----------------------------------------------------------------------------------------
+
+
+class Joined(NamedTuple):
+    """The images that records name."""
+
+    records: list[tuple[FileEntry, Record, str]]
+    """Each image that is there, what is stated of it, and its split; in the order of files and their records."""
+    files: list[str]
+    """The files whose images are there."""
+    notes: list[str]
+
+
+def join_records(
+    source: Source,
+    images: FileEntries,
+    lookup: Lookup,
+    found: Mapping[str, Sequence[Record]],
+    *,
+    per_image: bool = False,
+) -> Joined:
+    """Find the images that records name, by one index of names.
+
+    Args:
+        source: the files.
+        images, lookup: the images, and their names.
+        found: the records of each file, by its name.
+        per_image: whether each file is about one image, whose name it has.
+
+    Raises:
+        BrokenDatasetError: most images are not there, or one is named twice.
+    """
+    joined: list[tuple[FileEntry, Record, str]] = []
+    used, notes = [], []
+    owner: dict[int, str] = {}
+    absent = ""
+    missing_of_all = 0
+    for file, records in found.items():
+        folder = posixpath.dirname(file)
+        # A file about one image has the image's name, which may well be test_01.
+        own = ("" if per_image else _split_in_name(file)) or split_of_path(file)
+        placed, missing, first = 0, 0, ""
+        for record in records:
+            number = lookup.find(record.image, folder, split=record.split or own)
+            if number is None:
+                missing, first = missing + 1, first or record.image
+                continue
+            # After annotating or exporting twice, boxes need not agree.
+            if number in owner:
+                raise _twice(images.names[number], owner[number], file)
+            owner[number] = file
+            placed += 1
+            name = images.names[number]
+            joined.append((images[number], record, record.split or own or split_of_path(name)))
+        if placed or not records:
+            used.append(file)
+        if not per_image and 2 * placed < len(records):
+            why = (
+                f"Of {len(records):,} images that '{file}' names, {placed:,} are there (first missing or not to be "
+                f"told from others: '{show(first)}'); expected at least half."
+            )
+            # Some of its images are there, so the file is meant, and most of the dataset is missing.
+            if placed:
+                raise BrokenDatasetError(why)
+            absent = absent or why
+            # People often download one split of COCO with the annotations of all splits.
+            notes.append(f"None of the images that '{file}' names are here; it was left out.")
+        elif missing:
+            missing_of_all += missing
+            if not per_image:
+                notes += [f"{left_out(missing, 'images', f'named by {chr(39)}{file}{chr(39)} and not there')}."]
+    if per_image and missing_of_all:
+        notes.append(f"{left_out(missing_of_all, 'images', 'named by annotations but missing')}.")
+    total = sum(map(len, found.values()))
+    if not joined or (per_image and 2 * len(joined) < total):
+        raise BrokenDatasetError(
+            absent
+            or f"Of {total:,} images that annotations in '{source.label}' name, {len(joined):,} are there; expected at "
+            "least half."
+        )
+    # Not an error: many datasets annotate only some of their images.
+    rest = len(images) - len(joined)
+    if rest:
+        notes.append(f"{left_out(rest, 'images', 'that no annotation file names')}.")
+    return Joined(joined, used, notes)
+
+
+def _split_in_name(file: str) -> str:
+    """Return the split in a file's name: instances_train2017, _annotations.coco, train-annotations."""
+    stem = stem_of(file)
+    words = {split for word in re.split(r"[-._]", stem) if (split := split_of_word(word))}
+    return words.pop() if len(words) == 1 else split_name(stem).split if not words else ""
+
+
+def _twice(image: str, first: str, other: str) -> BrokenDatasetError:
+    if first == other:
+        return BrokenDatasetError(
+            f"'{first}' lists the image '{image}' twice; expected it once. Give all of its annotations the same image."
+        )
+    return BrokenDatasetError(
+        f"The image '{image}' is listed twice, in '{first}' and in '{other}'. Move all but one file of annotations "
+        "of it "
+        "away."
+    )

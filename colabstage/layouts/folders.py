@@ -1,0 +1,639 @@
+"""Evidence of folders: the classes and splits of files by the folders that they are in, and why those may be none."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.io.units import format_count, left_out, listed
+from colabstage.layouts.evidence import Evidence, FileKind, count_kinds, left_out_notes
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values
+from colabstage.layouts.words import (
+    IMAGES,
+    SOUNDS,
+    SPLIT_ORDER,
+    SPLITS,
+    holds_images,
+    is_foreign,
+    is_part,
+    is_role,
+    is_split,
+    may_be_mates,
+    normal,
+    shared_folders,
+    split_name,
+    stem_of,
+)
+from colabstage.trees.listing import only_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.reading import Source
+    from colabstage.trees.listing import FileEntries, FileEntry
+
+# Pictures in formats that are not read: a folder of them is a class whose samples are missing.
+_OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
+
+
+class _Folder(NamedTuple):
+    """A folder with files of the kind, or an empty one."""
+
+    parts: tuple[str, ...]
+    """Its path below the folders that only wrap the dataset."""
+    number: int
+    """Its number among folders with files; -1 if it is empty."""
+
+    @property
+    def has_classes(self) -> bool:
+        """Tell whether there is more below the outermost folder than its name again, or a folder such as `images`."""
+        below = [name for name in self.parts[1:] if not holds_images(name)]
+        return any(split_name(name) != split_name(self.parts[0]) for name in below)
+
+
+class _ClassFolder(NamedTuple):
+    """The sort key of samples, which all samples of a folder share, and the folder's number."""
+
+    split_order: int
+    class_name: str
+    path: str
+    split: str
+    number: int
+
+    @classmethod
+    def of(cls, folder: _Folder, order: int, split: str, level: int) -> _ClassFolder:
+        """Return a folder whose part at a level is the class."""
+        # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
+        name = folder.parts[level] if level < len(folder.parts) else folder.parts[-1]
+        return cls(order, name, "/".join(folder.parts), split, folder.number)
+
+
+def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -> Evidence:
+    """Read files of one kind in folders of classes, as torchvision's `ImageFolder` does.
+
+    A class is the first folder level, classes are numbered in the order of `sorted` names, files are found at any depth
+    below, and samples come sorted by class, then folder, then file name. On top of that, folders of splits (train or
+    training, val, valid, validation, dev, test or testing, in any case; also training_set, seg_train, test1 and the
+    like) may be above the classes, and a folder that merely wraps the dataset is looked through. A split whose images
+    are all in one folder `images` takes their classes from a list of names and classes beside it, as Tiny ImageNet has
+    it. A class folder without files keeps its number, as in torchvision, where the tree knows of it.
+
+    Args:
+        source: the files.
+        kind: which of them are samples.
+        level: which folder is the class, counted from the first that differs, from 1; negative from the innermost.
+
+    Raises:
+        EmptySourceError: there are no files of that kind; the message says what there is instead.
+        LayoutError: they are not in folders of classes; the message says how they lie.
+    """
+    return _ClassFolders(source, kind, level).find()
+
+
+class _ClassFolders:
+    """Files of one kind in a source, sorted into classes and splits by the folders that they are in."""
+
+    def __init__(self, source: Source, kind: FileKind, level: int | None) -> None:
+        self.source = source
+        self.kind = kind
+        self.level = level
+
+    def find(self) -> Evidence:
+        files = self._find_files()
+        paths, folder_of_file = files.folders
+        parts_of = [tuple(path.split("/")) if path else () for path in paths]
+        with_files = [
+            _Folder(() if any(map(is_foreign, parts)) else parts, number) for number, parts in enumerate(parts_of)
+        ]
+        folders = _unwrap([*with_files, *self._without_files(with_files)])
+        filled = [folder for folder in folders if folder.number >= 0]
+        splits = self._split_folders(filled)
+        found = sorted(self._classes(folders, splits))
+        found, flat = _without_flat(found) if splits and self.level is None else (found, [])
+        if not any(folder.number >= 0 for folder in found):
+            where = f"the folders {listed(sorted(splits))}" if splits else "one folder"
+            msg = (
+                f"'{self.source.label}' holds {len(files):,} {self.kind.noun} directly in {where} (first "
+                f"'{files.names[0]}'), but the layout {self.kind.layout} needs one folder for each class, with the "
+                f"{self.kind.noun} of the class in it."
+            )
+            raise LayoutError(msg)
+        # Numbered before folders without files are dropped, as in torchvision.
+        classes = sorted({folder.class_name for folder in found})
+        empty = {one.class_name for one in found} - {one.class_name for one in found if one.number >= 0}
+        found = [folder for folder in found if folder.number >= 0]
+        lists, by_list = self._listed_classes(files, folder_of_file, flat, classes)
+        numbers = {name: number for number, name in enumerate(classes)}
+        # The files of a folder are already sorted by name, like all files of a tree.
+        every = sorted([*found, *(folder for folder in flat if folder.split in by_list)])
+        ranks = np.full(len(with_files), len(every), np.int32)
+        ranks[[folder.number for folder in every]] = np.arange(len(every))
+        ranks = ranks[folder_of_file]
+        order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(every))]
+        ranks = ranks[order]
+        chosen = files.take(order)
+        labels = np.array([numbers.get(folder.class_name, -1) for folder in every], np.int64)[ranks]
+        names = {name: numbers[label] for split in by_list.values() for name, label in split.items()}
+        for place in np.flatnonzero(labels < 0).tolist():
+            labels[place] = names[chosen.names[place]]
+        notes = self._notes(len(files) - len(order), found, lists)
+        if empty:
+            notes.append(
+                f"The folders {listed(sorted(empty))} hold no {self.kind.noun}; they still count as classes, as in "
+                "torchvision."
+            )
+        table = SampleTable(
+            layout=self.kind.layout,
+            keys=chosen.names,
+            inputs=Images(TreeFiles(self.source.tree, chosen)),
+            targets=Values(labels),
+            classes=tuple(classes),
+            splits=tuple([every[rank].split for rank in ranks.tolist()]) if splits else None,
+            notes=tuple(notes),
+        )
+        return Evidence(table, "the folders", frozenset(lists))
+
+    def _find_files(self) -> FileEntries:
+        files = self.source.ending_in(self.kind.extensions)
+        if len(files):
+            return files
+        if not len(self.source.files):
+            msg = f"'{self.source.label}' holds no files. {' '.join(self.source.tree.notes)}".rstrip()
+            raise EmptySourceError(msg)
+        msg = (
+            f"'{self.source.label}' holds no {self.kind.noun} but {count_kinds(self.source.files)}. "
+            f"{self.kind.noun.capitalize()} are files that end in {', '.join(self.kind.extensions)}."
+        )
+        raise EmptySourceError(msg)
+
+    def _without_files(self, with_files: list[_Folder]) -> list[_Folder]:
+        """Find the folders without files of the kind that are empty or hold only pictures in unreadable formats."""
+        names = set(self.source.tree.empty_folders)
+        # Covers and spectrograms beside audio are not a class.
+        if self.kind.extensions != SOUNDS:
+            names |= {folder for folder in self.source.ending_in(_OTHER_PICTURES).folders[0] if folder}
+        # A folder above one with files is not a class of its own.
+        used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
+        return [
+            _Folder(parts, -1)
+            for parts in sorted({tuple(name.split("/")) for name in names} - used)
+            if not any(map(is_foreign, parts)) and not is_split(parts[-1]) and not is_role(parts[-1])
+        ]
+
+    def _split_folders(self, folders: list[_Folder]) -> dict[str, str]:
+        """Return the split folders with the stored name of each split; empty if the folders are classes."""
+        tops = {folder.parts[0] for folder in folders if folder.parts}
+        deep = {folder.parts[0] for folder in folders if folder.has_classes}
+        splits = {top: SPLITS[top.lower()] for top in tops if top.lower() in SPLITS}
+        if len(splits) < 2:
+            splits = _spelled_splits(tops, deep) or splits
+        # A split without class folders beside splits that have them is unlabelled: seg_pred, single_prediction.
+        others = sorted(tops - splits.keys())
+        if len(splits) < 2 and others:
+            return {}  # A single "train" among other folders is a class of vehicles.
+        others = [top for top in others if top in deep or not deep & splits.keys()]
+        if others:
+            msg = (
+                f"'{self.source.label}' mixes folders of splits ({listed(sorted(splits))}) with others that hold "
+                f"{self.kind.noun} ({listed(others)}). Move the others away, or into the splits."
+            )
+            raise LayoutError(msg)
+        if len(set(splits.values())) < len(splits):
+            msg = (
+                f"'{self.source.label}' holds the folders {listed(sorted(splits))}, several of which mean the same "
+                "split. Rename or join them."
+            )
+            raise LayoutError(msg)
+        return splits
+
+    def _classes(self, folders: list[_Folder], splits: dict[str, str]) -> list[_ClassFolder]:
+        if not splits:
+            return [_ClassFolder.of(one, 0, "", self._level(one)) for one in folders if one.parts]
+        found = []
+        for top, split in splits.items():
+            below = [folder._replace(parts=folder.parts[1:]) for folder in folders if folder.parts[:1] == (top,)]
+            below = _unwrap_split(below, top)
+            found += [_ClassFolder.of(one, SPLIT_ORDER[split], split, self._level(one)) for one in below if one.parts]
+        return found
+
+    def _level(self, folder: _Folder) -> int:
+        if self.level is None:
+            return 0
+        level = self.level - 1 if self.level > 0 else len(folder.parts) + self.level
+        if folder.number >= 0 and not 0 <= level < len(folder.parts):
+            msg = (
+                f"folders(level={self.level}): '{'/'.join(folder.parts)}' is "
+                f"{format_count(len(folder.parts), 'folders')} "
+                "deep. Choose a level that every sample has; -1 is the innermost."
+            )
+            raise LayoutError(msg)
+        return max(level, 0)
+
+    def _listed_classes(
+        self, files: FileEntries, folder_of_file: NDArray[Any], flat: list[_ClassFolder], classes: list[str]
+    ) -> tuple[list[str], dict[str, dict[str, str]]]:
+        """Return the class of each file in splits whose folder has a list of names and classes beside the images, and
+        the lists.
+
+        Raises:
+            BrokenDatasetError: a list omits a file, or names a class without a folder.
+        """
+        found: dict[str, dict[str, str]] = {}
+        used = []
+        texts = self.source.ending_in((".txt",)) if flat else ()
+        for folder in flat:
+            names = [files.names[number] for number in np.flatnonzero(folder_of_file == folder.number).tolist()]
+            above = posixpath.dirname(posixpath.dirname(names[0]))
+            for entry in texts:
+                if posixpath.dirname(entry.name) != above:
+                    continue
+                lines = (line.split("\t" if "\t" in line else None) for line in self.source.text(entry).splitlines())
+                stated = {normal(one[0].strip()): one[1].strip() for one in lines if len(one) > 1}
+                if normal(posixpath.basename(names[0])) in stated:
+                    found[folder.split] = _classes_of(entry, names, stated, classes)
+                    used.append(entry.name)
+                    break
+        return used, found
+
+    def _notes(self, outside: int, found: list[_ClassFolder], lists: list[str]) -> list[str]:
+        notes = left_out_notes((outside, self.kind.noun, "in no class folder"))
+        # Omitted files are counted by kind, so that a person sees whether labels were among them.
+        others = self.source.files.not_ending_in(self.kind.extensions)
+        if others:
+            notes.append(f"{left_out(len(others), 'other files')} ({count_kinds(others)}).")
+        by_split = _classes_by_split(found)
+        everything = set().union(*by_split.values())
+        notes += [
+            f"The split '{split}' has no {self.kind.noun} of "
+            f"{format_count(len(everything) - len(own), 'classes')}: {listed(sorted(everything - own))}."
+            for split, own in by_split.items()
+            if own != everything
+        ]
+        return notes + _numbered_note(sorted(everything)) + [f"Classes of '{one}' are read." for one in lists]
+
+
+def _numbered_note(classes: list[str]) -> list[str]:
+    """Return a note if folders have numbers as names that differ from the labels."""
+    # 10 is sorted before 2, and names that count from 1 get labels from 0, so a separate list of names would be
+    # shifted.
+    if not classes or not all(name.isascii() and name.isdecimal() and len(name) < 20 for name in classes):
+        return []
+    odd = next(((name, place) for place, name in enumerate(classes) if int(name) != place), None)
+    if odd is None:
+        return []
+    note = (
+        "The folders have numbers as names, and labels are other numbers: positions in the text order of these names, "
+        f"in which '{odd[0]}' is {odd[1]}. classes[label] is the folder's name."
+    )
+    return [note]
+
+
+def _unwrap(folders: list[_Folder]) -> list[_Folder]:
+    """Remove the folders that all files share, down to the one with the class or split folders."""
+    while True:
+        # Files beside the wrapping folder (a preview, a logo) do not make it a class.
+        nested = [folder for folder in folders if folder.parts and folder.number >= 0]
+        # Nor does a folder of unsorted test images.
+        tops = {folder.parts[0] for folder in nested if folder.has_classes or not is_split(folder.parts[0])}
+        if len(tops) != 1 or not (tops == {one.parts[0] for one in nested} or _holds_splits(folders, *tops)):
+            return folders
+        nested = [folder for folder in nested if folder.parts[0] in tops]
+        top = next(iter(tops))
+        if top.lower() in SPLITS or any(len(one.parts) == 1 for one in nested):
+            return folders
+        # One class with a folder in it, beside classes without files, looks like a wrapper of one class.
+        empty = any(folder.number < 0 and folder.parts[0] != top for folder in folders)
+        if empty and len({folder.parts[1] for folder in nested}) == 1:
+            return folders
+        folders = [
+            # What remains beside a wrapper is not in a class folder.
+            folder._replace(parts=folder.parts[1:] if folder.parts[:1] == (top,) else ())
+            for folder in folders
+            if folder.number >= 0 or folder.parts[:1] == (top,)
+        ]
+
+
+def _holds_splits(folders: list[_Folder], top: str) -> bool:
+    """Tell whether a folder, or the folder that it wraps, holds several split folders."""
+    inside = [folder.parts[1:] for folder in folders if folder.parts[:1] == (top,) and folder.number >= 0]
+    inner = {parts[0] for parts in inside if parts}
+    if len(inner) == 1 and all(len(parts) > 1 for parts in inside):
+        return _holds_splits([_Folder(parts, 0) for parts in inside], *inner)
+    return len(inner) > 1 and all(map(is_split, inner))
+
+
+def _spelled_splits(tops: set[str], deep: set[str]) -> dict[str, str]:
+    """Find splits with other spellings, if the names agree apart from the split: seg_train and seg_test; rps, which is
+    then `train`, and rps-test-set. Empty if they do not."""
+    read = {top: split_name(top) for top in tops}
+    named = {top: name for top, name in read.items() if name.split and top in deep}
+    rests = {name.rest for name in named.values()}
+    if len(rests) != 1:
+        return {}
+    bare = [top for top in deep - named.keys() if read[top].rest == next(iter(rests)) and read[top].rest]
+    splits = {top: name.split for top, name in read.items() if name.split and name.rest in rests}
+    if len(bare) == 1 and "train" not in splits.values():
+        splits[bare[0]] = "train"
+    return splits if len(splits) > 1 else {}
+
+
+def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
+    """Remove a folder that repeats the split, or is merely called images: seg_train/seg_train/forest."""
+    inner = {folder.parts[0] for folder in folders if folder.parts and folder.number >= 0}
+    if len(inner) != 1 or not all(len(folder.parts) > 1 for folder in folders if folder.parts):
+        return folders
+    name = next(iter(inner))
+    if split_name(name) != split_name(split) and not holds_images(name):
+        return folders
+    return _unwrap_split([folder._replace(parts=folder.parts[1:]) for folder in folders], split)
+
+
+def _classes_by_split(found: Iterable[_ClassFolder]) -> dict[str, set[str]]:
+    by_split: dict[str, set[str]] = {}
+    for folder in found:
+        by_split.setdefault(folder.split, set()).add(folder.class_name)
+    return by_split
+
+
+def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_ClassFolder]]:
+    """Return the class folders, and the folders of splits whose only folder is called images or repeats the split's
+    name while other splits have class folders."""
+    by_split = _classes_by_split(found)
+    flat = {
+        split
+        for split, names in by_split.items()
+        if len(names) == 1 and (holds_images(name := next(iter(names))) or split_name(name).split == split)
+    }
+    others = {name for split, names in by_split.items() if split not in flat for name in names}
+    flat = {split for split in flat if others and not by_split[split] & others}
+    return [one for one in found if one.split not in flat], [one for one in found if one.split in flat]
+
+
+def _classes_of(entry: FileEntry, names: list[str], stated: dict[str, str], classes: list[str]) -> dict[str, str]:
+    known = set(classes)
+    found = {name: stated.get(normal(posixpath.basename(name)), "") for name in names}
+    # A list from another dataset, or of words other than the folders' names, would give wrong labels to all.
+    wrong = next((name for name, label in found.items() if label not in known), None)
+    if wrong is not None:
+        what = f"the class '{found[wrong]}', but no folder has that name" if found[wrong] else "no class"
+        msg = f"'{entry.name}' gives {what} to '{wrong}'; expected one of {listed(classes)}. Correct the list."
+        raise BrokenDatasetError(msg)
+    return found
+
+
+def why_not_classes(found: Evidence, *, may_be_one: bool = False) -> str:
+    """Return why folders are probably no classes, and what to write; "" if they may be.
+
+    Args:
+        found: what the folders state.
+        may_be_one: whether a single class is fine, because the samples are added to others.
+    """
+    return _Levels(found.table).why_not(may_be_one=may_be_one)
+
+
+_INNERMOST = "layout=folders(level=-1) or layout=file_names(r'([^/]+)/[^/]+$'), from colabstage.options"
+
+
+class _Levels:
+    """The folders of samples that may be classes: their depth, and what they are called."""
+
+    def __init__(self, table: SampleTable) -> None:
+        self.table = table
+        source = table.inputs.source
+        assert isinstance(source, TreeFiles)
+        self.files, self.tree = source.entries, source.tree
+        self.folders, self.folder_of = self.files.folders
+
+    def why_not(self, *, may_be_one: bool) -> str:
+        below = self._below()
+        return (
+            ("" if may_be_one else self._one_class())
+            or self._roles()
+            or self._parts_below()
+            or self._deeper(below)
+            or self._mates()
+            or self._strange_split()
+        )
+
+    def _only(self, name: str) -> str:
+        """Return the argument that stages a class's folder alone, wherever that is in the source."""
+        paths = (folder.split("/") for folder in self.folders)
+        found = ["/".join(parts[: parts.index(name) + 1]) for parts in paths if name in parts]
+        return only_line(self.tree, min(found, key=len, default=name))
+
+    def _below(self) -> dict[str, set[str]]:
+        """Return for each class the folders in it that contain samples; "" where some are directly in it."""
+        targets, classes = self.table.targets, self.table.classes
+        labels = targets.values if isinstance(targets, Values) else np.zeros(0, np.int64)
+        # As single numbers, because sorting a million pairs takes ten times as long and twice the memory.
+        pairs = np.unique(self.folder_of.astype(np.int64) * len(classes) + labels)
+        folders = [(self.folders[pair // len(classes)], classes[pair % len(classes)]) for pair in pairs.tolist()]
+        # A folder above all of them may have a class's name: cell_images/cell_images.
+        depth = len(shared_folders(f"{folder}/" for folder, _ in folders)) if len(classes) > 1 else 0
+        rests: dict[str, set[tuple[str, ...]]] = {name: set() for name in classes}
+        for folder, name in folders:
+            parts = folder.split("/")
+            rest = parts[parts.index(name, depth) + 1 :] if name in parts[depth:] else []
+            rests[name].add(tuple(part for part in rest if not is_role(part)))
+        self.leaves = {name: inner - {()} for name, inner in rests.items() if () not in inner}
+        while True:
+            # Folders that are below every class say nothing about a class.
+            first = {rest[:1] for inner in rests.values() for rest in inner}
+            if len(first) != 1 or () in first:
+                return {name: {(*rest, "")[0] for rest in inner} for name, inner in rests.items()}
+            rests = {name: {rest[1:] for rest in inner} for name, inner in rests.items()}
+
+    def _deeper(self, below: dict[str, set[str]]) -> str:
+        """Find samples below the folders: variants of one dataset, parts of each sample, or the classes."""
+        common = set.intersection(*below.values())
+        first = next(iter(below))
+        if len(below) > 1 and len(common) > 1 and "" not in common:
+            return (
+                f"each holds the folders {listed(sorted(common))}, which may be the classes as well. Stage one of the "
+                f"outer folders alone, {self._only(first)}, or have the inner ones read as classes: "
+                f"{_INNERMOST}."
+            )
+        again = next((name for name, inner in below.items() if len((inner & below.keys()) - {name}) > 1), None)
+        if again is not None:
+            inner = below[again] & below.keys()
+            return (
+                f"'{again}' holds the folders {listed(sorted(inner))}, which are classes beside it as well. Move it "
+                f"away, or stage it alone: {self._only(again)}."
+            )
+        wide = next((name for name, inner in below.items() if len(inner - {""}) > 1), None)
+        wide = wide or next((name for name, inner in self.leaves.items() if len(inner) > 1), None)
+        if wide is None:
+            return ""
+        flat = [name for name, inner in below.items() if inner == {""}]
+        if not any("" in inner for inner in below.values()):
+            return (
+                f"the {self.table.unit} are deeper: those of '{wide}' in {listed(sorted(below[wide]))}, which may be "
+                f"the classes. Have the inner folders read as classes: {_INNERMOST}."
+            )
+        # A picture of a repository beside the folder with the classes.
+        if flat and len(flat) == len(below) - 1 and "" not in below[wide]:
+            return (
+                f"those of '{wide}' are deeper, in {listed(sorted(below[wide]))}, which may be the classes, and "
+                f"{listed(flat)} {'hold' if len(flat) > 1 else 'holds'} {self.table.unit} directly. Read one of the "
+                f"folders: {self._only(wide)}."
+            )
+        return ""
+
+    def _parts_below(self) -> str:
+        """Find folders of images and of masks below the classes: the masks are not samples."""
+        folders = {name for folder in self.folders for name in folder.split("/")}
+        # train_images and val_images above the classes are splits, despite the word images.
+        above = {name for name in folders if is_split(name)} if self.table.splits is not None else set()
+        found = sorted(folder for folder in folders - above - set(self.table.classes) if is_role(folder))
+        if len(found) < 2:
+            return ""
+        return (
+            f"{listed(found)} hold parts of each sample. Say which are the inputs and the masks: "
+            f"layout=parts(x='{found[0]}', y='{found[-1]}'); or have the class read from the paths of one of them: "
+            f"layout=file_names(r'([^/]+)/{found[0]}/'), both from colabstage.options."
+        )
+
+    def _roles(self) -> str:
+        """Find the folders called after splits, or after what they hold of each sample, unless one stands among real
+        classes."""
+        classes = self.table.classes
+        roles = [name for name in classes if is_role(name)]
+        splits = [name for name in classes if split_name(name).split]
+        rests = [split_name(name) for name in splits]
+        # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing.
+        # training_fake beside training_real are two classes of one split.
+        of_one = len({read.split for read in rests}) == 1 and len({read.rest for read in rests}) == len(rests) > 1
+        of_splits = [
+            name for name, read in zip(splits, rests, strict=True) if not read.rest or (len(splits) > 1 and not of_one)
+        ]
+        # Of folds, or of pictures before and after, each folder is a part; "depth" among other words is a class.
+        parts = [name for name in classes if is_part(name)]
+        if parts and len({*parts, *splits}) == len(classes):
+            of_splits += parts
+        odd = {*roles, *of_splits}
+        if not odd or (len(odd) == 1 and len(classes) > 2):
+            return ""
+        first, *_, last = sorted(classes) if len(classes) > 1 else [*classes, *classes]
+        return (
+            f"{listed(sorted(odd))} are names of parts of a dataset, and nothing says what of each sample they hold. "
+            f"Say it: layout=parts(x='{first}', y='{last}') for images and masks; stage one that has classes: "
+            f"{self._only(first)}; or read the class from the files' names: layout=file_names(PATTERN), from "
+            "colabstage.options."
+        )
+
+    def _mates(self) -> str:
+        """Find folders that hold parts of one sample: the same stems are in each of them."""
+        classes = self.table.classes
+        if not 2 <= len(classes) <= _MOST_PARTS or not may_be_mates(classes, "a"):
+            return ""
+        labels = self.table.targets.values if isinstance(self.table.targets, Values) else np.zeros(0, np.int64)
+        stems: list[set[str]] = []
+        for number, name in enumerate(classes):
+            rows = np.flatnonzero(labels == number)[:_STEMS_COMPARED]
+            own = {bare_stem(self.files.names[row], name) for row in rows.tolist()}
+            stems.append(own - {""})
+        smallest = min(stems, key=len)
+        if not smallest or any(2 * len(smallest & own) < len(smallest) for own in stems):
+            return ""
+        if not may_be_mates(classes, min(smallest)):
+            return ""
+        return (
+            f"the {self.table.unit} in {listed(sorted(classes))} have the same names ('{min(smallest)}', …): they may "
+            f"be parts of each sample, such as an image and its mask. Say which: layout=parts(x='{classes[0]}', "
+            f"y='{classes[-1]}'), from colabstage.options."
+        )
+
+    def _one_class(self) -> str:
+        if len(self.table.classes) > 1:
+            return ""
+        return (
+            "that is one class, and there is nothing to learn from one. Expected a folder for each class, a table of "
+            "labels beside the images, or their class in the files' names: layout=file_names(PATTERN)."
+        )
+
+    def _strange_split(self) -> str:
+        """Find a split that has no class in common with `train`."""
+        if self.table.splits is None or not isinstance(self.table.targets, Values):
+            return ""
+        classes: dict[str, set[str]] = {}
+        for split, label in set(zip(self.table.splits, self.table.targets.values.tolist(), strict=True)):
+            classes.setdefault(split, set()).add(self.table.classes[label])
+        # Tested classes must be trained, so without a common class the folders are something else.
+        known = classes.get("train")
+        for split, names in classes.items():
+            if known and not names & known:
+                return (
+                    f"the split '{split}' ({listed(sorted(names))}) has no class in common with 'train' "
+                    f"({listed(sorted(known))}). Name its folders as those of 'train', or move it away."
+                )
+        return ""
+
+
+# More folders are classes.
+_MOST_PARTS = 16
+_STEMS_COMPARED = 64
+
+
+def bare_stem(name: str, folder: str) -> str:
+    """Return a file's stem without the words of its folder and without leading zeros, as parts of a sample share it:
+    red_patch_1 in train_red, top_2_1_label in labels."""
+    found = [word.lower() for word in re.findall(r"[A-Za-z]+", folder)]
+    words = {*found, *(word.rstrip("s") for word in found), *_PART_ENDS}
+    parts = [part for part in re.split(r"[ ._-]+", stem_of(name).lower()) if part and part not in words]
+    return "_".join(part.lstrip("0") or "0" if part.isdecimal() else part for part in parts)
+
+
+_PART_ENDS = frozenset({"mask", "label", "labels", "gt", "seg", "hair", "skin", "l", "rgb", "img", "image"})
+
+
+# Number of duplicated images that are read to make sure that they are the same.
+_COMPARED = 8
+
+
+def second_copy(source: Source) -> frozenset[str]:
+    """Return the images in a folder with a second copy of every image of the tree."""
+    # Archives on Kaggle have such folders: cell_images/cell_images beside the folders of cell_images. Otherwise the
+    # same images would be in two splits. Compared are names, sizes, and the content of a few.
+    files = source.ending_in(IMAGES)
+    folders, of_files = files.folders
+    if len(folders) < 2:
+        return frozenset()
+    top = "".join(f"{folder}/" for folder in shared_folders(f"{folder}/" for folder in folders))
+    depths = [folder.count("/") + bool(folder) for folder in folders]
+    deepest = folders[int(np.argmax(depths))]
+    first = int(np.argmax(of_files == folders.index(deepest)))
+    parts = files.names[first].removeprefix(top).split("/")
+    # The original of the deepest image has the same path without the copy's folders.
+    originals = {f"{top}{'/'.join(parts[start:])}": start for start in range(1, len(parts) - 1)}
+    there = {folder.removesuffix("/") for folder in folders}
+    originals = {name: start for name, start in originals.items() if posixpath.dirname(name) in there}
+    if not originals:
+        return frozenset()
+    starts = [originals[name] for name in files.names if name in originals]
+    if not starts:
+        return frozenset()
+    folder = f"{top}{'/'.join(parts[: min(starts)])}/"
+    numbers = {name: number for number, name in enumerate(files.names)}
+    sizes = files.sizes
+    pairs = [
+        (number, original)
+        for name, number in numbers.items()
+        if name.startswith(folder)
+        and (original := numbers.get(top + name.removeprefix(folder))) is not None
+        and sizes[original] == sizes[number]
+    ]
+    if 2 * len(pairs) != len(files):
+        return frozenset()
+    step = 1 + len(pairs) // _COMPARED
+    ones, others = (
+        [*source.parse(files.take(np.array(side)), lambda _, data: data).values()]
+        for side in zip(*sorted(pairs)[::step], strict=True)
+    )
+    return frozenset(files.names[number] for number, _ in pairs) if ones == others else frozenset()

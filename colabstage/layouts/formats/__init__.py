@@ -1,0 +1,1 @@
+"""Formats: each parses what is in files, and imports no other format."""

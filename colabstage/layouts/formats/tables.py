@@ -1,0 +1,137 @@
+"""Table files: CSV and its relatives, lines of JSON, and parquet if pyarrow is installed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import CorruptArchiveError, MissingDependencyError
+from colabstage.layouts.columns import Column, show
+from colabstage.layouts.reading import decode_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_DELIMITERS = (",", ";", "\t", "|")
+_STATED_DELIMITER = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Table:
+    """The contents of a table file: N rows, the first of which may be a header."""
+
+    name: str
+    columns: list[Column] = field(default_factory=list)
+    """By place; called after the cell in the first row, which is not among the cells."""
+    count: int = 0
+    """Number of rows, without the first."""
+    fault: str = ""
+    """Why it cannot be used; "" if it can."""
+
+    @property
+    def header(self) -> list[str]:
+        """Return the first row."""
+        return [column.name for column in self.columns]
+
+    def without_header(self) -> Table:
+        """Return the same with the first row among the others, and made-up names."""
+        columns = [
+            Column(f"column{place + 1}", [column.name, *column.cells]) for place, column in enumerate(self.columns)
+        ]
+        return Table(self.name, columns, self.count + 1, self.fault)
+
+
+def parse_table(name: str, content: bytes) -> Table:
+    """Read as many of a table's rows as possible: whether a fault matters is known only once the table's role is.
+
+    Raises:
+        MissingDependencyError: it is parquet and pyarrow is not there.
+        CorruptArchiveError: it is damaged parquet.
+    """
+    if name.lower().endswith(".parquet"):
+        return _parse_parquet(name, content)
+    text = decode_text(content)
+    if name.lower().endswith(".jsonl"):
+        return _parse_lines(name, text)
+    # A spreadsheet may write, and reads, what is between its cells in a line of its own: sep=;
+    stated = _STATED_DELIMITER.match(text)
+    text = text[stated.end() :] if stated else text
+    # The header decides, because text cells may contain any delimiter.
+    first = text.split("\n", 1)[0]
+    is_tabbed = name.lower().endswith(".tsv") and "\t" in first
+    delimiter = stated[1] if stated else "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
+    rows: list[list[str]] = []
+    fault = ""
+    try:
+        rows.extend(row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if any(row))
+    except csv.Error as error:
+        fault = f"'{name}' cannot be read as a table after row {len(rows)}: {error}."
+    width = len(rows[0]) if rows else 0
+    # A row that is too long or too short shifts its cells into other columns.
+    odd = next((number for number, row in enumerate(rows) if len(row) != width), None)
+    if odd is not None and not fault:
+        fault = (
+            f"'{name}' has {len(rows[odd])} cells in row {odd + 1} and {width} in the first; expected as many. "
+            'Cells that hold the delimiter need "quotes".'
+        )
+    turned = zip(*rows, strict=True) if odd is None else itertools.zip_longest(*rows, fillvalue="")
+    return _make_table(name, itertools.islice(turned, width), fault)
+
+
+def _make_table(name: str, columns: Iterable[Sequence[str]], fault: str = "") -> Table:
+    found = []
+    for cells in columns:
+        # The distinct cells say whether any has blanks around it.
+        padded = any(cell[:1].isspace() or cell[-1:].isspace() for cell in set(cells))
+        first, *rest = [cell.strip() for cell in cells] if padded else cells
+        found.append(Column(first, rest))
+    return Table(name, found, len(found[0].cells) if found else 0, fault)
+
+
+def _parse_parquet(name: str, content: bytes) -> Table:
+    try:
+        from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        msg = f"'{name}' is a parquet table, which needs pyarrow. Install it with: pip install pyarrow"
+        raise MissingDependencyError(msg) from error
+    try:
+        table = parquet.read_table(io.BytesIO(content))
+    # pyarrow reports damaged pages as an OSError.
+    except (ArrowException, OSError) as error:
+        msg = f"'{name}' is truncated, damaged or not a parquet file ({error}). Copy it again, or move it away."
+        raise CorruptArchiveError(msg) from error
+
+    def as_text(cell: Any) -> str:
+        return "" if cell is None else str(cell)
+
+    # Bytes are contents, which say nothing of a file.
+    columns = [
+        [title, *(["<bytes>"] * len(table) if "binary" in str(column.type) else map(as_text, column.to_pylist()))]
+        for title, column in zip(table.column_names, table.columns, strict=True)
+    ]
+    return _make_table(name, columns)
+
+
+def _parse_lines(name: str, text: str) -> Table:
+    """Read one JSON object in each line; values that are neither text nor numbers are written as JSON."""
+    found: list[dict[str, str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(
+                {
+                    str(key): value if isinstance(value, str) else "" if value is None else json.dumps(value)
+                    for key, value in json.loads(line).items()
+                }
+            )
+        except (ValueError, AttributeError, RecursionError):
+            # Other programs write other things in lines; whether that matters is known later.
+            return Table(name, fault=f"'{name}' has no mapping in line {number}: {show(line)!r}.")
+    header = dict.fromkeys(key for cells in found for key in cells)
+    return _make_table(name, ([key, *(cells.get(key, "") for cells in found)] for key in header))

@@ -1,0 +1,257 @@
+"""Pascal VOC's XML: JPEGImages/a.jpg with Annotations/a.xml, and lists of splits in ImageSets/Main."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING, NoReturn
+from xml.etree.ElementTree import TreeBuilder
+from xml.parsers import expat
+
+import numpy as np
+
+from colabstage.errors import LayoutError
+from colabstage.io.units import counted
+from colabstage.layouts.boxes import BoxColumn, LabelledImage, Record, boxes_table, side_of, without_boxes_note
+from colabstage.layouts.columns import show
+from colabstage.layouts.evidence import Evidence, left_out_notes
+from colabstage.layouts.table import BrokenDatasetError
+from colabstage.layouts.words import IMAGES, SPLITS, folder_of, normal, split_of_path, stem_of
+from colabstage.layouts.xml import xml_parser, xml_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from colabstage.layouts.reading import Source
+    from colabstage.trees.listing import FileEntry
+
+_ANNOTATIONS, _LISTS = "Annotations", "ImageSets/Main"
+# The poses in the order of their numbers; the first is for a missing or unknown one.
+POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
+_COLUMNS = (BoxColumn("difficult", np.uint8), BoxColumn("truncated", np.uint8), BoxColumn("pose", np.int64))
+_EDGES = ("xmin", "ymin", "xmax", "ymax")
+_OF_OBJECT = ("name", "difficult", "truncated", "pose", *(f"bndbox/{edge}" for edge in _EDGES))
+# If several lists name an image, the first counts; trainval only matters without lists of its parts.
+_LIST_ORDER = tuple(dict.fromkeys(("train", "val", "test", "trainval", *SPLITS)))
+_MAX_DEPTH = 32
+# Not CVAT's <annotations>, which one of its files may have beside an image of its name.
+_IS_VOC = re.compile(rb"<annotation[\s>]")
+_FLAGS = {"": 0, "unspecified": 0, "unknown": 0, "false": 0, "no": 0, "true": 1, "yes": 1}
+_SNIFFED = 4
+# Folders that only describe their content, in any spelling: images/train/a.jpg belongs to annotations/train/a.xml.
+_ROLES = frozenset(
+    ("annotations", "annotation", "annots", "annot", "xmls", "xml", "labels", "label", "images", "image", "imgs", "img",
+     "jpegimages", "photos", "pictures")
+)  # fmt: skip
+
+
+def voc_state(source: Source) -> Evidence:
+    """Read images with one XML file of Pascal VOC's form each, in `Annotations` or beside it.
+
+    VOC counts pixels from 1 and its last one is part of the box; here boxes are x0 = xmin - 1, y0 = ymin - 1,
+    x1 = xmax, y1 = ymax, so that x1 - x0 is the width. Columns: difficult, truncated (0 or 1), pose (number of
+    `POSES`). Splits come from ImageSets/Main, otherwise from folders; with lists, unlisted images are left out.
+
+    Raises:
+        LayoutError: no image has such a file.
+        BrokenDatasetError: a file is broken; it is named with the line.
+    """
+    annotations = source.ending_in((".xml",))
+    images = source.ending_in(IMAGES if annotations else ())
+    # Masks are in SegmentationClass and SegmentationObject by the same stems.
+    images = images.where(lambda name: not folder_of(name).startswith("Segmentation"))
+    files_of = _AnnotationFiles(annotations)
+    labels = {image.name: label for image in images if (label := files_of.of_image(image.name)) is not None}
+    # Other tools also write XML, so a few files are checked before all are parsed.
+    some = list(labels.values())[:_SNIFFED]
+    if not any(source.parse(some, lambda _, content: _IS_VOC.search(content) is not None).values()):
+        msg = (
+            f"'{source.label}' has no XML file of Pascal VOC's form: neither in a folder such as {_ANNOTATIONS}, by "
+            "the "
+            "name of its image, nor beside it."
+        )
+        raise LayoutError(msg)
+    used, lists = _read_lists(source)
+    if lists:
+        chosen = [image for image in images if _key_of(image.name) in lists]
+    else:
+        # Images without a file count only in folders where others have one.
+        folders = {posixpath.dirname(name) for name in labels}
+        chosen = [image for image in images if posixpath.dirname(image.name) in folders]
+    if not chosen:
+        msg = f"The lists in {_LISTS} of '{source.label}' name none of its images."
+        raise BrokenDatasetError(msg)
+    files = [labels[image.name] for image in chosen if image.name in labels]
+    parsed = source.parse(files, lambda file, content: parse_voc(file.name, content))
+    # The files have only class names; sorted, so that all machines number them alike.
+    classes = sorted({name for each in parsed.values() for name, _ in each.shapes})
+    numbers = {name: number for number, name in enumerate(classes)}
+    nothing = Record("", ())
+    stated = [parsed[labels[image.name].name] if image.name in labels else nothing for image in chosen]
+    samples = [
+        LabelledImage(
+            image,
+            [[*values[:4], numbers[name], *values[4:]] for name, values in one.shapes],
+            lists[_key_of(image.name)] if lists else split_of_path(image.name),
+            one.size,
+        )
+        for image, one in zip(chosen, stated, strict=True)
+    ]
+    notes = without_boxes_note(len(chosen) - len(files), "XML file")
+    # Files that were numbered again keep the old name inside, so their own names count.
+    there = {normal(posixpath.basename(image.name)) for image in chosen}
+    others = [
+        image.name
+        for image, one in zip(chosen, stated, strict=True)
+        if one.image in there and one.image != normal(posixpath.basename(image.name))
+    ]
+    if others:
+        notes.append(
+            f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
+            f"'{others[0]}'): the file of an image is the one of its name."
+        )
+    # With lists, unlisted images were left out on purpose; a note still counts them.
+    unlisted = sum(image.name in labels for image in images) - len(files)
+    notes += left_out_notes((unlisted, "images", f"with boxes that no list in {_LISTS} names"))
+    table = boxes_table(source.tree, samples, classes, _COLUMNS, notes=notes)
+    return Evidence(table, "Pascal VOC's files", frozenset({*(file.name for file in files), *used}))
+
+
+def _key_of(image: str) -> tuple[str, str]:
+    """Return the dataset's folder and the stem of an image in JPEGImages."""
+    folder, base = posixpath.split(normal(image))
+    return posixpath.dirname(folder), posixpath.splitext(base)[0]
+
+
+class _AnnotationFiles:
+    """The XML files of a source, found by their images."""
+
+    def __init__(self, entries: Iterable[FileEntry]) -> None:
+        self._by_path = {posixpath.splitext(normal(entry.name))[0]: entry for entry in entries}
+        # By paths without descriptive folders. Two files with the same such path are ambiguous, so neither counts.
+        self._by_role: dict[tuple[str, ...], FileEntry] = {}
+        shared: set[tuple[str, ...]] = set()
+        for entry in entries:
+            place = _without_roles(entry.name)
+            if self._by_role.setdefault(place, entry) is not entry:
+                shared.add(place)
+        for place in shared:
+            del self._by_role[place]
+
+    def of_image(self, image: str) -> FileEntry | None:
+        """Return the file in `Annotations`, otherwise beside the image, otherwise in folders with the same remaining
+        names."""
+        root, stem = _key_of(image)
+        found = self._by_path.get(posixpath.join(root, _ANNOTATIONS, stem))
+        found = found or self._by_path.get(posixpath.splitext(normal(image))[0])
+        return found or self._by_role.get(_without_roles(image))
+
+
+def _without_roles(name: str) -> tuple[str, ...]:
+    *folders, base = normal(name).split("/")
+    return (*(folder for folder in folders if folder.lower() not in _ROLES), posixpath.splitext(base)[0])
+
+
+def _read_lists(source: Source) -> tuple[list[str], dict[tuple[str, str], str]]:
+    """Return the lists, and the split of every listed image, by the dataset's folder and the image's stem."""
+    texts = source.ending_in((".txt",)).where(
+        lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{_LISTS}") and stem_of(name).lower() in _LIST_ORDER
+    )
+    order = sorted(texts, key=lambda entry: (_LIST_ORDER.index(stem_of(entry.name).lower()), entry.name))
+    found: dict[tuple[str, str], str] = {}
+    for name, text in source.texts(order).items():
+        root = normal(posixpath.dirname(name).removesuffix(_LISTS).rstrip("/"))
+        split = SPLITS.get(stem_of(name).lower(), "train")
+        for listed in (line.split()[0] for line in text.splitlines() if line.strip()):
+            # An image in several lists belongs to the first: trainval repeats train and val.
+            found.setdefault((root, normal(listed)), split)
+    return [entry.name for entry in order], found
+
+
+def parse_voc(name: str, content: bytes) -> Record:
+    """Read one file.
+
+    Raises:
+        BrokenDatasetError: it is broken; the message names the line.
+    """
+    builder = TreeBuilder()
+    found: list[tuple[str, list[float]]] = []
+    depth = 0
+
+    def fail(reason: str, line: int = 0, cause: Exception | None = None) -> NoReturn:
+        msg = f"'{name}', line {line or parser.CurrentLineNumber}: {reason}."
+        raise BrokenDatasetError(msg) from cause
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1 and tag != "annotation":
+            fail(f"it is a file of '{show(tag)}', expected 'annotation'")
+        if depth > _MAX_DEPTH:
+            fail(f"elements are nested {_MAX_DEPTH} deep")
+        builder.start(tag, attributes)
+
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        element = builder.end(tag)
+        # Parts of an object (a person's head) are nested objects, not boxes of the image.
+        if depth != 1 or tag != "object":
+            return
+        stated = {one: text.strip() for one in _OF_OBJECT if (text := element.findtext(one)) is not None}
+        if not stated.get("name"):
+            fail("an object has no name")
+        try:
+            x0, y0, x1, y1 = (float(stated[f"bndbox/{edge}"]) for edge in _EDGES)
+            flags = [_flag(stated.get(flag, "")) for flag in ("difficult", "truncated")]
+        except (KeyError, ValueError) as error:
+            fail(f"an object has no readable bndbox or flags ({show(error)})", cause=error)
+        if not np.isfinite([x0, y0, x1, y1]).all():
+            fail("an edge of an object's bndbox is not a number")
+        pose = stated.get("pose", "").capitalize()
+        # Tools that count from 0 write 0 here, and also mean the first pixel.
+        found.append(
+            (
+                stated["name"],
+                [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, POSES.index(pose) if pose in POSES else 0],
+            )
+        )
+
+    parser = xml_parser(fail)
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler = builder.data
+    try:
+        parser.Parse(xml_text(content), True)
+    except expat.ExpatError as error:
+        fail(f"it is not XML ({expat.ErrorString(error.code)})", error.lineno, error)
+    except BrokenDatasetError:
+        raise
+    # Python's own codecs for encodings that expat asks about.
+    except (ValueError, LookupError) as error:
+        fail(f"it is not text in the encoding that it declares ({show(error)})", 1, error)
+    root = builder.close()
+    texts = [(root.findtext(f"size/{side}") or "").strip() for side in ("height", "width")]
+    if not all(map(_is_number, texts)):
+        fail(f"the image's size is not a number of pixels ({show(' x '.join(texts))})")
+    # Some tools write zeros for a size that they do not know.
+    height, width = map(side_of, texts)
+    image = posixpath.basename((root.findtext("filename") or "").strip().replace("\\", "/"))
+    return Record(normal(image), found, (height, width) if height and width else (0, 0))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text or 0)
+    except ValueError:
+        return False
+    return True
+
+
+def _flag(text: str) -> int:
+    number = _FLAGS.get(text.lower())
+    if number is None:
+        number = int(text[:20])
+    if not 0 <= number <= 255:
+        msg = f"a flag of {show(text)}"
+        raise ValueError(msg)
+    return number

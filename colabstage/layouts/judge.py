@@ -1,0 +1,287 @@
+"""The judge: what must be true of what evidence states, and of the files that are left over."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from colabstage.errors import CorruptArchiveError, DecodeError
+from colabstage.images.decode import probe_image
+from colabstage.io.files import read_with_retry
+from colabstage.io.units import listed
+from colabstage.layouts.boxes import NAME as DETECTION
+from colabstage.layouts.columns import show
+from colabstage.layouts.evidence import Evidence, class_of_samples
+from colabstage.layouts.reading import Source, decode_text
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Boxes, BrokenDatasetError, SampleTable
+from colabstage.layouts.words import (
+    ANNOTATIONS,
+    ARCHIVES,
+    TEXTS,
+    is_note,
+    is_table,
+    normal,
+    split_name,
+    spoken,
+    stem_of,
+)
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.names import extension_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from colabstage.trees.listing import FileEntries
+
+
+def judge(source: Source, found: Evidence) -> SampleTable:
+    """Return the samples, if nothing contradicts what is stated of them.
+
+    Raises:
+        BrokenDatasetError: something does; the message names it, and what to write.
+    """
+    table = found.table
+    _check_spellings(table)
+    _check_splits(table)
+    _check_boxes(table)
+    _check_left_over(source, found)
+    return found.told()
+
+
+def _check_spellings(table: SampleTable) -> None:
+    """Refuse classes that are one word in two spellings, which are one class for people and two for a program."""
+    seen: dict[str, str] = {}
+    for name in table.classes:
+        other = seen.setdefault(spoken(name), name)
+        if other != name:
+            form = " (the same letters in two forms of Unicode)" if normal(other) == normal(name) else ""
+            msg = (
+                f"Two classes of the {table.unit} are called '{show(other)}' and '{show(name)}'{form}, which look like "
+                f'one class spelled in two ways. Spell it in one way; layout="{table.layout}" takes them as two.'
+            )
+            raise BrokenDatasetError(msg)
+
+
+def _check_splits(table: SampleTable) -> None:
+    """Refuse splits that are one part of the dataset under two names: folders, cells of a column, names of files."""
+    # dev beside one of them may be intended, because some corpora have both.
+    several = sorted({"val", "valid", "validation"} & set(table.splits or ()))
+    if len(several) > 1:
+        msg = (
+            f"The {table.unit} are in the splits {listed(several)}, which look like one split with two names. Use one "
+            f'name; layout="{table.layout}" takes them as {len(several)} splits.'
+        )
+        raise BrokenDatasetError(msg)
+    if table.splits is None or table.layout != "table":
+        return
+    split_of: dict[str, str] = {}
+    for key, split in zip(table.keys, table.splits, strict=True):
+        name = key.partition("#")[0]
+        if split_of.setdefault(name, split) != split:
+            msg = (
+                f"'{name}' is in the splits '{split_of[name]}' and '{split}', so it would be trained and tested on. "
+                "Take "
+                f'it out of one; layout="{table.layout}" takes it into both.'
+            )
+            raise BrokenDatasetError(msg)
+
+
+def _check_left_over(source: Source, found: Evidence) -> None:
+    """Refuse what is left over and may hold more samples, or their labels: archives, documents of Google, and where
+    nothing states labels, any file that may.
+
+    Raises:
+        BrokenDatasetError: there is such a file; it is named.
+    """
+    table = found.table
+    left_out = f'or have it left out: layout="{table.layout}".'
+    if table.targets is None and (documents := [note for note in source.tree.notes if "Google" in note]):
+        msg = (
+            f"Nothing states labels of the {table.unit} of '{source.label}', and a document of Google beside them may: "
+            f"{documents[0]} Download it as CSV into the folder, {left_out}"
+        )
+        raise BrokenDatasetError(msg)
+    if not isinstance(table.inputs.source, TreeFiles):
+        # Shards are their own samples; arrays may have labels in another form beside them.
+        others = source.ending_in(ANNOTATIONS).where(lambda name: name not in found.used and not is_note(name))
+        if table.layout == "arrays" and table.targets is None and others:
+            msg = (
+                f"Nothing among the arrays of '{source.label}' is their targets, and '{others.names[0]}' may be, in "
+                "a form "
+                "that is not read beside arrays. Save it as an array too, numpy.save('y.npy', y), in the order of the "
+                f"rows, {left_out}"
+            )
+            raise BrokenDatasetError(msg)
+        return
+    opened = {posixpath.basename(part.label) for part in source.tree.parts()}
+    archives = [
+        name
+        for name in files_called(source, ARCHIVES).names
+        if name not in found.used and posixpath.basename(name) not in opened
+    ]
+    if archives:
+        folder = source.tree.label if isinstance(source.tree, FolderTree) else "FOLDER"
+        msg = (
+            f"'{archives[0]}' beside the {table.unit} of '{source.label}' is an archive, which may hold more of them "
+            "or "
+            f"their labels. Give it in a list of sources, ['{folder}', '{folder}/{archives[0]}'], {left_out}"
+        )
+        raise BrokenDatasetError(msg)
+
+
+# Of so many images with boxes the size is looked at.
+_LOOKED_AT = 8
+
+
+def _check_boxes(table: SampleTable) -> None:
+    """Refuse boxes none of which is in its image: the images were made smaller, or they are those of another dataset.
+
+    Raises:
+        BrokenDatasetError: they are; one is named.
+    """
+    boxes, source = table.targets, table.inputs.source
+    if not isinstance(boxes, Boxes):
+        return
+    if table.layout == DETECTION and len(table) and not len(boxes.boxes):
+        msg = (
+            f"Annotations of the {len(table):,} images are there, and no box in any of them (first '{table.keys[0]}'). "
+            f'Export them with their boxes; layout="{table.layout}" takes the images as without objects.'
+        )
+        raise BrokenDatasetError(msg)
+    if boxes.relative or boxes.sizes is not None or not isinstance(source, TreeFiles):
+        return
+    chosen = np.flatnonzero(np.diff(boxes.offsets))[:_LOOKED_AT]
+    outside = []
+    for number in chosen.tolist():
+        with suppress(DecodeError, CorruptArchiveError):
+            facts = probe_image(read_with_retry(lambda: source.read(number), source.name(number)))  # noqa: B023
+            corners = boxes.boxes[boxes.offsets[number] : boxes.offsets[number + 1], :2]
+            outside.append(bool(((corners[:, 0] >= facts.width) | (corners[:, 1] >= facts.height)).all()))
+    if outside and all(outside):
+        first = int(chosen[0])
+        box = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[first]].tolist())
+        msg = (
+            f"The boxes of '{table.keys[first]}' and of {len(outside) - 1:,} more images that were looked at lie "
+            "outside of "
+            f"them (first {box}): the images were made smaller, or are others. Scale the boxes as the images were; "
+            f'layout="{table.layout}" takes them as they are.'
+        )
+        raise BrokenDatasetError(msg)
+
+
+def files_called(source: Source, ends: tuple[str, ...]) -> FileEntries:
+    """Return the files whose names have one of these endings, in any case; .tar.gz is longer than an extension."""
+    files = source.ending_in(tuple(map(extension_of, ends)))
+    return files.where(lambda name: name.lower().endswith(ends))
+
+
+# Enough to recognise a file's content, and little enough for a slow mount.
+_HEAD_BYTES = 64 * 1024
+_HEADS = 16
+# At least this many samples must be named, because a text may mention one in passing.
+_NAMED = 3
+_AGREEING = 0.9
+_WORD = re.compile(r"[^\s,;|\"'<>\[\]{}()=:]+")
+_CELL = re.compile(r"[^,;\t|\"<>]+")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+# A stem counts as that of a sample, not as a word or a number, if it has letters and digits, or many digits.
+_TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
+
+
+def named_elsewhere(
+    source: Source, found: Evidence, folds: list[str], rows_agree: Callable[[Evidence], bool]
+) -> tuple[str, list[str]]:
+    """Account for the files that are left over: one may state something else of the samples than their folders do.
+
+    Returns why the folders do not count, "" if they do; and lists of splits that agree with them.
+
+    Args:
+        source: the files.
+        found: what folders state.
+        folds: lists of splits that are known and not read.
+        rows_agree: tells whether the tables that lead to the samples agree with them.
+    """
+    used = found.used | found.passed
+    others = source.files.ending_in(ANNOTATIONS).where(lambda name: name not in used)
+    if not others:
+        return "", folds
+    by_stem = {stem_of(name): name for name in others.names}
+    classes = set(found.table.classes)
+    # A file in one class's folder, or a readme, does not list samples of several classes.
+    of_many = others.ending_in(TEXTS).where(lambda name: classes.isdisjoint(name.split("/")[:-1]) and not is_note(name))
+    texts = sorted(of_many, key=lambda entry: (entry.name.count("/"), entry.name))
+    # The beginning is enough; some lists have a million lines.
+    heads = {entry.name: normal(decode_text(source.head(entry, _HEAD_BYTES))) for entry in texts[:_HEADS]}
+    words = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
+    class_of: dict[str, str] = {}
+    own: list[str] = []
+    for name, label in zip(found.table.keys, class_of_samples(found.table), strict=True):
+        base = normal(posixpath.basename(name))
+        stem = posixpath.splitext(base)[0]
+        class_of |= {word: label for word in (base, stem) if word in words}
+        # The same folders of classes with XML in them say the same; what is beside a sample says more of it.
+        beside = stem in by_stem and posixpath.dirname(by_stem[stem]) == posixpath.dirname(name)
+        if beside or (stem in by_stem and label not in by_stem[stem].split("/")):
+            own.append(by_stem[stem])
+    # A few files beside samples are notes; one for most samples is an annotation.
+    if 2 * len(own) > len(found.table):
+        return _says_more(own[0], f"{len(own):,} files such as this"), []
+    enough = min(_NAMED, len(found.table))
+    competes = {name: _competes(head, class_of, enough) for name, head in heads.items()}
+    competing = [name for name, does in competes.items() if does and name not in folds]
+    if competing and not (all(map(is_table, competing)) and rows_agree(found)):
+        return _says_more(competing[0], "this file"), []
+    agreeing = [name for name, does in competes.items() if does is False]
+    return "", sorted({*folds, *(name for name in agreeing if split_name(stem_of(name)).split)})
+
+
+def _says_more(name: str, what: str) -> str:
+    return (
+        f"'{name}' names them too, in a form that is not read here, and may hold their labels: {what} would be left "
+        "out. Write a table with a path and a label in each row beside the images, or give a function as layout=."
+    )
+
+
+def _words(line: str) -> list[str]:
+    """Return the parts of a line that may be a name or label: between spaces and quotes, and between delimiters."""
+    return [*_WORD.findall(line), *(cell.strip() for cell in _CELL.findall(line))]
+
+
+def _parts(words: list[str]) -> set[str]:
+    """Return the folders and base names in some words."""
+    return {part for word in words for part in word.replace("\\", "/").split("/")}
+
+
+def _competes(text: str, class_of: dict[str, str], enough: int) -> bool | None:
+    """Tell whether a text contradicts the classes of samples; `None` if it names too few of them.
+
+    Args:
+        text: the beginning of a file.
+        class_of: the class of samples by bare name, with and without the extension.
+        enough: how many it must name.
+    """
+    named: set[str] = set()
+    in_path, in_words, numbers = 0, 0, 0
+    stated: set[tuple[str, str]] = set()
+    for line in text.splitlines():
+        words = _words(line)
+        parts = _parts(words)
+        for part in parts & class_of.keys():
+            if posixpath.splitext(part)[1] or _TELLING.fullmatch(part):
+                named.add(part)
+                in_words += class_of[part] in words
+                in_path += class_of[part] in parts
+                stated.add((class_of[part], " ".join(word for word in line.split() if part not in _parts([word]))))
+        numbers += sum(_NUMBER.fullmatch(word) is not None for word in words) >= 4
+    if len(named) < enough:
+        return None
+    # A name and one word, the same for all of a class and for no other, is the class by another name.
+    if len(stated) > 1 and len({label for label, _ in stated}) == len({word for _, word in stated}) == len(stated):
+        return False
+    # A line of names, classes and no more agrees; boxes below a path with the class in it are something else.
+    return in_path < _AGREEING * len(named) or (numbers > 0 and in_words < _AGREEING * len(named))

@@ -1,0 +1,136 @@
+"""Find files by the names that people write for them: in tables, lists and annotations."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING
+
+from colabstage.layouts.words import is_split, normal, same_split, split_name, split_of_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class Lookup:
+    """One index of names, for all that names them.
+
+    A name is found, in this order: by the path as it is, from the folder of what names it or from the top; the same
+    without leading folders, as an absolute path of another machine needs; the end of a path. Each with the extension,
+    then without. A folder that is written and is there is where the file has to be, and a file of one split is never
+    found for another: what is missing stays missing.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = [normal(name) for name in names]
+        self._whole: dict[str, int] = {}
+        self._by_base: dict[str, list[int]] = {}
+        self._by_stem: dict[str, list[int]] = {}
+        for number, name in enumerate(self.names):
+            base = name.rpartition("/")[2]
+            self._whole[name] = number
+            self._by_base.setdefault(base, []).append(number)
+            # As `posixpath.splitext`, in a tenth of its time: there may be a million names.
+            dot = base.rfind(".")
+            self._by_stem.setdefault(base[:dot] if dot > 0 else base, []).append(number)
+        folders = {name.rpartition("/")[0] for name in self.names}
+        self._folders = {part for folder in folders for part in folder.split("/") if part}
+        self.has_splits = any(map(is_split, self._folders))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def may_find(self, written: str) -> bool:
+        """Tell whether there is a file of this bare name, somewhere: a quick look before `search`."""
+        base = normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
+        return base in self._by_base or base in self._by_stem
+
+    def is_base(self, written: str) -> bool:
+        """Tell whether a file has this bare name, extension included."""
+        return normal(written).replace("\\", "/").rpartition("/")[2] in self._by_base
+
+    def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, Sequence[int]], int]:
+        """Return the numbers of the files that each of many names may mean, if any; and how many of the names have the
+        file's extension. As `search`, without a call for each of a million bare names."""
+        found: dict[str, Sequence[int]] = {}
+        whole = 0
+        by_base, by_stem = self._by_base, self._by_stem
+        for name in written:
+            numbers = by_base.get(name)
+            if numbers is not None and len(numbers) == 1:
+                found[name], whole = numbers, whole + 1
+            elif (numbers := by_stem.get(name)) is not None and len(numbers) == 1 and name not in by_base:
+                found[name] = numbers
+            elif name and self.may_find(name) and (several := self.search(name, folder)):
+                found[name], whole = several, whole + self.is_base(name)
+        return found, whole
+
+    def find(self, written: str, folder: str = "", *, split: str = "") -> int | None:
+        """Return the number of the one file that is meant, or `None`."""
+        found = self.search(written, folder, split=split)
+        return found[0] if len(found) == 1 else None
+
+    def search(self, written: str, folder: str = "", *, split: str = "") -> Sequence[int]:
+        """Return the numbers of the files that may be meant: none, one, or several that cannot be distinguished.
+
+        Args:
+            written: the name.
+            folder: that of the file which names it.
+            split: its split, if known.
+        """
+        written = normal(written)
+        if "/" not in written and "\\" not in written and not split:
+            # The common case in nearly all tables: a base name of exactly one file.
+            numbers = self._by_base.get(written) or self._by_stem.get(written)
+            if numbers is not None and len(numbers) == 1:
+                return numbers
+        folder = normal(folder)
+        parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".")]
+        if ".." in parts:
+            parts = posixpath.normpath(posixpath.join(folder, *parts)).split("/")
+        if not parts:
+            return []
+        path = "/".join(parts)
+        for whole in (posixpath.join(folder, path), path):
+            if whole in self._whole:
+                return [self._whole[whole]]
+        # A written folder is stronger evidence than the row's split.
+        split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split(part)), split)
+        for known in (self._by_base, self._by_stem):
+            found = self._nearest(parts, folder, known.get(parts[-1], ()), split)
+            if found:
+                return found
+        return []
+
+    def _nearest(self, parts: list[str], folder: str, numbers: Sequence[int], split: str) -> Sequence[int]:
+        """Return the files with the right base name whose folders agree best with the written path."""
+        paths = {number: self.names[number].split("/")[:-1] for number in numbers}
+        if not paths:
+            return []
+        own = [part for part in folder.split("/") if part]
+        # No end of the path that is longer than the folders of a file agrees with them, and a label may be a path of
+        # millions of parts.
+        first = max(0, len(parts) - 1 - max(map(len, paths.values())))
+        dropped = self._folders.intersection(parts[:first])
+        for start in range(first, len(parts)):
+            wanted = parts[start:-1]
+            dropped |= self._folders.intersection(parts[max(first, start - 1) : start])
+            ends = [
+                number
+                for number, folders in paths.items()
+                if folders[len(folders) - len(wanted) :] == wanted
+                and dropped.issubset(folders)
+                and self._is_of(number, split)
+            ]
+            for place in ([*own, *wanted], wanted):
+                if exact := [number for number in ends if paths[number] == place]:
+                    return exact
+            if ends:
+                # One of several is meant if it alone is beside the naming file, or in the folder of its split.
+                beside = [number for number in ends if folder and self.names[number].startswith(f"{folder}/")]
+                of_split = [number for number in ends if split and split_of_path(self.names[number])]
+                return next((found for found in (ends, beside, of_split) if len(found) == 1), ends)
+        return []
+
+    def _is_of(self, number: int, split: str) -> bool:
+        other = split_of_path(self.names[number]) if split else ""
+        return not other or same_split(other, split)

@@ -1,0 +1,247 @@
+"""Layouts with options: used like any other, in other processes too, and the same options find the same pack."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING
+
+from colabstage.errors import OptionError
+from colabstage.layouts.clips import ClipOptions
+from colabstage.layouts.detect import Case, LayoutFunction
+from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, gather, required
+from colabstage.layouts.folders import folders_state
+from colabstage.layouts.formats.arrays import arrays_state
+from colabstage.layouts.formats.published import published_arrays
+from colabstage.layouts.formats.tokens import TokenOptions, tokens_state
+from colabstage.layouts.formats.webdataset import webdataset_state
+from colabstage.layouts.names import names_state
+from colabstage.layouts.reading import Source
+from colabstage.layouts.rows import TABLE, TableSearch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from colabstage.layouts.clips import SoundDtype
+    from colabstage.layouts.formats.tokens import TokenDtype
+    from colabstage.layouts.table import SampleTable
+    from colabstage.trees.listing import Tree
+
+__all__ = [
+    "LayoutFunction",
+    "array_rows",
+    "audio_clips",
+    "file_names",
+    "folders",
+    "image_masks",
+    "parts",
+    "table_rows",
+    "token_blocks",
+]
+
+
+def audio_clips(
+    *,
+    seconds: float | None = None,
+    length: int | None = None,
+    rate: int | None = None,
+    dtype: SoundDtype = "float32",
+    mono: bool = False,
+    labels: Sequence[str] | None = None,
+) -> LayoutFunction:
+    """Read audio clips, in class folders, named by a table or in WebDataset tars, as rows of one length.
+
+    >>> layout = audio_clips(seconds=1.0, rate=16_000, mono=True)
+
+    Args:
+        seconds, length: how long each row is, in seconds (then `rate` says how many samples those are) or in samples;
+            longer clips are cut, shorter ones filled with zeros, both at the end. With neither, all must have one.
+        rate: samples in a second that each clip must have; `None` takes that of the first. Nothing is resampled.
+        dtype: "float32" from -1 to 1, or "int16".
+        mono: the mean of the channels, rows `(length,)`; else clips of several channels are `(length, channels)`.
+        labels: the columns of a table that hold the labels; found by name and content where `None`.
+
+    Raises:
+        OptionError: an option that cannot work.
+    """
+    if seconds is not None:
+        if length is not None or rate is None:
+            msg = f"seconds={seconds:g} needs rate=, the samples in a second; or give length= alone, in samples."
+            raise OptionError(msg)
+        # Seconds times rate may fall just short of an integer: 0.29 times 100 is 28.999999999999996.
+        length = round(seconds * rate)
+    options = ClipOptions(length=length, dtype=dtype, mono=mono, rate=rate)
+    return functools.partial(_read_clips, options=options, labels=_names(labels))
+
+
+def _read_clips(tree: Tree, *, options: ClipOptions, labels: tuple[str, ...] | None) -> SampleTable:
+    """Make a table of clips in class folders or named by a table, or otherwise in WebDataset tars."""
+    case = Case(Source(tree))
+    found = gather(lambda: case.state_audio(options, labels))
+    if not isinstance(found, Evidence) and not found.claims:
+        tars = gather(lambda: webdataset_state(case.source, sound=options))
+        found = tars if isinstance(tars, Evidence) or tars.claims else found
+    return required(found).table
+
+
+def token_blocks(
+    length: int = 1024,
+    *,
+    dtype: TokenDtype = "uint16",
+    next_tokens: bool = True,
+    tokenizer: Callable[[str], Sequence[int]] | None = None,
+    separator: int | None = None,
+    field: str = "text",
+) -> LayoutFunction:
+    """Read tokens or text as rows with a fixed number of tokens.
+
+    >>> layout = token_blocks(256, dtype="uint32")
+
+    Args:
+        length: tokens of each row.
+        dtype: "uint16" or "uint32", of tokens in .bin files and in the rows.
+        next_tokens: whether the target of each row is the same tokens shifted by one, which doubles the file; otherwise
+            there are no targets.
+        tokenizer: converts a text to numbers; without one, tokens are the bytes of UTF-8.
+        separator: the token between documents (files, or lines of a .jsonl); none by default.
+        field: where a line of a .jsonl has its text.
+
+    Raises:
+        OptionError: an option that cannot work.
+    """
+    return functools.partial(
+        _read_tokens, options=TokenOptions(length, next_tokens, dtype, tokenizer, separator, field)
+    )
+
+
+def _read_tokens(tree: Tree, *, options: TokenOptions) -> SampleTable:
+    return required(tokens_state(Source(tree), options=options)).table
+
+
+def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
+    """Read rows of arrays in .npy, .npz and HDF5 files.
+
+    >>> layout = array_rows(x="spectra", y="concentration")
+
+    Args:
+        x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised. x
+            alone may also be a common part of the names of the arrays to use, such as "emnist-digits".
+    """
+    return functools.partial(_read_arrays, x=x, y=y)
+
+
+def _read_arrays(tree: Tree, *, x: str | None, y: str | None) -> SampleTable:
+    source = Source(tree)
+    return required(arrays_state(source, published_arrays(source), x=x, y=y)).table
+
+
+def table_rows(
+    labels: Sequence[str] | None = None, *, table: str | None = None, separator: str | None = None
+) -> LayoutFunction:
+    """Read images that a table (.csv, .tsv, .parquet) names.
+
+    >>> layout = table_rows(labels=["age", "height"], table="people.csv")
+
+    Args:
+        labels: the columns that hold the labels; found by name and content where `None`.
+        table: which of several tables to use, by its path in the source or its base name.
+        separator: what stands between several labels in one cell (" ", ","); "" where each cell is one label, whatever
+            is in it; "|" and ";" are found where `None`.
+    """
+    return functools.partial(_read_rows, labels=_names(labels), table=table, separator=separator)
+
+
+def _read_rows(tree: Tree, *, labels: tuple[str, ...] | None, table: str | None, separator: str | None) -> SampleTable:
+    case = Case(Source(tree))
+    search = TableSearch(case.source, TABLE, case.images, case.lookup, labels=labels, table=table, separator=separator)
+    return required(search.state()).table
+
+
+def file_names(pattern: str | None = None) -> LayoutFunction:
+    """Read images whose names contain their class.
+
+    >>> layout = file_names(r"([A-Za-z_]+)_\\d+\\.jpg$")  # Abyssinian_12.jpg
+
+    Args:
+        pattern: a regular expression that is searched in each image's path; its first group, or else the whole match,
+            is the class. Names such as cat.0.jpg need no pattern.
+
+    Raises:
+        OptionError: `pattern` is no regular expression.
+    """
+    try:
+        # Compiled here, so that a mistake is reported where it was made, not in a worker.
+        re.compile(pattern or "")
+    except re.error as error:
+        msg = f"pattern={pattern!r} is not a regular expression: {error}."
+        raise OptionError(msg) from error
+    return functools.partial(_read_names, pattern=pattern)
+
+
+def _read_names(tree: Tree, *, pattern: str | None) -> SampleTable:
+    return names_state(Source(tree), pattern=pattern).table
+
+
+def folders(level: int = 1) -> LayoutFunction:
+    """Read images in folders of classes, if it is not the outermost folder that is the class.
+
+    >>> layout = folders(level=-1)  # patients/1/benign/a.png: the innermost
+
+    Args:
+        level: which folder is the class, counted from 1 below the folders that all images share, and below those of
+            splits; negative from the innermost, which is -1.
+
+    Raises:
+        OptionError: `level` is 0.
+    """
+    if level == 0:
+        msg = (
+            f"level={level!r}; expected 1 for the outermost folder that differs, 2 for the next, or -1 for the "
+            "innermost."
+        )
+        raise OptionError(msg)
+    return functools.partial(_read_folders, level=level)
+
+
+def _read_folders(tree: Tree, *, level: int) -> SampleTable:
+    return folders_state(Source(tree), IMAGE_FOLDER, level=level).table
+
+
+def image_masks(masks: str) -> LayoutFunction:
+    """Read images with one mask each, if there are several kinds of masks, or they are called otherwise than masks are.
+
+    >>> layout = image_masks("instances")  # Mapillary: images/a.jpg, instances/a.png, labels/a.png
+
+    Args:
+        masks: the folder of the masks to use, or the end of their names, such as "_labelIds".
+    """
+    return functools.partial(_read_parts, x=None, y=masks)
+
+
+def parts(x: str, y: str) -> LayoutFunction:
+    """Read images with one mask each from two folders of parts of the samples, which have the same names in both.
+
+    >>> layout = parts(x="A", y="label")  # train/A/1.png, train/B/1.png, train/label/1.png
+
+    Args:
+        x: the folder of the images, or the end of their names.
+        y: the folder of the masks, or the end of their names.
+
+    Raises:
+        OptionError: they are the same.
+    """
+    if x == y:
+        msg = f"x={x!r} and y={y!r} are the same; expected the folder of the images, and that of their masks."
+        raise OptionError(msg)
+    return functools.partial(_read_parts, x=x, y=y)
+
+
+def _read_parts(tree: Tree, *, x: str | None, y: str) -> SampleTable:
+    return required(Case(Source(tree)).state_masks(x, y)).table
+
+
+def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
+    if isinstance(labels, str):
+        msg = f"labels={labels!r} is a word; expected a list of columns, [{labels!r}]."
+        raise OptionError(msg)
+    return None if labels is None else tuple(labels)

@@ -1,0 +1,278 @@
+"""The vocabulary of datasets: extensions, words for splits, parts, labels and paths; and names in one normal form."""
+
+from __future__ import annotations
+
+import functools
+import posixpath
+import re
+import unicodedata
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# First those of torchvision.datasets.folder.IMG_EXTENSIONS, then others that Pillow reads, which torchvision silently
+# skips.
+IMAGES = (
+    ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
+    ".gif", ".jfif", ".jpe", ".avif", ".heic", ".heif", ".jp2",
+)  # fmt: skip
+SOUNDS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
+# Hugging Face's ImageFolder uses metadata.jsonl.
+TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
+# Files about samples that can be searched for their names.
+TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
+ANNOTATIONS = (*TEXTS, ".parquet", ".mat", ".xlsx", ".pkl")
+ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+# Files that hold no labels, whatever they are called.
+HARMLESS = frozenset({*IMAGES, "", ".md", ".rst", ".py", ".ipynb", ".m", ".html", ".pdf", ".docx", ".db", ".ini"})
+_NOTES = ("readme", "license", "licence", "requirements", "changelog", "attribution")
+
+# Names that people give splits, and the stored name of each; in the order of a table.
+SPLITS = {
+    "train": "train", "training": "train", "val": "val", "valid": "valid", "validation": "validation", "dev": "dev",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLITS.values()))}
+# A folder may be called val and the list beside it validation; none of these means test.
+HELD_OUT = frozenset({"val", "valid", "validation", "dev"})
+# Words that people combine with the split: training_set, seg_train, train_images, test1.
+_BESIDE_SPLITS = frozenset({"set", "seg", "image", "images", "img", "imgs", "data", "dataset", "folder", "photos"})
+# Names of folders that hold a part of every sample, not a class.
+_OF_IMAGES = frozenset({"image", "images", "img", "imgs", "photos", "pictures"})
+_ROLES = _OF_IMAGES | {
+    "mask", "masks", "label", "labels", "annotation", "annotations", "annot", "annots", "gt", "ground", "truth",
+    "groundtruth", "segmentation", "segmentations", "trimaps", "xml", "xmls", "txt", "bbox", "bboxes", "boxes",
+    "panoptic", "instances", "targets", "jpeg", "png", "jpg", "leftimg8bit", "gtfine",
+}  # fmt: skip
+_ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Truth|Segmentation_?(Class|Object)")
+# Parts of a dataset with names that may also be classes, beside others.
+_PARTS = frozenset({"fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target"})
+# What else parts of one sample are called. It counts only where each of the folders has the same stems.
+_MATES = _ROLES | _PARTS | {
+    "anno", "mask", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain",
+    "rainy", "before", "after", "red", "green", "blue", "nir", "swir", "ir", "thermal", "vis", "visible", "infrared",
+    "color", "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source", "src", "left", "right",
+    "t1", "t2", "im1", "im2", "ortho", "dsm", "all", "original", "normal", "normals", "output", "vessel", "vessels",
+}  # fmt: skip
+_STRONG = _ROLES | {"anno", "seg", "rgb"}
+# with_mask beside without_mask are classes.
+_NEGATIONS = frozenset({"with", "without", "no", "non", "not", "un"})
+# Thumbnails, bins and settings of file managers and network drives; and Speech Commands' background noise.
+_FOREIGN = frozenset(
+    {"_background_noise_", "@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found", "__macosx"}
+)
+# trainImages, train_images and TRAIN-images mean the same.
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_WORDS_AND_NUMBERS = re.compile(rf"{_WORDS.pattern}|\d+")
+# What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
+_COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
+
+
+def normal(name: str) -> str:
+    """Return a name in the form in which names are compared: macOS decomposes letters, other systems do not."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def stem_of(name: str) -> str:
+    """Return the bare name of a file without its extension."""
+    return posixpath.splitext(posixpath.basename(name))[0]
+
+
+def folder_of(name: str) -> str:
+    """Return the bare name of the folder that a file is in; "" of one that is in none."""
+    return posixpath.basename(posixpath.dirname(name))
+
+
+def is_image(name: str) -> bool:
+    """Tell whether a file of this name is an image."""
+    return name.lower().endswith(IMAGES)
+
+
+def is_table(name: str) -> bool:
+    """Tell whether a file of this name is a table."""
+    return name.lower().endswith(TABLES)
+
+
+def is_note(name: str) -> bool:
+    """Tell whether a file's name says that it is not about single samples: a readme, a licence."""
+    return posixpath.basename(name).lower().startswith(_NOTES)
+
+
+def is_submission(name: str) -> bool:
+    """Tell whether a table is a competition's sample submission, whose labels are placeholders."""
+    return "submission" in posixpath.basename(name).lower()
+
+
+class SplitName(NamedTuple):
+    """The split in a folder's or table's name."""
+
+    split: str
+    """The stored name of the split; "" for none."""
+    rest: tuple[str, ...]
+    """The remaining words, which distinguish datasets."""
+
+
+@functools.lru_cache(maxsize=4096)
+def words_of(name: str) -> tuple[str, ...]:
+    """Return the words and numbers of a name, in lower case.
+
+    >>> words_of("ISIC2018_TrainingGroundTruth")
+    ('isic', '2018', 'training', 'ground', 'truth')
+    """
+    return tuple(word.lower() for word in _WORDS_AND_NUMBERS.findall(name))
+
+
+@functools.lru_cache(maxsize=4096)
+def split_name(name: str) -> SplitName:
+    """Read the split in a name, in any spelling.
+
+    >>> split_name("rps-test-set"), split_name("train2017")
+    (SplitName(split='test', rest=('rps',)), SplitName(split='train', rest=()))
+    """
+    words = [word.lower() for word in _WORDS.findall(name)]
+    # Two splits in one name (train_test_split) do not say what it contains.
+    splits = {SPLITS[word] for word in words if word in SPLITS}
+    rest = tuple(word for word in words if word not in SPLITS and word not in _BESIDE_SPLITS)
+    return SplitName(splits.pop() if len(splits) == 1 else "", rest)
+
+
+def is_split(name: str) -> bool:
+    """Tell whether a folder's name is only a split: train, Training_set, val2017, test_images."""
+    found = split_name(name)
+    return bool(found.split) and not found.rest
+
+
+def split_of_path(name: str) -> str:
+    """Return the split in the names of a file's folders, the outermost first; "" for none."""
+    return next((split_name(folder).split for folder in name.split("/")[:-1] if is_split(folder)), "")
+
+
+def split_of_word(word: str) -> str | None:
+    """Return the split that one word names, ignoring years and numbers: train2017, Validation."""
+    return SPLITS.get(word.lower().rstrip("0123456789").rstrip("-_"))
+
+
+def same_split(one: str, other: str) -> bool:
+    """Tell whether two names of splits mean the same part of a dataset: val, valid, validation and dev do."""
+    return one == other or {one, other} <= HELD_OUT
+
+
+@functools.lru_cache(maxsize=4096)
+def is_role(name: str) -> bool:
+    """Tell whether a folder's name is a part of every sample: images, masks, labels, train_annotations."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    return (
+        name.lower() in _ROLES
+        or _ROLE_ENDS.search(name) is not None
+        or (not _ROLES.isdisjoint(words) and all(word in _ROLES or word in SPLITS for word in words))
+    )
+
+
+def is_part(name: str) -> bool:
+    """Tell whether a folder's name is a part of a dataset or of each sample: fold1, query, LR, depth."""
+    words = {word.lower() for word in _WORDS.findall(name)}
+    return bool(words) and words <= _PARTS
+
+
+def may_be_mates(names: Iterable[str], stem: str) -> bool:
+    """Tell whether folders with the same stems, such as `stem`, may hold parts of each sample by their names: all have
+    words for parts; or one has, and the stems are no plain numbers, which folders of classes share as well."""
+    words = [set(words_of(name)) for name in names]
+    if any(not one.isdisjoint(_NEGATIONS) for one in words):
+        return False
+    telling = re.search(r"[a-z]", stem) is not None and any(not one.isdisjoint(_STRONG) for one in words)
+    return telling or all(not one.isdisjoint(_MATES) for one in words)
+
+
+@functools.lru_cache(maxsize=4096)
+def holds_images(name: str) -> bool:
+    """Tell whether a folder's name only says that it holds images: images, JPEGImages, train_imgs."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    return is_role(name) and bool(words) and words[-1] in _OF_IMAGES
+
+
+@functools.lru_cache(maxsize=4096)
+def is_foreign(name: str) -> bool:
+    """Tell whether a folder is hidden, or left by a file manager or network drive, so not part of a dataset."""
+    return name.startswith(".") or name.lower() in _FOREIGN
+
+
+def spoken(name: str) -> str:
+    """Return a class's name as people read it, so that two spellings of one are equal."""
+    text = " ".join(normal(name).replace("_", " ").split())
+    text = _COPY.sub("", text).strip() or text
+    # Single letters are kept: "a" and "A" are two classes.
+    if len(text) == 1:
+        return text
+    return str(int(text)) if text.isascii() and text.isdecimal() and len(text) < 100 else text.casefold()
+
+
+def shared_folders(names: Iterable[str]) -> list[str]:
+    """Return the folders common to all paths, the outermost first."""
+    shared: list[str] | None = None
+    for folder in {name.rpartition("/")[0] for name in names}:
+        parts = folder.split("/") if folder else []
+        same = parts if shared is None else shared
+        # The paths of a list agree up to the first folder in which two differ.
+        shared = [one for place, one in enumerate(same) if same[: place + 1] == parts[: place + 1]]
+    return shared or []
+
+
+# --- columns of tables and fields of records --------------------------------------------------------------------------
+
+# Of two with the same content, the first here counts.
+LABELS = (
+    "label", "labels", "class", "class_name", "classname", "class_label", "label_name", "category", "target", "targets",
+    "tags", "diagnosis", "dx", "finding_labels", "species", "breed", "class_id", "classid", "label_id", "category_id",
+)  # fmt: skip
+SETS_OF_LABELS = ("labels", "tags", "targets", "finding_labels")
+LABEL_WORDS = frozenset({"label", "labels", "class", "classid", "classname", "category", "target", "species", "breed"})
+PATHS = (
+    "path", "image_path", "img_path", "file_path", "filepath", "file", "file_name", "filename", "image", "img",
+    "image_name", "image_id", "image_index", "img_name", "picture", "audio", "clip",
+)  # fmt: skip
+IDS = ("id", "index", "uuid", "row")
+# Words about an image that are not its class, however often they repeat.
+CAPTIONS = ("text", "caption", "captions", "description", "prompt", "comment")
+# What is stated of a file, or made of it for an experiment, and is nothing to learn.
+ABOUT_FILES = (
+    "url", "link", "source_url", "md5", "sha1", "sha256", "checksum", "hash", "phash", "file_size", "filesize",
+    "fold", "folds", "kfold", "cv_fold",
+)  # fmt: skip
+SPLIT_COLUMNS = ("split", "subset", "partition", "data_split", "dataset_split")
+PERSONS = re.compile(r"(patient|subject|participant|person|lesion)(_?id)?|(group|session|scene)_?id")
+# May be a label or a group.
+SCENES = re.compile(r"group|session|scene")
+YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})
+NO = frozenset({"false", "f", "no", "n", "0", "0.0"})
+# Columns of yes and no that say of each row whether it is of one split; beside each the splits of yes and no.
+FLAGS = {
+    "is_valid": ("valid", "train"), "is_val": ("val", "train"), "is_validation": ("validation", "train"),
+    "is_dev": ("dev", "train"), "is_test": ("test", "train"), "is_testing": ("test", "train"),
+    "is_train": ("train", "test"), "is_training": ("train", "test"), "is_training_image": ("train", "test"),
+}  # fmt: skip
+
+
+def plain_name(column: str) -> str:
+    """Return a column's name in the form of the known names: "Patient ID" is patient_id."""
+    return re.sub(r"[\s.-]+", "_", column.strip().lower())
+
+
+def is_label_name(column: str) -> bool:
+    """Tell whether a column's name means a label, so that it is never the path."""
+    return plain_name(column) in LABELS
+
+
+def label_names(columns: Iterable[str], first: tuple[str, ...] = ()) -> list[str]:
+    """Return the columns whose name means a label, one of the plain names `first` or a common one, by preference."""
+    known = (*first, *LABELS)
+    return sorted(
+        (name for name in columns if plain_name(name) in known), key=lambda name: known.index(plain_name(name))
+    )
+
+
+def is_index_name(column: str) -> bool:
+    """Tell whether a column is a row number that a program wrote."""
+    # "Unnamed: 0" is pandas' name for an index that it wrote and read again.
+    return not column or column.lower().startswith("unnamed")

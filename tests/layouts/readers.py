@@ -1,0 +1,57 @@
+"""Each layout by its name, and the protocols between packages in the form in which tests call them."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from colabstage.layouts.columns import Column
+from colabstage.layouts.columns import make_targets as targets_of_columns
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.lookup import Lookup
+from colabstage.options import array_rows, audio_clips, image_masks, table_rows, token_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from colabstage.layouts.table import SampleTable, Values
+    from colabstage.trees.listing import Tree
+
+read_image_folder = functools.partial(detect_layout, layout="image_folder")
+read_detection = functools.partial(detect_layout, layout="detection")
+
+
+def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
+    """Images and masks."""
+    return detect_layout(tree, "pairs" if masks is None else image_masks(masks))
+
+
+def read_table(tree: Tree, **options: Any) -> SampleTable:
+    """Images that a table names."""
+    return table_rows(**options)(tree)
+
+
+def read_arrays(tree: Tree, **names: str) -> SampleTable:
+    """Rows of arrays."""
+    return array_rows(**names)(tree)
+
+
+def read_audio(tree: Tree, **options: Any) -> SampleTable:
+    """Clips."""
+    return audio_clips(**options)(tree)
+
+
+def read_tokens(tree: Tree, **options: Any) -> SampleTable:
+    """Blocks of tokens."""
+    return token_blocks(**options)(tree)
+
+
+def make_targets(columns: Mapping[str, Sequence[str]], **options: Any) -> tuple[Values, tuple[str, ...]]:
+    """Targets of columns of cells."""
+    return targets_of_columns([Column(name, cells) for name, cells in columns.items()], **options)
+
+
+def find(names: Sequence[str], written: str, *, folder: str = "", split: str = "") -> str | None:
+    """The name of the file that is found."""
+    found = Lookup(sorted(names)).find(written, folder, split=split)
+    return None if found is None else sorted(names)[found]
