@@ -49,6 +49,7 @@ from colabstage.errors import (
 from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
 from colabstage.io.environment import DRIVE_VARIABLE
+from colabstage.io.ownership import remove_empty
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration, listed
 from colabstage.machine.drive_client import drive_log_size, flush_error, mount_error
@@ -461,7 +462,7 @@ def _clear_place(place: Path) -> None:
     # From below, and only what is empty at that moment.
     for folder, _, _ in os.walk(place, topdown=False):
         if Path(folder) != place:
-            Path(folder).rmdir()
+            remove_empty(Path(folder))
 
 
 def _names_beside(place: Path) -> Iterator[Path]:

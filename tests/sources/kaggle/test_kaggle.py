@@ -401,7 +401,7 @@ def test_a_missing_kagglehub_has_its_install_line(
 ) -> None:
     """Without the package the message says what to install."""
     monkeypatch.setattr(kaggle, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r"colabstage\[kaggle\]"):
+    with pytest.raises(MissingDependencyError, match="pip install -q kagglehub"):
         fetch(CATS, out)
 
 
