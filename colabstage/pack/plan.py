@@ -70,7 +70,7 @@ def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.ui
     """Return one hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
     # The purpose is in the hash, so that the order of rows tells nothing of who is in which split.
     prefix = f"{seed}/{purpose}/".encode()
-    encoded = [prefix + key.encode(errors="surrogateescape") for key in keys]
+    encoded = (prefix + key.encode(errors="surrogateescape") for key in keys)
     return np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, len(keys))
 
 
