@@ -446,18 +446,33 @@ def accept(server: socket.socket) -> None:
         threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
 
+# A line ends at its greatest length. Lines without end end at the time limit of a head, 30 s, and so does each new try.
+ONE_LINE = ["a trailer", "the length of a chunk"]
+
+
 @pytest.mark.timeout(300)
-def test_answers_without_end(tmp_path: Path) -> None:
-    """Before, inside and after a body: all at once, because each waits for the time limit of a head, 30 s."""
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(len(ENDLESS)) as pool:
-        threading.Thread(target=accept, args=(server,), daemon=True).start()
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(ONE_LINE, id="a line"),
+        pytest.param(sorted({*ENDLESS} - {*ONE_LINE}), id="lines", marks=pytest.mark.long),
+    ],
+)
+def test_answers_without_end(tmp_path: Path, kinds: list[str]) -> None:
+    """Before, inside and after a body; all side by side, because they wait."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(len(kinds)) as pool:
+        acceptor = threading.Thread(target=accept, args=(server,), daemon=True)
+        acceptor.start()
 
         def fetch(kind: str) -> str:
             url = f"http://127.0.0.1:{server.getsockname()[1]}/{kind}"
             call = "fetch_files(given[0], given[1], progress=False)"
             return outcome(call, url, tmp_path / kind, limit_s=240)
 
-        found = dict(zip(ENDLESS, pool.map(fetch, ENDLESS), strict=True))
+        found = dict(zip(kinds, pool.map(fetch, kinds), strict=True))
+        # Closing it would not wake the thread.
+        server.shutdown(socket.SHUT_RDWR)
+        acceptor.join(10)
     assert set(found.values()) <= {"SourceReadError", "TransientError", "SourceChangedError"}, found
 
 
