@@ -181,7 +181,7 @@ def test_a_newer_format_asks_for_an_update(pack: Path, version: int) -> None:
     """What cannot be understood is not guessed at, even where its datasets look familiar."""
     with h5py.File(pack, "r+") as file:
         file.attrs[FORMAT_ATTRIBUTE] = version
-    with pytest.raises(NewerFormatError, match=f"format {version}.*pip install -U colabstage"):
+    with pytest.raises(NewerFormatError, match=f"format {version}.*Install a newer colabstage"):
         read_info(pack)
 
 

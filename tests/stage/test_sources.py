@@ -282,7 +282,7 @@ def test_share_links(shares: DriveShares, photos: Path, archive: Path) -> None:
     check_rows(staged, photos)
     assert left_in(staged.path.parent) == WHOLE
     # What was downloaded only to be packed is beside the dataset's own folder, and gone.
-    assert [path.name for path in staged.path.parent.parent.iterdir()] == [staged.path.parent.name]
+    assert {path.name for path in staged.path.parent.parent.iterdir()} == {staged.path.parent.name, "CACHEDIR.TAG"}
     assert stage(FILE_ID).report.origin == "local"
     assert shares.starts(FILE_ID) == [0]
     changed = SharedItem(FILE_ID, "photos.zip", content=archive.read_bytes(), modified="Tue, 03 Mar 2026 10:00:00 GMT")

@@ -31,7 +31,7 @@ def timeless(files: Mapping[str, bytes]) -> dict[str, bytes | dict[str, Any]]:
     found: dict[str, bytes | dict[str, Any]] = {}
     for name, data in files.items():
         is_record = name.endswith(("stage.json", ".h5.json"))
-        found[name] = {**json.loads(data), "seal": None, "mtime_ns": None} if is_record else data
+        found[name] = {**json.loads(data), "seal": None, "mtime_ns": None, "published_in": None} if is_record else data
     return found
 
 
