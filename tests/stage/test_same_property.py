@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from colabstage.errors import TargetExistsError
 from colabstage.h5 import manifest
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage import record as local
@@ -98,15 +99,17 @@ def call(source: Path, root: Path, keep: Any, verify: Any) -> State:
             with zipfile.ZipFile(root / "fetched") as zipped:
                 return {name: shown(zipped.read(name)) for name in zipped.namelist()}
         return brought(root / "fetched")
-    cache = root / "cache"
-    staged = stage_dataset(
-        source,
-        keep=keep,
-        verify=verify,
-        local_dir=root / "here",
-        cache_dir=cache,
-        progress=False,
-    )
+    places: dict[str, Any] = {"local_dir": root / "here", "cache_dir": root / "cache"}
+    try:
+        staged = stage_dataset(source, keep=keep, verify=verify, progress=False, **places)
+    except TargetExistsError as error:
+        # What a manifest that was spoilt stands beside may be somebody's: the error names it, and says to delete it.
+        damaged = [path for path in root.glob("here/*/*.h5*") if path.name in str(error)]
+        if not damaged:
+            raise
+        for path in damaged:
+            path.unlink()
+        staged = stage_dataset(source, keep=keep, verify=verify, progress=False, **places)
     if staged.files is not None:
         files = brought(staged.files)
         if staged.info is not None:
