@@ -225,11 +225,15 @@ def drive_mountpoint(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | 
         mounts: the mount table; this machine's by default, read now.
     """
     table = list_mounts() if mounts is None else mounts
-    place = follow_links(path, mounts=table)
-    mount = _covering(place, table)
+    return _drive_of(follow_links(path, mounts=table), table)
+
+
+def _drive_of(place: Path, mounts: Sequence[Mount]) -> Path | None:
+    """Answer `drive_mountpoint` for a path whose links were followed."""
+    mount = _covering(place, mounts)
     if mount.is_drive:
         return mount.mountpoint
-    found = _unmounted_drive(place, table)
+    found = _unmounted_drive(place, mounts)
     return None if found is None or mount.mountpoint.is_relative_to(found) else found
 
 
@@ -405,11 +409,13 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
     # Every public function asks this first: a call into a mount that hangs never returns, a thread in such a call even
     # keeps the interpreter from ending, and a dead mount fails differently in every function.
     table = list_mounts()
-    absent = _absent_drive(paths, table)
+    places = [follow_links(path, mounts=table) for path in paths]
+    absent = _absent_drive(paths, places, table)
     if absent is not None:
         return absent
     timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-    slow = {mount.mountpoint: mount for path in paths if slow_reason(mount := mount_of(path, mounts=table)) is not None}
+    covering = (_covering(place, table) for place in places)
+    slow = {mount.mountpoint: mount for mount in covering if slow_reason(mount) is not None}
     for mount in slow.values():
         probe = probe_mount(mount.mountpoint, timeout_s)
         if probe.state in ("dead", "silent"):
@@ -435,15 +441,19 @@ def require_drive(*paths: str | os.PathLike[str]) -> None:
     Raises:
         DriveNotMountedError: one of them has none.
     """
-    absent = _absent_drive(paths, list_mounts())
+    table = list_mounts()
+    absent = _absent_drive(paths, [follow_links(path, mounts=table) for path in paths], table)
     if absent is not None:
         raise absent
 
 
-def _absent_drive(paths: Sequence[str | os.PathLike[str]], mounts: Sequence[Mount]) -> DriveNotMountedError | None:
+def _absent_drive(
+    paths: Sequence[str | os.PathLike[str]], places: Sequence[Path], mounts: Sequence[Mount]
+) -> DriveNotMountedError | None:
+    """Return the error for the first path without its Drive. `places`: the same paths, their links followed."""
     mounted = {mount.mountpoint for mount in mounts if mount.is_drive}
-    for path in paths:
-        mountpoint = drive_mountpoint(path, mounts=mounts)
+    for path, place in zip(paths, places, strict=True):
+        mountpoint = _drive_of(place, mounts)
         if mountpoint is not None and mountpoint not in mounted:
             msg = (
                 f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. What is written "
