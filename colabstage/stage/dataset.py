@@ -373,10 +373,7 @@ class StagedDataset:
 
         return make_loader(self[split], batch_size, options=options, **arguments)
 
-    @takes(
-        renamed={"prefetch": "prefetch_factor"},
-        remedies={"batch_size": 'Write data.to_keras("train", 64); training depends on it.'},
-    )
+    @takes(remedies={"batch_size": 'Write data.to_keras("train", 64); training depends on it.'})
     def to_keras(
         self,
         split: str,
@@ -416,10 +413,7 @@ class StagedDataset:
             prefetch_factor=prefetch_factor,
         )
 
-    @takes(
-        renamed={"prefetch": "prefetch_factor"},
-        remedies={"batch_size": 'Write data.to_tf_data("train", 64); training depends on it.'},
-    )
+    @takes(remedies={"batch_size": 'Write data.to_tf_data("train", 64); training depends on it.'})
     def to_tf_data(
         self,
         split: str,
