@@ -23,7 +23,7 @@ import torch
 from colabstage.errors import OptionError
 from colabstage.images.geometry import VOID
 from colabstage.io.arguments import takes_names
-from colabstage.load.batches import WHITE
+from colabstage.load.batches import white_of
 from colabstage.load.calling import apply_transform, check_batch_transform
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.geometry import (
@@ -293,7 +293,7 @@ class Normalize(_Placed):
                 f"(B, {channels}, H, W). Give one mean and one std for all of x, or one for each of its channels."
             )
             raise OptionError(msg)
-        white = WHITE.get(x.dtype, 1.0)
+        white = white_of(x.dtype) or 1.0
         # 65535 is beyond float16.
         values = x.to(torch.float32 if x.dtype == torch.uint16 else self.dtype)
         # One for all leaves the axes as they are.
@@ -421,7 +421,7 @@ class CroppedInputs:
         self.row_dtype = np.dtype(np.uint8)
         self.row_bytes = math.prod(self.row_shape)
 
-    def read_x(self, indices: NDArray[np.intp], out: NDArray[Any] | None, *, pool: ThreadPool) -> NDArray[np.uint8]:
+    def read_x(self, indices: NDArray[np.intp], out: NDArray[Any] | None = None, *, pool: ThreadPool) -> Any:
         """Decode the crops of rows, into `out` where there is one."""
         return self._reader.read_crops(
             indices, self._first.crop.target_size, partial(self._crops, indices), out, pool=pool
