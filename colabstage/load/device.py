@@ -6,8 +6,8 @@ max(T1, T2) instead of T1 + T2.
 Copies are built on a `CopyStream`, the few operations of a CUDA stream and its events that they need. Tests drive the
 same code with one that copies late, in a thread, on any machine.
 
-Copies go to one stream for as long as the loader lives; each iteration has a stager of its own on it, with pinned memory
-of its own. Four things make them safe:
+Copies go to one stream for as long as the loader lives; each iteration has a stager and pinned memory of its own. Four
+things make them safe:
 
 - That stream first waits for all that the consumer had begun when an iteration starts: batches may be made from it.
 - Pinned memory is used in turns: an event, recorded after the copies out of it, is awaited before it is filled again,

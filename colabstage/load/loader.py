@@ -17,7 +17,7 @@ from colabstage.io.whole_imports import refuse_import
 
 try:
     import torch
-    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
+    from torch.utils.data import DataLoader, DistributedSampler, Subset
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 

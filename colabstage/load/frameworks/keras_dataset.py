@@ -1,4 +1,4 @@
-"""The `keras.utils.PyDataset` that `to_keras` returns. Importing this module imports keras, and so fixes its backend."""
+"""The `keras.utils.PyDataset` that `to_keras` returns. Importing this imports keras, and so fixes its backend."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ except ImportError as error:
     raise MissingDependencyError(_msg) from error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from colabstage.load.frameworks.arrays import ArrayBatches, Batch
     from colabstage.load.plan import LoaderPlan
 
@@ -49,6 +51,11 @@ class EpochTracker:
     def announce(self) -> None:
         """Record that Keras may be about to begin a pass."""
         self._announced = True
+
+    def begin(self) -> None:
+        """Begin a pass: the next epoch, unless nothing of this one was requested."""
+        if self._asked:
+            self.start_epoch(self.epoch + 1)
 
     def start_epoch(self, epoch: int) -> None:
         """Make the next request the first of this epoch."""
@@ -115,6 +122,12 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             raise IndexError(msg)
         with self._lock:
             return self._take(*self._tracker.request(number))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin a pass over the next epoch."""
+        with self._lock:
+            self._tracker.begin()
+        return map(self.__getitem__, range(len(self)))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass epoch `epoch`, to continue training after a restart.

@@ -1,9 +1,10 @@
 """Fields: what reads the rows of one dataset, and the pure function that chooses how.
 
 `Mapped` gathers rows from memory, a file's mapping or an array; `Pread` reads rows by position from a file that is
-larger than memory; `Encoded` decodes image files; `Boxes` reads any number of boxes for each row; `Foreign` and `Ragged`
-leave to h5py whatever colabstage would not have written: chunks, filters, other byte orders, rows of any length. Fields
-differ in speed, never in the bytes. Row numbers are checked once, by `resolve_rows`, so that a copy loop can trust them.
+larger than memory; `Encoded` decodes image files; `Boxes` reads any number of boxes for each row; `Foreign` and
+`Ragged` leave to h5py whatever colabstage would not have written: chunks, filters, other byte orders, rows of any
+length. Fields differ in speed, never in the bytes. Row numbers are checked once, by `resolve_rows`, so that a copy loop
+can trust them.
 
 Measured on two cores with a warm file (4,000 rows of 196,608 bytes, 64 at a time, shuffled): one `np.take` out of the
 mapping runs at the speed of memory, h5py at a third of it on contiguous data.
@@ -396,8 +397,8 @@ class Pread:
 class Foreign:
     """Read rows through h5py, a run of neighbours in one call.
 
-    h5py holds one lock for the whole process, so more threads would not help; its own lists of indices are 4 to 46 times
-    slower than a loop on chunked data.
+    h5py holds one lock for the whole process, so more threads would not help. On chunked data its own lists of indices
+    are 4 to 46 times slower than a loop.
     """
 
     def __init__(self, dataset: Any, storage: Storage, path: Path) -> None:

@@ -21,7 +21,7 @@ from colabstage.io.pipeline import SOLO
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
 from colabstage.load.reading.fields import resolve_rows
-from colabstage.load.reading.memory import KeptImages, check_memory, empty_array
+from colabstage.load.reading.memory import KeptImages, allow_open_files, check_memory, empty_array
 from colabstage.load.reading.part import SplitPart
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import read_resources
@@ -106,6 +106,7 @@ class SplitReader:
         # Before any other call to a mount, because a call to one that hangs would never return.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
+        allow_open_files(len(paths))
         self.arrival, self.fields, self.split = arrival, fields, split
         self.allow_external = allow_external
         # A single file raises its own errors, in `SplitPart`.
