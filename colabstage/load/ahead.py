@@ -6,9 +6,9 @@ wakes a waiting thread, and the consumer checks every second that the thread is 
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
+import signal
 import threading
 import time
 import weakref
@@ -28,9 +28,10 @@ T = TypeVar("T")
 _LOOK_S = 1.0
 # A producer that is cancelled ends after the rows it is at; a slow mount may need its time for them.
 _JOIN_S = 30.0
+# By then a finalizer has returned.
+_AGAIN_S = 0.01
 
 _log = logging.getLogger(__name__)
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class _Handover(Generic[T]):
@@ -49,20 +50,17 @@ class _Handover(Generic[T]):
         """Return whether the consumer waits, or would have to. Takes no lock."""
         return self._waiting or not self._items
 
-    def await_room(self, linger_s: float | None) -> bool:
-        """Wait for room; return `False` if the queue is closed, or nothing was taken for so long."""
+    def put(self, item: T, linger_s: float | None) -> bool:
+        """Wait for room and add an item; return `False` if the queue is closed, or nothing was taken for so long."""
         with self._changed:
-            while len(self._items) >= self._depth and not self._closed:
-                if not self._changed.wait(linger_s or _LOOK_S) and linger_s is not None:
-                    return False
-            return not self._closed
-
-    def put(self, item: T) -> None:
-        """Add an item, for which there is room."""
-        with self._changed:
-            if not self._closed:
-                self._items.append(item)
-                self._changed.notify_all()
+            lapsed = False
+            while len(self._items) >= self._depth and not (self._closed or lapsed):
+                lapsed = not self._changed.wait(linger_s or _LOOK_S) and linger_s is not None
+            if self._closed:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return not lapsed
 
     def end(self, error: BaseException | None) -> None:
         """Announce that no item will follow, because of `error` if there was one."""
@@ -112,8 +110,8 @@ def _produce(source: Generator[T], queue: _Handover[T], linger_s: float | None) 
     error: BaseException | None = None
     try:
         # No name for the item: it would keep a batch alive while the next one is made.
-        while queue.await_room(linger_s):
-            queue.put(next(source))
+        while queue.put(next(source), linger_s):
+            pass
     except StopIteration:
         pass
     except BaseException as caught:  # noqa: BLE001 - it is raised again, where the consumer is
@@ -124,15 +122,13 @@ def _produce(source: Generator[T], queue: _Handover[T], linger_s: float | None) 
         del error
 
 
-def _cancel(queue: _Handover[Any], demand: Demand, pid: int) -> None:
-    # After a fork there is no such thread here, and its lock may be locked for ever.
-    if os.getpid() == pid:
-        # In this order: what the thread then fails with is nobody's error.
-        queue.close()
-        demand.cancel()
-
-
-def _join(thread: threading.Thread) -> None:
+def _stop(queue: _Handover[Any], demand: Demand, thread: threading.Thread, pid: int) -> None:
+    """End a thread and wait for it."""
+    if os.getpid() != pid:
+        return  # after a fork there is no such thread here, and its lock may be locked for ever
+    # In this order: what the thread then fails with is nobody's error.
+    queue.close()
+    demand.cancel()
     if thread is threading.current_thread() or not thread.is_alive():
         return
     thread.join(_JOIN_S)
@@ -140,11 +136,14 @@ def _join(thread: threading.Thread) -> None:
         _log.warning("%s is still busy with its last rows after %.0f s and is left to end alone.", thread.name, _JOIN_S)
 
 
-@atexit.register
-def _join_all() -> None:
-    """Wait, at the interpreter's exit, for threads whose finalizers have cancelled them."""
-    for thread in list(_threads):
-        thread.join(_LOOK_S)
+def _stop_dropped(queue: _Handover[Any], demand: Demand, thread: threading.Thread, pid: int) -> None:
+    """As `_stop`, in a finalizer: Python would print a Ctrl-C and continue, so it is sent again."""
+    try:
+        _stop(queue, demand, thread, pid)
+    except KeyboardInterrupt:
+        # Not from here, where it would be raised before this has returned.
+        main = threading.main_thread().ident or 0
+        threading.Timer(_AGAIN_S, signal.pthread_kill, (main, signal.SIGINT)).start()
 
 
 class Ahead(Generic[T]):
@@ -180,10 +179,8 @@ class Ahead(Generic[T]):
         demand.ask(lambda: queue.is_short)
         # A daemon: Python waits for others at exit before anything could cancel them.
         self._thread = threading.Thread(target=_produce, args=(source, queue, linger_s), name=name, daemon=True)
-        _threads.add(self._thread)
         self._thread.start()
-        # Without a join, which Ctrl-C would interrupt where nobody hears of it.
-        self._finalizer = weakref.finalize(self, _cancel, queue, demand, self._pid)
+        self._finalizer = weakref.finalize(self, _stop_dropped, queue, demand, self._thread, self._pid)
 
     def __iter__(self) -> Self:
         return self
@@ -201,10 +198,8 @@ class Ahead(Generic[T]):
 
     def close(self) -> None:
         """End the thread and discard what it has prepared. Calling it twice is fine."""
-        if self._finalizer.alive:
-            self._finalizer()
-            if os.getpid() == self._pid:
-                _join(self._thread)
+        if (held := self._finalizer.detach()) is not None:
+            _stop(*held[2])
 
 
 S_co = TypeVar("S_co", covariant=True)

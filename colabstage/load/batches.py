@@ -78,7 +78,7 @@ class Form:
     def targets(self, y: Any) -> Any:
         """Return targets as tensors; those of rows with shapes of their own in a list, boxes as `ragged` says."""
         if not isinstance(y, list):
-            return torch.from_numpy(target_array(y))
+            return tensor_of(target_array(y))
         if self.label_offset:
             y = [{**one, LABELS: one[LABELS] + self.label_offset} for one in y]
         if self.ragged == "pad" and all(isinstance(one, dict) for one in y):
@@ -116,12 +116,25 @@ def input_tensors(x: NDArray[Any] | list[Any]) -> Any:
 
 def input_tensor(x: NDArray[Any]) -> torch.Tensor:
     """Return inputs of one shape as a tensor."""
-    tensor = torch.from_numpy(x)
+    tensor = tensor_of(x)
     return tensor.permute(0, 3, 1, 2) if is_image_shape(x.shape[1:]) else tensor
 
 
 def _tensors(values: Any) -> Any:
-    return map_leaves(values, lambda part: torch.from_numpy(part) if isinstance(part, np.ndarray) else part)
+    return map_leaves(values, lambda part: tensor_of(part) if isinstance(part, np.ndarray) else part)
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor over the same memory.
+
+    Raises:
+        OptionError: torch has no such dtype.
+    """
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        msg = f"torch has no tensors of dtype {array.dtype}. Give the dataset a transform, or target_transform, "
+        raise OptionError(f'{msg}that converts them: transform=lambda x: x.astype("float64").') from error
 
 
 def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:

@@ -456,7 +456,8 @@ class KeptImages:
         if os.getpid() != self.pid:
             return False
         slab = self._slabs[-1] if self._slabs else None
-        if slab is not None and nbytes <= len(slab.memory) - slab.used:
+        rooms = [len(room.memory) for room in self._returned]
+        if slab is not None and nbytes <= max(len(slab.memory) - slab.used, *rooms, 0):
             return True
         return nbytes <= self.most_bytes - self._bytes and self._clock() >= self._grows_at
 
