@@ -281,11 +281,9 @@ class Iteration(Generic[T]):
             self._let_go()
             self._at_end()
             raise
-        except OSError as error:
+        except BaseException as error:
             self._let_go()
-            raise typed_error(error) from error
-        except BaseException:
-            self._let_go()
+            _raise_typed(error)
             raise
 
     def close(self) -> None:
@@ -295,6 +293,17 @@ class Iteration(Generic[T]):
         self._ready.clear()
         self._source.close()
         self._let_go()
+
+
+def _raise_typed(error: BaseException) -> None:
+    """Raise a typed error in place of a raw one of the system; return for any other."""
+    told = typed_error(error) if isinstance(error, OSError) else error
+    try:
+        if told is not error:
+            raise told from error
+    finally:
+        # It holds this frame: a name for it here would keep open files until a collection of garbage.
+        del told
 
 
 class Iterated(Closing):

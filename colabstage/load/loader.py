@@ -462,7 +462,9 @@ class _Machine:
             y = y if crops is None else crops.move(y, rows)
             return (x, y, torch.from_numpy(rows.copy())) if with_index else (x, y)
 
-        depth = max(1, self.plan.prefetch.value // self.plan.together)
+        # Of groups, one more is in the making, and one in the consumer's hands.
+        several = self.plan.together > 1
+        depth = max(1, self.plan.prefetch.value // self.plan.together - several)
         if self.in_loop:
             # What the dataset's transforms make has its device and dtype from here, in the thread they ran in.
             source = Ahead(groups, depth, _THREAD, demand) if self.plan.workers.value else groups

@@ -15,7 +15,6 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -233,9 +232,16 @@ def test_arrays_for_other_frameworks_visit_blocks_as_make_loader_does(pack: Pack
 def test_processes_that_start_anew_make_the_same_batches(pack: Pack, tmp_path: Path) -> None:
     """Batches that worker processes make are those of this one, in the same order."""
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
-    with closing(make_loader(dataset, 64, strategy="workers", num_workers=2, seed=3)) as loader:
-        rows = check_epoch(loader, pack)
-    assert rows == check_epoch(make_loader(dataset, 64, seed=3), pack)
+    loader = make_loader(dataset, 64, seed=3)
+    stock = DataLoader(
+        loader.dataset,
+        64,
+        sampler=loader.sampler,
+        collate_fn=loader.collate_fn,
+        num_workers=2,
+        multiprocessing_context="spawn",
+    )
+    assert check_epoch(stock, pack) == check_epoch(loader, pack)
     part_of(dataset).close()
 
 

@@ -233,8 +233,8 @@ def test_processes_keep_few_files_open(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
     try:
-        with make_loader(dataset, 300, strategy="workers", num_workers=1, shuffle=False) as loader:
-            batches = list(loader)
+        loader = make_loader(dataset, 300, shuffle=False)
+        batches = list(DataLoader(loader.dataset, 300, collate_fn=loader.collate_fn, num_workers=1))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert_rows([row for x, _ in batches for row in x], rows)

@@ -165,7 +165,6 @@ class _OpenFile:
     """
 
     def __init__(self, part: SplitPart, path: Path) -> None:
-        self.pid = os.getpid()
         self._path = path
         # Of the file, and of each that a link in it leads to, when they were described.
         self._stamps = {**part._stamps, path: part._stamps[part.path]}
@@ -325,7 +324,8 @@ class SplitPart:
         self.row_bytes = stored if shape is None else math.prod(shape) * self.facts.row_dtype.itemsize
         self.stored_bytes = self._x.nbytes + (self._y.nbytes if self._y is not None and self._y.of_any_length else 0)
         self._x = self._considering_cache(self._x)
-        self._opened: tuple[_OpenFile, Field, Field | None] | None = None
+        # The process that opened them, and fields. Not the file: it closes where no field needs it.
+        self._opened: tuple[int, Field, Field | None] | None = None
         # Of inputs and targets: shared with the copy that has its rows in memory, which decodes the same.
         self.slots = KeptSlot(2 * number), KeptSlot(2 * number + 1)
         self.in_memory = False
@@ -441,7 +441,8 @@ class SplitPart:
         """Describe how a field is stored."""
         node = file[info.name]
         if info.kind in ("ragged", "texts"):
-            why = "its rows have any length (HDF5's variable-length type), which only HDF5 itself reads"
+            what = "have any length (HDF5's variable-length type)" if info.kind == "ragged" else "are texts"
+            why = f"its rows {what}, which only HDF5 itself reads"
             rows = Storage(info.name, tuple(node.shape), element_dtype(node), why_foreign=why)
             return FieldSource(info, rows, choose_engine(rows))
         if info.kind == "fixed":
@@ -476,17 +477,17 @@ class SplitPart:
         nbytes = storage.nbytes + self._beside_bytes
         return CacheState(file.resident_part(storage), nbytes, read_resources().free_memory_bytes)
 
-    def _open(self) -> tuple[_OpenFile, Field, Field | None]:
-        """Return what this process has open, opened now if it was not."""
+    def _open(self) -> tuple[int, Field, Field | None]:
+        """Return this process's id and fields, opened now if they were not."""
         opened = self._opened
         # Two threads may both find it closed; one opening is dropped then, and a fork finds no lock that is held.
-        if opened is None or opened[0].pid != os.getpid():
+        if opened is None or opened[0] != os.getpid():
             file = _OpenFile(self, self._path_now())
             x = self._loaded or self._open_x(file)
             if self.in_memory:
                 # Apart from what is open, because forked children share it.
                 self._loaded = x
-            opened = self._opened = file, x, None if self._y is None else self._open_y(file, self._y, x)
+            opened = self._opened = os.getpid(), x, None if self._y is None else self._open_y(file, self._y, x)
         return opened
 
     def _path_now(self) -> Path:
