@@ -138,8 +138,7 @@ def autotune_loader(
         decodes = dataset.reader.encoded or dataset.reader.decodes_targets
         # Half, because the training needs memory too.
         fits = bool(dataset.reader.stored_bytes < resources.free_memory_bytes / 2)
-        per_sample = dataset.per_sample or bool(dataset.reader.encoded)
-        candidates = our_candidates(resources.cores, fits=fits, per_sample=per_sample)
+        candidates = our_candidates(resources.cores, fits=fits)
     else:
         from torch.utils.data import DataLoader
 
@@ -195,16 +194,13 @@ def stock_candidates(cores: int) -> list[Trial]:
     return found
 
 
-def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Trial]:
-    """List the candidates of `make_loader`: its own choice, each strategy that can work, and processes if useful."""
+def our_candidates(cores: int, *, fits: bool) -> list[Trial]:
+    """List the candidates of `make_loader`: its own choice, and each strategy that can work."""
     # The first one is the default, against which gains are measured.
     found = [Trial({}), *(Trial({"strategy": "direct", "num_workers": count}) for count in sorted({1, cores}))]
     found.append(Trial({"strategy": "direct", "num_workers": cores, "prefetch_factor": 8}))
     if fits:
         found.append(Trial({"strategy": "memory"}))
-    if per_sample:
-        counts = sorted({1, cores, 2 * cores})
-        found += [Trial({"strategy": "workers", "num_workers": count}, count) for count in counts]
     return found
 
 

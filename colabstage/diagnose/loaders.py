@@ -138,7 +138,7 @@ def _torch_view(loader: Any) -> View:
     copied = copy.copy(loader)
     if plan is None:
         _set(copied, {"_iterator": None})
-    processes = loader.num_workers > 0 if plan is None else plan.strategy == "workers"
+    processes = plan is None and loader.num_workers > 0
     known = _known_stages(loader.dataset)
     _learn(known, loader.collate_fn, "collate")
     facts = ProfileFacts(
@@ -170,14 +170,14 @@ def _torch_view(loader: Any) -> View:
         view.roots = (loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn)
         return view
     # If the loop itself calls transforms, reading ahead is the smaller part.
-    threads = int(not loader.dataset.per_sample and plan.workers.value > 0)
-    workers = plan.workers.value if processes else threads
-    view.facts = replace(facts, kind="colabstage", workers=workers, persistent=True)
-    # Only worker processes are the copy's own: what else its source has belongs to the loader.
-    view.close = copied.close if processes else (lambda: None)
+    dataset = loader._machine.form.dataset
+    threads = int(not dataset.per_sample and plan.workers.value > 0)
+    view.facts = replace(facts, kind="colabstage", workers=threads, persistent=True)
+    # What its source has belongs to the loader.
+    view.close = lambda: None
     of_batches = loader._machine.finish.batch_transform
     _learn(known, of_batches, "transform")
-    view.roots = (loader.dataset.transform, loader.dataset.target_transform, of_batches)
+    view.roots = (dataset.transform, dataset.target_transform, of_batches)
     view.notes = (_KEPT,) if plan.keep is not None and plan.keep.most_bytes else ()
     return view
 

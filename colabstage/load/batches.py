@@ -133,8 +133,11 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
     try:
         return torch.from_numpy(array)
     except TypeError as error:
-        msg = f"torch has no tensors of dtype {array.dtype}. Give the dataset a transform, or target_transform, "
-        raise OptionError(f'{msg}that converts them: transform=lambda x: x.astype("float64").') from error
+        msg = (
+            f"torch has no tensors of dtype {array.dtype}. Give the dataset a transform, or target_transform, that "
+            'converts them: transform=lambda x: x.astype("float64").'
+        )
+        raise OptionError(msg) from error
 
 
 def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:

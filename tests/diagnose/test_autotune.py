@@ -114,11 +114,10 @@ def test_rounds_halve() -> None:
     assert next_round([Trial({}, batch_s=math.inf, problem="no"), Trial({}, batch_s=1.0, problem="ended early")]) == []
 
 
-def test_processes_are_candidates_only_where_they_have_something_to_do() -> None:
-    """Of our own dataset; memory only where it fits."""
-    plain = our_candidates(2, fits=False, per_sample=False)
-    assert {one.options.get("strategy") for one in plain} == {None, "direct"}
-    assert any(c.options.get("strategy") == "workers" for c in our_candidates(2, fits=True, per_sample=True))
+def test_memory_is_a_candidate_only_where_it_fits() -> None:
+    """Of our own dataset."""
+    for fits, strategies in ((False, {None, "direct"}), (True, {None, "direct", "memory"})):
+        assert {one.options.get("strategy") for one in our_candidates(2, fits=fits)} == strategies
 
 
 class Broken(Numbers):

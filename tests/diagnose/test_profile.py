@@ -309,14 +309,14 @@ def test_nothing_is_left_running() -> None:
     assert len(next(iter(loader))[1]) == 8
 
 
-@pytest.mark.parametrize("strategy", ["direct", "memory", "workers"])
+@pytest.mark.parametrize("strategy", ["direct", "memory"])
 def test_a_loader_of_ours_keeps_its_place(tmp_path: Path, strategy: Any) -> None:
     """Stages are told, and the next epoch is the one that would have come."""
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file["X_train"] = np.zeros((640, 32, 32, 3), np.uint8)
         file["Y_train"] = np.arange(640)
     dataset = dataset_h5(tmp_path / "rows.h5", transform=slow_transform)
-    with make_loader(dataset, 32, strategy=strategy, num_workers=1) as loader:
+    with make_loader(dataset, 32, strategy=strategy, num_workers=1, seed=0) as loader:
         for _ in loader:
             break
         state = loader.state_dict()
@@ -325,7 +325,7 @@ def test_a_loader_of_ours_keeps_its_place(tmp_path: Path, strategy: Any) -> None
         assert profile.facts.kind == "colabstage"
         assert profile.verdict.stage == "transform"
         rows = [y.tolist() for _, y in loader]
-    with make_loader(dataset, 32, strategy="direct") as untouched:
+    with make_loader(dataset, 32, strategy="direct", seed=0) as untouched:
         untouched.set_epoch(1)
         assert rows == [y.tolist() for _, y in untouched]
 
