@@ -159,7 +159,7 @@ def is_image_shape(shape: tuple[int, ...] | None) -> bool:
 
 def target_array(y: NDArray[Any]) -> NDArray[Any]:
     """Return targets as losses expect them: int64 where each is one integer, as stored otherwise."""
-    return y.astype(np.int64) if y.ndim == 1 and y.dtype.kind in "iu" else y
+    return y.astype(np.int64, copy=False) if y.ndim == 1 and y.dtype.kind in "iu" else y
 
 
 def pad_boxes(targets: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:

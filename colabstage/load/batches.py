@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-    from colabstage.load.batch import Ragged
+    from colabstage.load.batch import Group, Ragged
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import BatchPlace
 
@@ -84,6 +84,15 @@ class Form:
         if self.ragged == "pad" and all(isinstance(one, dict) for one in y):
             return _tensors(pad_boxes(y))
         return _tensors(y)
+
+    def batches(self, group: Group) -> list[tuple[Any, Any]]:
+        """Return the batches of a group, each as tensors of its own over its part of the memory: one that is saved or
+        sent takes nothing of the others along."""
+        if len(group.rows) == 1:
+            return [self.batch(group.x, group.y)]
+        # Converted once for the group, not for each batch.
+        parts = group._replace(y=target_array(group.y)).parts()
+        return [(input_tensor(x), torch.from_numpy(y)) for x, y, _ in parts]
 
     def batch(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return the batch of what was read, by the dataset's transforms if it has any: called in this thread, sample

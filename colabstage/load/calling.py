@@ -105,7 +105,8 @@ def call_theirs(name: str, function: Callable[..., Any], *arguments: Any) -> Any
     except Exception as error:
         given = " and ".join(map(describe, arguments[:2]))
         if isinstance(error, TypeError | AttributeError):
-            msg = f"{name} failed with {given}: {said_by(error).partition(chr(10))[0]}. Expected a function that takes that."
+            why = said_by(error).partition("\n")[0]
+            msg = f"{name} failed with {given}: {why}. Expected a function that takes that."
             raise OptionError(msg) from error
         error.add_note(f"{name} was called with {given}.")
         raise

@@ -458,10 +458,12 @@ class _Machine:
         crops = None if self.crop is None else CroppedInputs(dataset.reader, self.crop, self.seed, epoch)
         groups = self.batcher.groups(batches, demand, crops)
 
-        def tensors(x: Any, y: Any, rows: NDArray[np.intp]) -> tuple[Any, ...]:
-            x, y = self.form.batch(x, y)
-            y = y if crops is None else crops.move(y, rows)
+        def complete(batch: tuple[Any, Any], rows: NDArray[np.intp]) -> tuple[Any, ...]:
+            x, y = batch if crops is None else (batch[0], crops.move(batch[1], rows))
             return (x, y, torch.from_numpy(rows.copy())) if with_index else (x, y)
+
+        def tensors(x: Any, y: Any, rows: NDArray[np.intp]) -> tuple[Any, ...]:
+            return complete(self.form.batch(x, y), rows)
 
         # Of groups, one more is in the making, and one in the consumer's hands.
         several = self.plan.together > 1
@@ -472,8 +474,11 @@ class _Machine:
             return source, _parts, lambda part: finish.scale(move_to(tensors(*part), device))
         if device.type == "cpu":
             # Scaled in the thread: here it would take the consumer's time.
-            made = _mapped(groups, lambda group: [finish.scale(tensors(*part)) for part in group.parts()])
-            return Ahead(made, depth, _THREAD, demand), iter, _unchanged
+            def finished(group: Group) -> list[tuple[Any, ...]]:
+                pairs = zip(self.form.batches(group), group.rows, strict=True)
+                return [finish.scale(complete(batch, rows)) for batch, rows in pairs]
+
+            return Ahead(_mapped(groups, finished), depth, _THREAD, demand), iter, _unchanged
         whole = _mapped(groups, lambda group: tensors(group.x, group.y, np.concatenate(group.rows)))
         stager = make_stager(device, self.stream)
         # One thread gathers while another has batches copied: 1.15 times as fast on an H100 with 16 cores. With images
