@@ -263,7 +263,7 @@ class Normalize(_Placed):
         given: tuple[object, ...] = (mean, std)
         are_listed = all(isinstance(values, Sized) for values in given)
         # A std of 0 would make infinities that only show in the loss.
-        if not are_listed or len(mean) != len(std) or not mean or not all(value > 0 for value in std):
+        if not are_listed or len(mean) != len(std) or not len(mean) or not all(value > 0 for value in std):
             msg = (
                 f"mean={mean!r} and std={std!r} cannot work; expected one of each for every channel, std above 0, such "
                 "as Normalize((0.5,), (0.25,))."
@@ -272,7 +272,7 @@ class Normalize(_Placed):
         if not dtype.is_floating_point:
             msg = f"dtype={dtype} is not a floating-point dtype; normalised values need one."
             raise OptionError(msg)
-        self.mean, self.std, self.dtype = tuple(mean), tuple(std), dtype
+        self.mean, self.std, self.dtype = tuple(map(float, mean)), tuple(map(float, std)), dtype
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         """Return the normalised x, and y.

@@ -27,7 +27,8 @@ Ragged = Literal["list", "pad"]
 LENGTHS = "lengths"
 # The value of white in each integer dtype that images have.
 WHITE = {"uint8": 255.0, "uint16": 65535.0}
-_MOST_CHANNELS = 4
+# Gray, colours, and colours with transparency: two values for each place are no image.
+_CHANNELS = (1, 3, 4)
 
 # A consumer that waits wakes in a tenth of this. One that keeps its batches is waited for in vain so many times.
 _HAND_OVER_S = 0.0005
@@ -152,9 +153,9 @@ class Batcher:
 
 
 def is_image_shape(shape: tuple[int, ...] | None) -> bool:
-    """Return whether rows of this shape are images `(H, W, C)`: three axes, the last at most 4 long and the others
-    longer. So are rows of many shapes that have three axes."""
-    return shape is None or (len(shape) == 3 and 1 <= shape[-1] <= _MOST_CHANNELS)
+    """Return whether rows of this shape are images `(H, W, C)` of 1, 3 or 4 channels. So are rows of many shapes that
+    have three axes."""
+    return shape is None or (len(shape) == 3 and shape[-1] in _CHANNELS)
 
 
 def target_array(y: NDArray[Any]) -> NDArray[Any]:

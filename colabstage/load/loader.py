@@ -106,7 +106,7 @@ def make_loader(
     A batch is `(x, y)`, or `((x, y), index)` for a dataset with `return_index`:
 
     - `x`: `(B, C, H, W)` for images, in `channels_last` memory, of the stored dtype (uint8) or of `dtype`. Inputs that
-      are not images (three axes, the last at most 4 long) keep their axes. Encoded images of many sizes are a list of
+      are not images (three axes, the last 1, 3 or 4 long) keep their axes. Encoded images of many sizes are a list of
       tensors `(C, H, W)`, rows of any length a list of tensors `(M,)`, texts a list of `str`.
     - `y`: int64 `(B,)` where targets are integers, otherwise as stored; masks uint8 `(B, H, W)`. Boxes are a list of B
       dicts of tensors, in the form that torchvision's detection models take (with `label_offset=1`, as 0 is their

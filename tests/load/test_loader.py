@@ -125,7 +125,7 @@ def test_images_are_channels_last_without_a_copy(large: Path) -> None:
     assert y.dtype == torch.int64
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 32, 32), (4, 5, 6, 2)])
+@pytest.mark.parametrize("shape", [(7,), (3, 32, 32), (4, 5, 6, 2), (12, 6, 2)])
 def test_other_inputs_keep_their_axes(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """Vectors, channels-first images and volumes come as they are stored."""
     values = np.random.default_rng(0).standard_normal((10, *shape)).astype(np.float32)
