@@ -108,7 +108,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def _missing_part(mark: str) -> str | None:
     """Why tests with this mark cannot run here; `None` when they can."""
     if mark == "fuse":
-        from colabstage.simulate.drive import fuse_problem
+        from simulated_drive.drive import fuse_problem
 
         return fuse_problem()
     if find_spec("torch") is None:

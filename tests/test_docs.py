@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from colabstage import errors, pack_dataset
+from colabstage.cli.app import app
 from colabstage.h5.info import read_info
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
-from colabstage.ui.cli.app import app
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.pages import DOCS, README, Block, anchors, blocks, links
 from tests.pictures import make_picture, write_photos
 from tests.support.colab import simulated_colab

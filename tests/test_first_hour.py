@@ -91,7 +91,7 @@ def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict
     for expected in ({}, {"image_size": "8x12"}, {"seed": 7, "splits": {"train": 0.5, "test": 0.5}}):
         assert noted.count(expected) == 2
     said = run(
-        "from colabstage.ui.cli import main; main()",
+        "from colabstage.cli import main; main()",
         *("cache", "list", "--local-dir", str(places["local_dir"]), "--cache-dir", str(places["cache_dir"])),
     ).splitlines()
     assert len(said) == 7

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.pages import README, ROOT, blocks, links
 from tests.pictures import write_photos
 from tests.support.colab import simulated_colab

@@ -62,6 +62,39 @@ def parse_bytes(text: str | int, name: str = "", *, may_be_zero: bool = False) -
     return count
 
 
+def parse_sides(text: str) -> tuple[int, int]:
+    """Read a height and width in pixels as a face's field has them: `256x320`, `256,320`, or `256` for a square.
+
+    Raises:
+        OptionError: `text` is not a size.
+    """
+    sides = text.lower().replace(",", "x").split("x")
+    if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
+        msg = f"{text!r} is not a size. Write HEIGHTxWIDTH in pixels, for example 256x256."
+        raise OptionError(msg)
+    return int(sides[0]), int(sides[-1])
+
+
+def parse_fractions(text: str) -> dict[str, float] | list[float] | float:
+    """Read the fractions of splits as a face's field has them: `train=0.8,test=0.2`, `0.8,0.2`, or `0.8`.
+
+    Raises:
+        OptionError: `text` gives no fractions, or a name twice.
+    """
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    names = [name.strip() for name, _, _ in pairs]
+    try:
+        fractions = [float(fraction) for _, _, fraction in pairs]
+    except ValueError:
+        fractions = []
+    if fractions and not any("=" in part for part in text.split(",")):
+        return fractions if len(fractions) > 1 else fractions[0]
+    if not fractions or not all(names) or len(set(names)) < len(names):
+        msg = f"{text!r} gives no fractions. Write NAME=FRACTION,… with each name once: train=0.8,dev=0.1,test=0.1."
+        raise OptionError(msg)
+    return dict(zip(names, fractions, strict=True))
+
+
 def format_duration(seconds: float) -> str:
     """Write a time span the way people say it.
 

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from colabstage.cli.packed import describe_file, print_description
 from colabstage.errors import (
     DamagedPackError,
     DecodeError,
@@ -32,7 +33,6 @@ from colabstage.load.loader import make_loader
 from colabstage.load.reading import open_file
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
-from colabstage.ui.cli.packed import describe_file, print_description
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -188,8 +188,6 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("colabstage.autotune_loader('photos', 4)", OptionError, "of a file's path make one, dataset_h5(path)"),
     ("colabstage.compare_sources(data)", OptionError, "pass the folder or archive that it was made of"),
     ("colabstage.doctor(data)", OptionError, "Of what stage_dataset returns pass its .path"),
-    ("colabstage.plot_throughput(train)", OptionError, "A loader is measured by profile_loader"),
-    ("colabstage.plot_epochs([3.0, 2.0])", OptionError, 'such as {"staged": [9.1, 6.2]}'),
     ("colabstage.plot_class_balance(train)", OptionError, "data=Loader(…) cannot work; expected what stage_dataset"),
     ("make_loader(ConcatDataset([ds, ds]), 4)", OptionError, "use torch.utils.data.DataLoader"),
     (

@@ -37,7 +37,7 @@ from colabstage.stage.run import stage_dataset
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 
 def write(path: Path, text: str) -> Path:
