@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.gpu_monitor import GpuMonitor
     from colabstage.diagnose.profile import LoaderProfile, profile_loader
     from colabstage.errors import ColabstageError
+    from colabstage.h5.verify import verify_file
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.device import CudaDataLoader
     from colabstage.load.frameworks.arrays import to_keras
@@ -75,6 +76,7 @@ __all__ = [
     "to_hf",
     "to_keras",
     "to_tf_data",
+    "verify_file",
 ]
 
 _HOMES = {
@@ -108,6 +110,7 @@ _HOMES = {
     "to_hf": "load.frameworks.hugging_face",
     "to_keras": "load.frameworks.arrays",
     "to_tf_data": "load.frameworks.tensorflow",
+    "verify_file": "h5.verify",
 }
 
 # Modules that are there without an import of their own.

@@ -149,10 +149,10 @@ def test_links_are_absolute_on_the_package_index() -> None:
 
 
 def test_all_is_every_extra_that_is_no_framework() -> None:
-    """What `all` leaves out are the frameworks, which people have, and the demo."""
+    """What `all` leaves out are the frameworks, which people have."""
     extras = read_project()["optional-dependencies"]
     (named,) = extras["all"]
-    assert named == f"colabstage[{','.join(sorted({*extras} - {'all', 'demo', 'torch', 'tf', 'keras'}))}]"
+    assert named == f"colabstage[{','.join(sorted({*extras} - {'all', 'torch', 'tf', 'keras'}))}]"
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -4,13 +4,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from colabstage.cli import options as o
-from colabstage.cli.options import complete_files, complete_kept, complete_words
 from colabstage.cli.outcome import exit_codes, fail, print_json, show, shows_progress, tell
 from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE
@@ -98,7 +94,7 @@ def list_(
         from colabstage.io.units import format_bytes, format_count
         from colabstage.stage.purge import list_datasets
 
-        found = list_datasets(local_dir=local_dir, cache_dir=o.parse_cache_dir(cache_dir))
+        found = list_datasets(local_dir=local_dir, cache_dir=o.read_cache_dir(cache_dir))
         if as_json:
             print_json([one.to_dict() for one in found])
         else:
@@ -108,9 +104,7 @@ def list_(
 
 
 def purge(
-    names: Annotated[
-        list[str] | None, o.argument("NAME…", "Datasets, as `cache list` names them.", offers=complete_kept)
-    ] = None,
+    names: Annotated[list[str] | None, o.argument("NAME…", "Datasets, as `cache list` names them.")] = None,
     *,
     older_than: Annotated[
         float | None, o.option("--older-than", "DAYS", "Only those older than this many days.", least=0.0)
@@ -122,8 +116,8 @@ def purge(
             "--only",
             "here|cache",
             "Only on this machine, or only in the cache.",
-            parser=o.read_place,
-            offers=complete_words("here", "cache"),
+            parser=o.one_of("here", "cache"),
+            offers=o.words_starting("here", "cache"),
         ),
     ] = None,
     yes: Annotated[bool, o.option("--yes", "", "Really remove them; without it, only list them.")] = False,
@@ -144,7 +138,7 @@ def purge(
     with exit_codes(debug=debug):
         from colabstage.stage.purge import find_left, list_datasets, purge_datasets, select_datasets, sweep_leftovers
 
-        places = {"local_dir": local_dir, "cache_dir": o.parse_cache_dir(cache_dir)}
+        places = {"local_dir": local_dir, "cache_dir": o.read_cache_dir(cache_dir)}
         chosen = select_datasets(
             # Chosen before anything is removed, by one function, so that the list without --yes is exactly the same.
             list_datasets(**places),
@@ -195,7 +189,6 @@ def fetch(
         o.argument(
             "TARGET",
             "The file or folder to create; a single file can go into an existing folder.",
-            offers=complete_files,
         ),
     ],
     only: o.Only = [],  # noqa: B006 - typer reads it
@@ -236,8 +229,8 @@ def fetch(
 
 
 def extract(
-    archive: Annotated[str, o.argument("ARCHIVE", "A zip, tar, 7z, rar or gz.", offers=complete_files)],
-    target: Annotated[str, o.argument("TARGET", "The folder to create.", offers=complete_files)],
+    archive: Annotated[str, o.argument("ARCHIVE", "A zip, tar, 7z, rar or gz.")],
+    target: Annotated[str, o.argument("TARGET", "The folder to create.")],
     *,
     only: o.Only = [],  # noqa: B006 - typer reads it
     zip_encoding: o.ZipEncoding = None,
@@ -274,7 +267,7 @@ def pack(
     out: Annotated[
         str | None,
         # Not required, because with --append-to the name follows from that pack.
-        o.argument("[OUT]", "The file to write; its manifest OUT.json goes next to it.", offers=complete_files),
+        o.argument("[OUT]", "The file to write; its manifest OUT.json goes next to it."),
     ] = None,
     *,
     flags: dict[str, Any],
@@ -300,7 +293,7 @@ def pack(
 
         report = pack_dataset(
             source,
-            _as_hdf5(out),
+            out,
             **flags,
             shards=shards,
             append_to=append_to,
@@ -308,25 +301,3 @@ def pack(
             progress=shows_progress(),
         )
         tell(report, f"Written to '{report.path}'", as_json=as_json)
-
-
-# Extensions of other kinds of files: other programs would try to open a pack as one, and fail.
-_OTHERS = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".npy", ".npz", ".csv", ".jpg", ".png")
-
-
-def _as_hdf5(out: str | None) -> str | None:
-    """Ask whether a pack should really have another file type's extension; without a terminal, refuse it.
-
-    Raises:
-        OptionError: nobody can be asked, or the answer was no.
-    """
-    # A folder is refused by the library, which says what to write.
-    ending = "" if out is None else next((ending for ending in _OTHERS if out.lower().endswith(ending)), "")
-    if out is None or not ending:
-        return out
-    better = f"{out[: -len(ending)]}.h5"
-    what = f"A pack is an HDF5 file, and '{out}' has the name of another kind"
-    if sys.stdin.isatty() and typer.confirm(f"{what}. Write '{better}' instead?", default=True, err=True):
-        return better
-    msg = f"{what}. Write '{better}' instead."
-    raise OptionError(msg)

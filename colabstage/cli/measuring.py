@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 from colabstage.cli import options as o
-from colabstage.cli.options import complete_splits
 from colabstage.cli.outcome import NOTHING_LEFT, exit_codes, fail, print_json, show, shows_progress, tell
 from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE
@@ -144,7 +143,7 @@ def _follow(monitor: GpuMonitor, seconds: float) -> None:
 def profile(
     file: Annotated[str, o.argument("FILE", "An HDF5 file, or a pattern for several.")],
     *,
-    split: Annotated[str, o.option("--split", "NAME", "Which split.", offers=complete_splits)] = "train",
+    split: Annotated[str, o.option("--split", "NAME", "Which split.")] = "train",
     batch_size: Annotated[int, o.option("--batch-size", "N", "Samples in a batch.", least=1)] = 64,
     step_ms: Annotated[
         float | None,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from colabstage.cli.options import spell_options
 from colabstage.errors import ColabstageError, OptionError, printable, said_by
 from colabstage.io.arguments import NOTHING_DONE
 from colabstage.io.redaction import hide_secrets
@@ -30,43 +31,9 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 GOES_ON = "What was finished is kept; the same command again continues from there."
 NOTHING_LEFT = "Nothing of it is kept, and nothing that was there before has changed."
 
-_QUOTES = "'\""
 # Marks at the beginning of a report's lines, with their colour codes.
 _COLOURS = {"✓": 32, "✗": 31, "!": 33, "→": 36, "–": 90}
 _MARK = re.compile(r"^(?:✓|✗|!|–)(?= )|(?<=^)→|(?<=  )→(?= )")
-# Messages are written once, for Python; on the command line the same arguments have other names.
-_ARGUMENT = re.compile(
-    r"\b(?P<name>append_to|batch_size|budget_s|cache_dir|color_mode|disk_limit|encoding|everything|group_by|hash|image_size|keep"
-    r"|layout|local_dir|older_than_days|on_error|only|overwrite|refresh|resize|seed|shards|splits|step|verify|zip_encoding)="
-    r"(?P<value>True|None|'[-+\w:.%]+'|\"[-+\w:.%]+\"|[\d.]*\d(?: [kMGTP]?B\b)?"
-    r"|\(height, width\)|\((?:Height|ImageS)\w*[^)]*\)"
-    r"|ImageSize\(height=\d+, width=\d+\)|…|'[^']*'|(?=[\s.,;:]))"
-)
-# Those of which a command takes one or two, without a name.
-_POSITIONAL = re.compile(r"\b(?:source|target|path|out|FILE)=(?=')")
-_FLAGS = {
-    "budget_s": "--seconds S",
-    "everything": "--all",
-    "older_than_days": "--older-than DAYS",
-    "step": "--step-ms MS",
-}
-# The functions that are also commands. The arguments of a call are Python's, so only the command is named.
-_VERBS = {
-    "stage_dataset": "stage",
-    "plan_stage": "plan",
-    "pack_dataset": "pack",
-    "fetch_files": "fetch",
-    "extract_archive": "extract",
-    "compare_sources": "compare",
-    "profile_loader": "profile",
-    "autotune_loader": "profile --tune",
-    "doctor": "doctor",
-}
-# A dict of fractions is written on the command line as `--splits` takes it.
-_FRACTIONS = re.compile(r"\{(?P<pairs>'\w+': [\d.]+(?:, '\w+': [\d.]+)*)\}")
-# An argument that no command has.
-_PYTHON_ONLY = re.compile(r"(?P<start>^ *)?\bstreaming=True", re.MULTILINE)
-_CALL = re.compile(rf"\b(?P<verb>{'|'.join(_VERBS)})\b(?:\([^()]*\))?(?! \()")
 
 
 @contextlib.contextmanager
@@ -105,45 +72,11 @@ def fail(reason: str) -> NoReturn:
     _exit(reason, FAILED, debug=False)
 
 
-def in_shell_words(message: str) -> str:
-    """Turn the Python arguments that a message recommends into the command line's options.
-
-    >>> in_shell_words("Give image_size=(height, width), encoding='encoded', or overwrite=True.")
-    'Give --image-size HEIGHTxWIDTH, --encoding encoded, or --overwrite.'
-    >>> in_shell_words("Neither out nor append_to= says where, and shards=9 is too many.")
-    'Neither out nor --append-to says where, and --shards 9 is too many.'
-    >>> in_shell_words("Copy it with fetch_files, or with stage_dataset(path, keep='files').")
-    'Copy it with `colabstage fetch`, or with `colabstage stage`.'
-    >>> in_shell_words("The fractions in splits add up to 1.1; expected 1, as in {'train': 0.8, 'test': 0.2}.")
-    'The fractions in splits add up to 1.1; expected 1, as in train=0.8,test=0.2.'
-    """
-
-    def option(match: re.Match[str]) -> str:
-        name, value = _FLAGS.get(match["name"]) or f"--{match['name'].replace('_', '-')}", match["value"]
-        if value in ("", "True", "…"):
-            return name
-        if value.startswith(("(", "ImageSize")):
-            sides = re.findall(r"\d+", value)
-            return f"{name} {'x'.join(sides) or 'HEIGHTxWIDTH'}"
-        # A size as reports write it, with a space: the shell would take the unit as another argument.
-        if value.startswith("'") and not re.fullmatch(r"[-+\w:.% ]+", value.strip(_QUOTES)):
-            return f"{name} {value}"
-        value = value.replace(" ", "")
-        return f"{name} {value.strip(_QUOTES).lower() if value == 'None' else value.strip(_QUOTES)}"
-
-    def in_python(match: re.Match[str]) -> str:
-        return match[0] if match["start"] is None else f"{match['start']}In Python, {match[0].lstrip()}"
-
-    message = _FRACTIONS.sub(lambda found: re.sub("'(\\w+)': ", r"\1=", found["pairs"]).replace(", ", ","), message)
-    message = _CALL.sub(lambda found: f"`colabstage {_VERBS[found['verb']]}`", message)
-    return _PYTHON_ONLY.sub(in_python, _POSITIONAL.sub("", _ARGUMENT.sub(option, message)))
-
-
 def _exit(reason: str, code: int, debug: bool) -> NoReturn:
     # The traceback first, so that the line with the remedy is the last one on the screen.
     if debug and sys.exc_info()[0] is not None:
         traceback.print_exc()
-    _say(in_shell_words(" ".join(reason.split())))
+    _say(spell_options(" ".join(reason.split())))
     raise typer.Exit(code)
 
 
@@ -154,12 +87,12 @@ def _say(line: str) -> None:
 def show(*found: object) -> None:
     """Print what was found or done, one item per line; control characters in names are escaped.
 
-    Advice is given as commands and options. A terminal shows the first line and the marks in colour.
+    A terminal shows the first line and the marks in colour.
     """
     # https://no-color.org
     colours = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
     for one in found:
-        text = in_shell_words(printable(str(one)))
+        text = spell_options(printable(str(one)))
         if colours:
             first, *rest = text.split("\n")
             lines = [f"\x1b[1m{first}\x1b[0m", *rest]

@@ -182,3 +182,22 @@ def format_rate(amount: float, seconds: float, unit: str) -> str:
     if unit == "B":
         return f"{format_bytes(rate)}/s"
     return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: frozenset[int] = frozenset()) -> str:
+    """Write rows in columns under their heads; the columns in `numbers`, counted from 0, are right-aligned.
+
+    >>> print(text_table(("split", "rows"), [("train", "800"), ("test", "90")], numbers=frozenset({1})))
+    split  rows
+    train   800
+    test     90
+    """
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if at in numbers else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    )
+    return "\n".join(lines)

@@ -62,7 +62,7 @@ def test_nothing_asked_is_a_wrong_argument(run: Run) -> None:
     """Without a command it shows the commands there are, and ends with 2."""
     done = run()
     assert done.returncode == 2
-    assert all(name in done.stdout + done.stderr for name in ("stage", "plan", "pack", "info", "verify", "demo"))
+    assert all(name in done.stdout + done.stderr for name in ("stage", "plan", "pack", "info", "verify"))
 
 
 def test_stage_reports_its_steps_and_where_the_pack_is(start: Run, photos: Path, tmp_path: Path) -> None:
@@ -129,9 +129,8 @@ def test_pack_makes_the_file_that_was_asked_for(run: Run, photos: Path, tmp_path
     assert (done.returncode, done.stderr) == (0, "")
     assert "10 images" in done.stdout
     before = (tmp_path / "a.h5").read_bytes()
-    assert "or give --overwrite to replace it" in reason(run("pack", "photos", "a.h5", "--image-size", "4,4"), 1)
+    assert "--overwrite" in reason(run("pack", "photos", "a.h5", "--image-size", "4,4"), 1)
     assert (tmp_path / "a.h5").read_bytes() == before
-    assert "Write 'a.h5' instead" in reason(run("pack", "photos", "a.zip"), 2), "no pack has the name of an archive"
     packed = result(run("pack", "photos", "a.h5", "--image-size", "4,4", "--overwrite", "--json"))
     assert (packed["samples"], packed["encoding"], packed["path"]) == ({"train": 10}, "pixels", "a.h5")
 
@@ -144,8 +143,8 @@ def test_pack_writes_shards_and_adds_to_what_is_there(run: Run, photos: Path, tm
     assert len(packed["files"]) == 2
     added = result(run("pack", "photos", "--append-to", "set.h5", "--json"))
     assert (added["path"], added["encoding"]) == ("set-append-00001.h5", "jpeg:80")
-    assert "nor --append-to says where" in reason(run("pack", "photos"), 2)
-    assert "--shards 11 cannot work" in reason(run("pack", "photos", "b.h5", "--shards", "11"), 2)
+    assert "--append-to PACK" in reason(run("pack", "photos"), 2)
+    assert "shards=11" in reason(run("pack", "photos", "b.h5", "--shards", "11"), 2)
 
 
 def test_info_shows_what_a_pack_holds(run: Run, photos: Path, tmp_path: Path) -> None:
@@ -246,7 +245,7 @@ def test_what_fails_ends_with_1_and_one_line(run: Run, photos: Path, tmp_path: P
     assert "is not an HDF5 file" in reason(run("info", photos / "cat" / "000.png"), 1)
     (photos / "cat" / "000.png").write_bytes(b"no image")
     assert "cat/000.png" in reason(run("pack", "photos", "a.h5"), 1)
-    assert "--on-error skip" in reason(run("pack", "photos", "a.h5", "--image-size", "8x8"), 1)
+    assert "--on-error" in reason(run("pack", "photos", "a.h5", "--image-size", "8x8"), 1)
     assert not (tmp_path / "a.h5").exists()
 
 
@@ -358,17 +357,6 @@ def test_a_terminal_gets_bars(tmp_path: Path, photos: Path) -> None:
     assert "100%" in shown
 
 
-def test_a_pack_is_not_given_the_name_of_an_archive(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal is asked; nobody, or a no, is told the name to write."""
-    told = "A pack is an HDF5 file, and 'a.zip' has the name of another kind. Write 'a.h5' instead."
-    assert reason(run("pack", tmp_path / "none", "a.zip"), 2) == told
-    answers = iter([False, True])
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("typer.confirm", lambda *_, **__: next(answers))
-    assert reason(run("pack", tmp_path / "none", "a.zip"), 2) == told
-    assert "There is nothing at" in reason(run("pack", tmp_path / "none", "a.zip"), 1)
-
-
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
@@ -380,10 +368,10 @@ def test_a_pack_is_not_given_the_name_of_an_archive(run: Run, tmp_path: Path, mo
         ("pack photos s3://bucket/set.h5", 2, "'s3://bucket/set.h5' is an address, where shards are written"),
         ("extract s3://bucket/a.zip out", 2, "'s3://bucket/a.zip' is an address"),
         ("extract a.zip s3://bucket/out", 2, "'s3://bucket/out' is an address"),
-        ("verify https://example.org/a.h5", 2, "'https://example.org/a.h5' is an address"),
-        ("info https://example.org/a.h5", 2, "bring it here with `colabstage fetch` first"),
-        ("demo --out s3://bucket/out", 2, "'s3://bucket/out' is an address"),
-        ("stage photos --local-dir s3://bucket", 2, "--local-dir 's3://bucket' is an address"),
+        ("verify https://example.org/a.h5", 1, "Copy it here with fetch_files first."),
+        ("info https://example.org/a.h5", 2, "copy it here with fetch_files first"),
+        ("demo --quick", 2, "make demo"),
+        ("stage photos --local-dir s3://bucket", 2, "local_dir='s3://bucket' is an address"),
         ("fetch photos photos/cat/", 2, "is inside the source"),
         ("fetch photos other/file/", 1, "'{here}/other/file' is a file. Choose another name for the folder."),
         ("extract other/file out", 1, "Expected a zip, a tar"),

@@ -10,17 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.cli.packed import describe_file, encoding_of, print_description
-from colabstage.pack.run import pack_dataset
+from colabstage import pack_dataset
+from tests.cli.conftest import result
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-@pytest.fixture(autouse=True)
-def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only mounts and marker files below the test's folder count."""
-    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    from tests.cli.conftest import Run
 
 
 def _clips(folder: Path) -> Path:
@@ -73,7 +69,7 @@ def _tokens(folder: Path) -> Path:
 )
 def test_samples_are_called_what_they_are(
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
     make: Any,
     options: dict[str, Any],
     unit: str,
@@ -84,10 +80,19 @@ def test_samples_are_called_what_they_are(
     report = pack_dataset(make(tmp_path / "data"), tmp_path / "out.h5", progress=False, **options)
     assert unit in str(report)
     assert ("images/s" in str(report)) == ("image" in unit)
-    described = describe_file(tmp_path / "out.h5")
-    assert described.to_dict()["encoding"] == encoding
-    print_description(described)
-    assert rows in capsys.readouterr().out
+    assert result(run("info", "out.h5", "--json"))["encoding"] == encoding
+    assert rows in run("info", "out.h5").stdout
+
+
+def test_rows_of_any_length_and_texts_have_a_name(tmp_path: Path, run: Run) -> None:
+    """As files of other tools have them."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["X_train"] = [b"one", b"another"]
+        ragged = file.create_dataset("X_test", (2,), h5py.vlen_dtype(np.float32))
+        ragged[0], ragged[1] = [1, 2], [3]
+    shown = run("info", "a.h5").stdout
+    assert "any number of values" in shown
+    assert "a text" in shown
 
 
 @pytest.mark.parametrize(
@@ -100,9 +105,9 @@ def test_samples_are_called_what_they_are(
     ],
 )
 def test_files_of_others_are_judged_by_their_rows(
-    tmp_path: Path, shape: tuple[int, ...], dtype: str, encoding: str
+    tmp_path: Path, run: Run, shape: tuple[int, ...], dtype: str, encoding: str
 ) -> None:
     """Rows of floats are no pixels, however many axes they have."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["X_train"] = np.zeros(shape, dtype)
-    assert encoding_of(describe_file(tmp_path / "a.h5").info) == encoding
+    assert result(run("info", "a.h5", "--json"))["encoding"] == encoding

@@ -19,8 +19,6 @@ import typer
 
 from colabstage.cli import main
 from colabstage.cli.app import app, cache
-from colabstage.pack.run import pack_dataset
-from colabstage.stage.run import stage_dataset
 from tests.cli.conftest import COMMAND, practice_environment
 
 if TYPE_CHECKING:
@@ -34,6 +32,8 @@ def commands() -> dict[str, Any]:
     """Every command by its full name."""
     found: dict[str, Any] = {}
     for name, command in vars(typer.main.get_command(app))["commands"].items():
+        if command.hidden:
+            continue
         below = getattr(command, "commands", {})
         found |= {f"{name} {inner}": one for inner, one in below.items()} or {name: command}
     return found
@@ -42,7 +42,9 @@ def commands() -> dict[str, Any]:
 def test_no_place_is_a_path() -> None:
     """A `Path` would lose the slash that says "a folder", and one of the two in an address."""
     called = [
-        one.callback for one in (*app.registered_commands, *cache.registered_commands) if one.callback is not None
+        one.callback
+        for one in (*app.registered_commands, *cache.registered_commands)
+        if one.callback is not None and not one.hidden
     ]
     assert len(called) == len(commands())
     paths = [
@@ -208,26 +210,6 @@ def test_the_tab_key_knows_words(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> N
     assert offered(monkeypatch, ask, "colabstage stage x --keep ") == ["pack", "files", "both"]
     assert offered(monkeypatch, ask, "colabstage cache purge --only c") == ["cache"]
     assert offered(monkeypatch, ask, "colabstage info ") == []
-
-
-def test_the_tab_key_knows_the_splits_of_a_file(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, photos: Path, tmp_path: Path
-) -> None:
-    """Those of the file on the line; silence where it cannot be read."""
-    pack = tmp_path / "a.h5"
-    pack_dataset(photos, pack, splits={"train": 0.8, "dev": 0.2}, progress=False)
-    assert sorted(offered(monkeypatch, ask, f"colabstage profile {pack} --split ")) == ["dev", "train"]
-    assert offered(monkeypatch, ask, f"colabstage profile {pack} --split t") == ["train"]
-    assert offered(monkeypatch, ask, "colabstage profile nowhere.h5 --split ") == []
-
-
-def test_the_tab_key_knows_what_is_kept(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, photos: Path, tmp_path: Path
-) -> None:
-    """The names that `cache purge` takes."""
-    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
-    staged = stage_dataset(photos, cache_dir=None, progress=False)
-    assert offered(monkeypatch, ask, "colabstage cache purge ") == [staged.path.stem]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash: apt-get install bash")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from colabstage.cli.outcome import exit_codes, in_shell_words, show
+from colabstage.cli.outcome import exit_codes, show
 from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
 
 
@@ -17,7 +17,7 @@ from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
     [
         (SourceNotFoundError("There is\nnothing."), 1, "colabstage: There is nothing.\n"),
         (ColabstageError("It failed."), 1, "colabstage: It failed.\n"),
-        (OptionError("Give refresh=True."), 2, "colabstage: Give --refresh.\n"),
+        (OptionError("Give refresh=True."), 2, "colabstage: Give refresh=True. (On the command line: --refresh.)\n"),
         (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "colabstage: 'x': Permission denied.\n"),
         (KeyboardInterrupt(), 130, None),
         (MemoryError(), 1, "colabstage: This needs more memory than there is.\n"),
@@ -50,46 +50,6 @@ def test_a_closed_pipe_is_left_to_the_caller() -> None:
     """Who read our output has left: no line is worth writing."""
     with pytest.raises(BrokenPipeError), exit_codes(debug=False):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-
-@pytest.mark.parametrize(
-    ("message", "told"),
-    [
-        (
-            "Give image_size=(height, width), or encoding='encoded'.",
-            "Give --image-size HEIGHTxWIDTH, or --encoding encoded.",
-        ),
-        ('Pass color_mode="keep".', "Pass --color-mode keep."),
-        ("give overwrite=True to replace it", "give --overwrite to replace it"),
-        (
-            "image_size=ImageSize(height=0, width=0) is not a size",
-            "--image-size 0x0 is not a size",
-        ),
-        ("Give names, older_than_days=…, or everything=True.", "Give names, --older-than DAYS, or --all."),
-        ("It has 3 GB; open it without disk_limit=.", "It has 3 GB; open it without --disk-limit."),
-        ("disk_limit='-5' is not a size", "--disk-limit -5 is not a size"),
-        ("disk_limit=1.5 GB is too little", "--disk-limit 1.5GB is too little"),
-        ("disk_limit=30 MB is too little", "--disk-limit 30MB is too little"),
-        ("shards=9 Bands", "--shards 9 Bands"),
-        ("Copy it with fetch_files, or name it.", "Copy it with `colabstage fetch`, or name it."),
-        (
-            "Stage it: stage_dataset(path) copies it, with refresh=True.",
-            "Stage it: `colabstage stage` copies it, with --refresh.",
-        ),
-        ("target='out/' is a folder", "'out/' is a folder"),
-        ("local_dir='/a b/c' is inside", "--local-dir '/a b/c' is inside"),
-        (
-            "give local_dir= on a larger disk, or disk_limit='1.5GB'",
-            "give --local-dir on a larger disk, or --disk-limit 1.5GB",
-        ),
-        ("A plan.\n  streaming=True would help.", "A plan.\n  In Python, streaming=True would help."),
-        ("in_memory=True is not an option here", "in_memory=True is not an option here"),
-        ("kind=(1, 2), refresh=maybe", "kind=(1, 2), refresh=maybe"),
-    ],
-)
-def test_advice_is_given_in_the_words_of_the_command_line(message: str, told: str) -> None:
-    """Arguments that are options here are named as options; everything else stays."""
-    assert in_shell_words(message) == told
 
 
 def test_a_terminal_shows_results_in_colour(
