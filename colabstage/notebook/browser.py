@@ -80,8 +80,6 @@ line-height:20px;height:24px}
 # Bars beside the grid; more would make the page longer than the pictures do.
 _AT_A_TIME = 14
 _MOST_ON_A_PAGE = 100
-_MOST_IN_A_LIST = 200
-_EVERY_CLASS = "all classes"
 
 
 @dataclass(slots=True)
@@ -357,7 +355,6 @@ class DatasetBrowser:
         body.layout.align_items = "flex-start"
         self.widget = widgets.VBox([widgets.HTML(BROWSE_STYLE), body])
         self.widget.add_class("cs-browse")
-        self._offer_classes()
         self.show()
 
     def show(self) -> None:
@@ -411,14 +408,11 @@ class DatasetBrowser:
         self._split = widgets.Dropdown(
             options=[(f"{name} ({count:,})", name) for name, count in rows.items()], value=self.state.split
         )
-        self._class = widgets.Dropdown(options=[(_EVERY_CLASS, -1)], value=-1)
         self._row = widgets.BoundedIntText(min=0, max=0, continuous_update=False)
-        for widget, width in ((self._split, "150px"), (self._class, "180px"), (self._row, "90px")):
-            widget.layout.width = width
+        self._split.layout.width, self._row.layout.width = "150px", "90px"
         self._split.observe(self._heard(self._press_split), "value")
-        self._class.observe(self._heard(lambda number: self._press_class(None if number < 0 else number)), "value")
         self._row.observe(self._heard(self._press_row), "value")
-        self._filters = widgets.HBox([self._split, self._class, widgets.HBox([widgets.Label("sample"), self._row])])
+        self._filters = widgets.HBox([self._split, widgets.HBox([widgets.Label("sample"), self._row])])
         self._filters.layout.flex_flow = "row wrap"
 
     def _make_pager(self, widgets: Any) -> None:
@@ -482,31 +476,13 @@ class DatasetBrowser:
             self._row.max = max(0, state.source.rows[state.split] - 1)
             if state.row is not None:
                 self._row.value = state.row
-            self._class.value = -1 if state.chosen is None else state.chosen
             for button, end in ((self._first, 0), (self._back, 0), (self._on, -1), (self._last, -1)):
                 button.disabled = state.page == (end if end == 0 else state.pages - 1)
         finally:
             self._quiet = False
 
-    def _offer_classes(self) -> None:
-        labels = self.state.labels
-        self._quiet = True
-        try:
-            self._class.value = -1
-            named = enumerate(zip(labels.names, labels.counts.tolist(), strict=True))
-            self._class.options = [
-                (_EVERY_CLASS, -1),
-                *((f"{name} ({count:,})", number) for number, (name, count) in named),
-            ]
-            self._class.disabled = not labels.names
-            # The list at the side can be searched; a drop-down of thousands would be useless.
-            self._class.layout.display = "none" if len(labels.names) > _MOST_IN_A_LIST or not labels.names else ""
-        finally:
-            self._quiet = False
-
     def _press_split(self, split: str) -> None:
         self.state.choose_split(split)
-        self._offer_classes()
         self.show()
 
     def _press_class(self, number: int | None) -> None:

@@ -10,7 +10,6 @@ import base64
 import colorsys
 import html
 import io
-import wave
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,8 +50,6 @@ LARGE_PX = 640
 _MOST_IN_LEGEND = 24
 _MOST_IN_CAPTION = 3
 _MOST_IN_TABLE = 50
-_PLAYED_HZ = 16_000
-_PLAYED_S = 30
 
 
 def class_colour(value: int) -> tuple[int, int, int]:
@@ -175,7 +172,7 @@ def draw_sample(sample: Sample, *, classes: Sequence[str], layout: str | None, l
     if kind == "image":
         return _picture(sample, classes, longest_px, large=large)
     if kind == "sound":
-        return _wave(sample.x) + (_player(sample.x) if large else "")
+        return _wave(sample.x)
     if kind == "tokens":
         return _text_block(_tokens(sample.x, _SHOWN_TOKENS if large else _SHOWN_NUMBERS))
     return _text_block(_format_numbers(sample.x, _SHOWN_TOKENS if large else _SHOWN_NUMBERS))
@@ -265,25 +262,6 @@ def _band(channel: NDArray[Any], top: float, height: float, width: int) -> str:
         for number, (down, up) in enumerate(zip(low.tolist(), high.tolist(), strict=True))
     )
     return f"<path d='{path}' stroke='{COLOURS['accent']}' stroke-width='{min(1.4, step):.1f}' fill='none'/>"
-
-
-def _player(x: NDArray[Any]) -> str:
-    """Return a player for the first half minute of a signal; at 16 kHz, because files do not store the rate."""
-    sound = (x if x.ndim == 2 and x.shape[0] >= x.shape[1] else np.atleast_2d(x).T)[: _PLAYED_S * _PLAYED_HZ]
-    if sound.dtype.kind == "f":
-        most = max(1.0, float(np.abs(np.nan_to_num(sound)).max(initial=0)))
-        sound = np.nan_to_num(sound) / most * 32_767
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as written:
-        written.setnchannels(sound.shape[1])
-        written.setsampwidth(2)
-        written.setframerate(_PLAYED_HZ)
-        written.writeframes(np.clip(sound, -32_768, 32_767).astype("<i2").tobytes())
-    encoded = base64.b64encode(buffer.getvalue()).decode()
-    return (
-        f"<audio controls preload='metadata' style='width:100%' src='data:audio/wav;base64,{encoded}'></audio>"
-        f"<div class='cs-muted'>played at {_PLAYED_HZ:,} Hz; the file does not say its rate</div>"
-    )
 
 
 def _tokens(x: NDArray[Any], most: int) -> str:
