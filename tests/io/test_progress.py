@@ -136,6 +136,20 @@ def test_cancelling_is_seen_by_every_thread_that_looks() -> None:
         cancellation.check()
 
 
+def test_each_follower_is_told_once_whoever_cancels() -> None:
+    """Several threads may cancel at the same time, and one may begin to follow meanwhile."""
+    for _ in range(200):
+        cancellation, told = Cancellation(), list[int]()
+        for number in range(20):
+            cancellation.follow(lambda told=told, number=number: told.append(number))
+        with ThreadPoolExecutor(8) as pool:
+            for one in [pool.submit(cancellation.cancel) for _ in range(8)]:
+                one.result()
+        assert sorted(told) == list(range(20))
+        cancellation.follow(lambda told=told: told.append(20))
+        assert told[-1] == 20
+
+
 def test_nothing_is_imported_for_silence() -> None:
     """Only a bar needs tqdm."""
     code = (

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import re
 import time
-import wave
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
@@ -93,16 +89,11 @@ def test_boxes_and_masks_are_drawn(tmp_path: Path) -> None:
     assert "background<" not in legend
 
 
-def test_a_sound_is_played_and_bytes_are_read(tmp_path: Path) -> None:
-    """Large, a sound has a player of its own samples; tokens of any width that are bytes of text are that text."""
+def test_a_sound_is_a_wave_and_bytes_are_read(tmp_path: Path) -> None:
+    """Tokens of any width that are bytes of text are that text."""
     state = browsing(PACKS["sounds"](tmp_path / "a.h5"), page_size=6)
     (first, *_) = samples_of(state)
-    large = draw_large(first, split="train", classes=state.classes, layout="audio")
-    encoded = re.search(r"src='data:audio/wav;base64,([^']*)'", large)
-    assert encoded is not None
-    with wave.open(io.BytesIO(base64.b64decode(encoded[1]))) as played:
-        assert (played.getnframes(), played.getnchannels()) == (800, 1)
-    assert "<audio" not in draw_grid([first], classes=state.classes, layout="audio")
+    assert "<path d=" in draw_large(first, split="train", classes=state.classes, layout="audio")
     letters = np.frombuffer(b"To be, or not to be", np.uint8).astype(np.uint16)
     assert "To be, or not" in draw_grid([replace(first, x=letters)], classes=(), layout="tokens")
 
