@@ -25,7 +25,7 @@ os.environ["FUSE_LIBRARY_NAME"] = "fuse3"
 
 import mfusepy
 
-from colabstage.machine.mounts import PRACTICE_SOURCE, unmount_lazily
+from colabstage.machine.mounts import unmount_lazily
 from simulated_drive.cache import blocks_of
 from simulated_drive.filesystem import FuseDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, FaultLedger
@@ -170,7 +170,7 @@ class Server:
             self._mountpoint,
             raw_fi=True,
             foreground=True,
-            fsname=PRACTICE_SOURCE,
+            fsname="simulated-drive",
             subtype="drive",
             # Else libfuse renames an open file that is removed, and the cloud would show a name that nobody gave.
             hard_remove=True,

@@ -40,8 +40,12 @@ settings.load_profile("quick")
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test sees no variable that a notebook platform, or colabstage itself, is steered by."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The test sees no variable that a notebook platform, or colabstage itself, is steered by.
+
+    Nor does it see a Drive that is mounted for another test meanwhile.
+    """
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path_factory.getbasetemp() / "no-drive"))
     for name in [name for name in os.environ if _PLATFORM_VARIABLES.match(name)]:
         monkeypatch.delenv(name)
 

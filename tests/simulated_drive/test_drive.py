@@ -19,7 +19,6 @@ import psutil
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.machine.mounts import PRACTICE_SOURCE
 from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def test_mount_table_names_the_file_system_as_on_colab(drive: SimulatedDrive, mo
     """The type is `fuse.drive`, which is what tools look for; what is mounted says that it is for practice."""
     drive.mount(mountpoint)
     lines = [line.split()[:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
-    assert [PRACTICE_SOURCE, str(mountpoint), "fuse.drive"] in lines
+    assert ["simulated-drive", str(mountpoint), "fuse.drive"] in lines
 
 
 def test_first_read_is_cold_and_the_next_one_warm(make_drive: MakeDrive, mountpoint: Path) -> None:
