@@ -134,9 +134,6 @@ class Folders:
     def snapshot(self, folder: str) -> Snapshot:
         """Return the folder's snapshot, loaded if it is unknown (which takes simulated time) or expired (which does
         not, because the client learns of changes in the background).
-
-        Raises:
-            FileNotFoundError: the folder is not in the cloud.
         """
         with self._lock:
             snapshot = self._snapshots.get(folder) or self._snapshots.setdefault(folder, Snapshot())
@@ -189,12 +186,7 @@ class Folders:
         return entries.get(name) if entries else None
 
     def listing(self, folder: str) -> list[tuple[str, bool]]:
-        """Return the names in a folder, and whether each is a folder; takes the time of a listing.
-
-        Raises:
-            FileNotFoundError: the folder is not in the cloud.
-            OSError: errno 5, the folder has too many entries for this attempt.
-        """
+        """Return the names in a folder, and whether each is a folder; takes the time of a listing."""
         with self._lock:
             known = folder in self._snapshots and self._snapshots[folder].entries is not None
         snapshot = self.snapshot(folder)

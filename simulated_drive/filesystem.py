@@ -81,11 +81,7 @@ class Attributes:
                 file.write(json.dumps([arrived.st_ino, file_id]) + "\n")
 
     def answer(self, name: str, file: str, pending: Pending | None) -> bytes:
-        """Return the value of one of `NAMES` for `file` in the cloud, or for a file that is only here as `pending`.
-
-        Raises:
-            OSError: errno 61, there is no such attribute.
-        """
+        """Return the value of one of `NAMES` for `file` in the cloud, or for a file that is only here as `pending`."""
         if name == UNCOMMITTED:
             return b"1" if pending is not None and pending.dirty else b"0"
         try:

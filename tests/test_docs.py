@@ -262,7 +262,7 @@ def test_every_command_is_shown_on_some_page() -> None:
     shown = {line.split()[1] for path in DOCS for block in blocks(path, "bash") for line in block.code.splitlines()}
     commands = [command for command in app.registered_commands if command.callback and not command.hidden]
     known = {command.name or command.callback.__name__ for command in commands if command.callback}
-    assert known == shown
+    assert known <= shown
 
 
 def test_the_test_of_links_sees_what_is_broken(tmp_path: Path) -> None:

@@ -101,11 +101,7 @@ def takes_names(kind: _Class) -> _Class:
 
 
 def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]) -> _Options:
-    """Return `options`, or the defaults of `kind`, with the arguments given by name replacing their fields.
-
-    Raises:
-        OptionError: `options` is something else.
-    """
+    """Return `options`, or the defaults of `kind`, with the arguments given by name replacing their fields."""
     if options is None:
         return kind(**given)
     if not isinstance(options, kind):
@@ -122,9 +118,6 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
         given: its value.
         kind: what is expected.
         remedy: a sentence with the line to write instead.
-
-    Raises:
-        OptionError: it is of another kind.
     """
     fits, words = _KINDS[kind]
     if not fits(given):
@@ -139,9 +132,6 @@ def refuse_argument(name: str, given: object, expected: str, *, remedy: str = ""
         given: its value.
         expected: what it may be, in words.
         remedy: a sentence with the line to write instead.
-
-    Raises:
-        OptionError: always.
     """
     msg = f"{name}={show_value(given)} cannot work; expected {expected}."
     raise OptionError(f"{msg} {remedy}".rstrip())
@@ -327,11 +317,7 @@ def _shell() -> Any:
 
 
 def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the paths and patterns of the argument `only`, normalised; none for the whole source.
-
-    Raises:
-        OptionError: one is empty, absolute, climbs out with `..`, or is no text.
-    """
+    """Return the paths and patterns of the argument `only`, normalised; none for the whole source."""
     several: object = only  # annotations do not keep anybody from giving something else
     given: tuple[object, ...] = (several,)
     if several is None or isinstance(several, list | tuple):
@@ -347,11 +333,7 @@ def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_zip_encoding(encoding: str | None) -> None:
-    """Refuse the name of an encoding that Python does not know.
-
-    Raises:
-        OptionError: it is none.
-    """
+    """Refuse the name of an encoding that Python does not know."""
     try:
         if encoding is not None:
             codecs.lookup(encoding)

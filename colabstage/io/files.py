@@ -146,11 +146,6 @@ def read_with_retry(
     """Call `read()` until it succeeds or `policy` is spent.
 
     A `ColabstageError` raised by `read` itself passes through.
-
-    Raises:
-        DriveDisconnectedError: the mount is dead; raised at once, since waiting does not help.
-        SourceNotFoundError: the item is gone.
-        SourceReadError: everything else, with the number of tries and the remedy.
     """
     for tries in itertools.count(1):
         try:
@@ -201,12 +196,7 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder with its parents.
-
-    Raises:
-        NotEnoughSpaceError: the disk has no room for it.
-        TargetNotWritableError: it cannot be created, or nothing can be written in it.
-    """
+    """Create a folder with its parents."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -228,11 +218,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_own_folder(path: Path) -> None:
-    """Create a folder for colabstage's data where other users may write too, and make sure that it is this user's own.
-
-    Raises:
-        As `make_folder`; TargetNotWritableError also for what `check_own_folder` refuses.
-    """
+    """Create a folder for colabstage's data, and make sure that it is this user's own where others may write too."""
     make_folder(path.parent)
     # Another user could create it first and own it, so the owner is checked afterwards.
     if _others_may_write(path.parent):
@@ -250,11 +236,7 @@ def tag_cache_folder(folder: Path) -> None:
 
 
 def check_own_folder(path: Path) -> None:
-    """Refuse a folder that another user put where everybody may write: that user could change what is written there.
-
-    Raises:
-        TargetNotWritableError: it is a link, or another user's, in a folder that everybody may write to.
-    """
+    """Refuse a folder that another user put where everybody may write: that user could change what is written there."""
     try:
         found = path.lstat()
     # A missing folder cannot belong to somebody else.
@@ -378,9 +360,6 @@ def reserve(handle: int, size: int) -> None:
 
     Without reserved room, writing to the mapping on a full disk kills the process by a signal, and with it a notebook's
     kernel. Existing bytes stay.
-
-    Raises:
-        OSError: the disk has no room.
     """
     os.posix_fallocate(handle, 0, size)
 
@@ -399,11 +378,7 @@ def _fallocate() -> Any:
 
 
 def punch_hole(handle: int, offset: int, length: int) -> None:
-    """Return a part of a file to the disk; it then reads as zeros.
-
-    Raises:
-        OSError: the disk's error; `ENOSYS` or `EOPNOTSUPP` if the system or the disk cannot do that.
-    """
+    """Return a part of a file to the disk; it then reads as zeros."""
     function = _fallocate()
     code = errno.ENOSYS if function is None else 0
     if function is not None and function(handle, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
@@ -420,11 +395,7 @@ class TargetFile:
     """
 
     def __init__(self, path: Path, *, fresh: bool = True) -> None:
-        """Create the file. With `fresh` it is emptied first; otherwise several writers may write parts of it.
-
-        Raises:
-            ValueError: it is to be emptied, but is not in a temporary of colabstage; a mistake in colabstage.
-        """
+        """Create the file. With `fresh` it is emptied first; otherwise several writers may write parts of it."""
         self._path = path
         with typed_write_errors(path):
             # Not by a flag of `open`, which would empty any file of that name.
@@ -475,10 +446,6 @@ def hash_ranges(
 
     Returns:
         One 16-digit hash for each part, in the order of `ranges`.
-
-    Raises:
-        OSError: the disk or mount failed.
-        CancelledError: `cancellation` was used.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -529,9 +496,6 @@ def local_lock(
     `timeout_s` seconds), the caller continues without it, and unique temporary names keep the result correct. `notice`
     gets a sentence that says who is waited for, or that work continues without the lock. `cancellation` is checked
     several times a second while waiting.
-
-    Raises:
-        CancelledError: `cancellation` was used.
     """
     import filelock
 

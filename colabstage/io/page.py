@@ -154,9 +154,6 @@ def new_figure(width: float, height: float) -> Figure:
     """Return an empty matplotlib figure, sized in inches, that is not registered with any window or global state.
 
     A notebook shows it in the colours of its page; saved files have a white background.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     try:
         shown = _shown_figure()

@@ -43,9 +43,6 @@ def parse_bytes(text: str | int, name: str = "", *, may_be_zero: bool = False) -
 
     >>> parse_bytes("1.5 GB")
     1500000000
-
-    Raises:
-        OptionError: `text` is not a size, or is negative; or it is 0 for the argument `name`, unless `may_be_zero`.
     """
     match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", str(text))
     factor = _FACTORS.get(match[2].lower()) if match else None
@@ -63,11 +60,7 @@ def parse_bytes(text: str | int, name: str = "", *, may_be_zero: bool = False) -
 
 
 def parse_sides(text: str) -> tuple[int, int]:
-    """Read a height and width in pixels as a face's field has them: `256x320`, `256,320`, or `256` for a square.
-
-    Raises:
-        OptionError: `text` is not a size.
-    """
+    """Read a height and width in pixels as a face's field has them: `256x320`, `256,320`, or `256` for a square."""
     sides = text.lower().replace(",", "x").split("x")
     if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
         msg = f"{text!r} is not a size. Write HEIGHTxWIDTH in pixels, for example 256x256."
@@ -76,11 +69,7 @@ def parse_sides(text: str) -> tuple[int, int]:
 
 
 def parse_fractions(text: str) -> dict[str, float] | list[float] | float:
-    """Read the fractions of splits as a face's field has them: `train=0.8,test=0.2`, `0.8,0.2`, or `0.8`.
-
-    Raises:
-        OptionError: `text` gives no fractions, or a name twice.
-    """
+    """Read the fractions of splits as a face's field has them: `train=0.8,test=0.2`, `0.8,0.2`, or `0.8`."""
     pairs = [part.rpartition("=") for part in text.split(",")]
     names = [name.strip() for name, _, _ in pairs]
     try:

@@ -178,11 +178,7 @@ class Browsing:
         self.enlarge(row)
 
     def read(self, rows: Sequence[int], longest_px: int) -> list[Sample | str]:
-        """Read samples, with an explanation in place of each broken one.
-
-        Raises:
-            DamagedPackError: the file changed since it was opened, or is cut off.
-        """
+        """Read samples, with an explanation in place of each broken one."""
         try:
             return list(read_samples(self.source, self.split, rows, longest_px=longest_px))
         except DecodeError as error:

@@ -48,11 +48,7 @@ _FIELD_PX = 335
 
 
 def read_source(text: str) -> str | list[str]:
-    """Read one source, or several on separate lines, which form one dataset.
-
-    Raises:
-        OptionError: there is none.
-    """
+    """Read one source, or several on separate lines, which form one dataset."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         msg = "There is no source yet. Write where the dataset is: a folder, an archive, a share link or an address."

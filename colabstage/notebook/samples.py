@@ -79,11 +79,7 @@ class ShownSplits:
     _keys: dict[str, list[str]] = field(default_factory=dict)
 
     def reader(self, split: str) -> SplitReader:
-        """Return the reader of a split, the same one each time.
-
-        Raises:
-            SplitNotFoundError: there is no such split; the message lists those that exist.
-        """
+        """Return the reader of a split, the same one each time."""
         if split not in self.rows:
             there = ", ".join(f"'{name}' ({format_count(rows, 'samples')})" for name, rows in self.rows.items())
             msg = f"'{self.name}' has no split '{split}'. It has {there}."
@@ -121,12 +117,7 @@ class ShownSplits:
 
 
 def open_splits(data: Samples) -> ShownSplits:
-    """Open what can be shown; no sample is read.
-
-    Raises:
-        OptionError: it contains no samples to show, or only plain files were kept.
-        SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
-    """
+    """Open what can be shown; no sample is read."""
     if isinstance(data, StagedDataset):
         if data.info is None:
             msg = f"Only plain files were kept ({data.path}); stage with keep='pack' or keep='both' to look at samples."
@@ -179,10 +170,6 @@ def read_samples(source: ShownSplits, split: str, rows: Sequence[int], *, longes
         rows: the rows to read.
         longest_px: encoded images are decoded to about this size, which takes a fraction of the time; others are
             returned as stored.
-
-    Raises:
-        DecodeError: an image is broken; the message names its row.
-        DamagedPackError: the file changed since it was opened, or is cut off.
     """
     reader = source.reader(split)
     samples: list[Sample] = []
@@ -291,12 +278,7 @@ class SplitClasses:
 
 
 def read_labels(source: ShownSplits, split: str) -> SplitClasses:
-    """Read the targets of a split, and sort its rows by them.
-
-    Raises:
-        SplitNotFoundError: there is no such split.
-        DamagedPackError: the file changed since it was opened.
-    """
+    """Read the targets of a split, and sort its rows by them."""
     reader = source.reader(split)
     if reader.has_boxes:
         if source.arrival is not None:
