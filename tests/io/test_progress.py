@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -141,12 +142,12 @@ def test_each_follower_is_told_once_whoever_cancels() -> None:
     for _ in range(200):
         cancellation, told = Cancellation(), list[int]()
         for number in range(20):
-            cancellation.follow(lambda told=told, number=number: told.append(number))
+            cancellation.follow(partial(told.append, number))
         with ThreadPoolExecutor(8) as pool:
             for one in [pool.submit(cancellation.cancel) for _ in range(8)]:
                 one.result()
         assert sorted(told) == list(range(20))
-        cancellation.follow(lambda told=told: told.append(20))
+        cancellation.follow(partial(told.append, 20))
         assert told[-1] == 20
 
 
