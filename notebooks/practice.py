@@ -27,6 +27,7 @@ from colabstage import mount_drive
 from colabstage.errors import OptionError
 from colabstage.h5.manifest import read_manifest, write_manifest
 from colabstage.io.files import block_ranges, hash_ranges
+from colabstage.machine.platforms import system_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -194,7 +195,7 @@ _WRITERS: dict[PracticeData, Callable[[Path], None]] = {"digits": zip_digits, "m
 def open_drive() -> Path:
     """Return the `MyDrive` folder of the Drive: your own on Colab, which may ask for permission; elsewhere a folder
     that is removed when this process ends, with everything that was staged from it."""
-    return mount_drive() if _on_colab() else _temporary_drive()
+    return mount_drive(system_root() / "content/drive") if _on_colab() else _temporary_drive()
 
 
 def _on_colab() -> bool:
