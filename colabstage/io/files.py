@@ -36,7 +36,6 @@ from colabstage.io.callers_code import is_callers_own
 from colabstage.io.ownership import atomic_path, remove_named
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.redaction import show_command
 from colabstage.io.workspace import cut_own, is_own
 
 if TYPE_CHECKING:
@@ -563,7 +562,6 @@ def lock_holder(path: Path) -> str:
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
         # proc_locks(5): number, FLOCK, ADVISORY, WRITE, process, place, start, end; a second field "->" is a waiter.
         pids = [fields[4] for fields in map(str.split, lines) if fields[5:6] == [place] and fields[1] != "->"]
-        command = show_command(Path(f"/proc/{pids[0]}/cmdline").read_bytes().decode(errors="replace").split("\0"))
+        return f"process {pids[0]}"
     except (OSError, IndexError):
         return "another process"
-    return f"process {pids[0]} ({command[:80]})"
