@@ -32,6 +32,8 @@ REFERENCE = {
             "colabstage.stage.plan.StagePlan",
             "colabstage.pack_dataset",
             "colabstage.pack.execute.PackReport",
+            "colabstage.verify_file",
+            "colabstage.h5.verify.VerifiedFile",
             "colabstage.io.progress.Progress",
             "colabstage.io.progress.ProgressStep",
             "colabstage.io.progress.Cancellation",
