@@ -92,7 +92,7 @@ def show(*found: object) -> None:
     # https://no-color.org
     colours = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
     for one in found:
-        text = spell_options(printable(str(one)))
+        text = printable(str(one))
         if colours:
             first, *rest = text.split("\n")
             lines = [f"\x1b[1m{first}\x1b[0m", *rest]
@@ -149,4 +149,5 @@ def tell(found: Any, *more: object, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict() if hasattr(found, "to_dict") else asdict(found))
     else:
-        show(found, *more)
+        # Results give advice, as errors do.
+        show(spell_options(str(found)), *more)
