@@ -95,7 +95,7 @@ def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict
         *("cache", "list", "--local-dir", str(places["local_dir"]), "--cache-dir", str(places["cache_dir"])),
     ).splitlines()
     assert len(said) == 7
-    assert sum("--image-size 8x12" in line for line in said) == 2
+    assert sum("image_size=8x12" in line for line in said) == 2
     assert said[-1].startswith("6 datasets")
     report = cs.purge_datasets(listed)
     assert (len(report.removed), report.reasons) == (6, ())
