@@ -233,7 +233,7 @@ def test_one_hot_by_the_files_classes(make_file: Callable[..., Any], labelled: C
 
 def test_one_hot_of_too_few_classes_is_refused(labelled: Callable[..., Path]) -> None:
     """A label beyond them would be a row of zeros, which no loss notices; the line to write is in the error."""
-    batches = ArrayBatches(labelled(np.arange(7)), request(one_hot=3))
+    batches = ArrayBatches(labelled(np.arange(7)), request(one_hot=3, batch_size=7))
     with pytest.raises(OptionError, match="Write one_hot=7, or more"):
         [batches.read(0, number) for number in range(len(batches))]
 
