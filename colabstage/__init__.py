@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from colabstage.load.loader import make_loader
     from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
     from colabstage.pack.run import pack_dataset
+    from colabstage.runs.run import resumable
     from colabstage.sources.extract.archive import extract_archive
     from colabstage.sources.fetching import fetch_files
     from colabstage.stage.dataset import StagedDataset
@@ -79,6 +80,7 @@ __all__ = [
     "purge_datasets",
     "refresh_drive",
     "restore_file",
+    "resumable",
     "stage_dataset",
     "stage_form",
     "to_hf",
@@ -115,6 +117,7 @@ _HOMES = {
     "purge_datasets": "stage.purge",
     "refresh_drive": "machine.drive",
     "restore_file": "stage.publish",
+    "resumable": "runs.run",
     "stage_dataset": "stage.run",
     "stage_form": "ui.form",
     "to_hf": "load.frameworks.hugging_face",
@@ -124,7 +127,7 @@ _HOMES = {
 
 # Modules that are there without an import of their own.
 _MODULES = ("errors", "options", "transforms")
-_NEED_TORCH = ("CudaDataLoader", "dataset_h5", "make_loader")
+_NEED_TORCH = ("CudaDataLoader", "dataset_h5", "make_loader", "resumable")
 
 # `from colabstage import *` takes what there is; by name, the others say what they need.
 if not TYPE_CHECKING and "torch" not in sys.modules and PathFinder.find_spec("torch") is None:

@@ -300,3 +300,7 @@ class SplitNotFoundError(ColabstageError, KeyError):
 
 class NotStagedError(ColabstageError, RuntimeError):
     """What was asked for is not here: a form has staged nothing yet, or only a part of a file is here."""
+
+
+class RunInUseError(ColabstageError, RuntimeError):
+    """Another session trains with a run's folder, or has taken it over."""

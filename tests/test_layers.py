@@ -16,7 +16,7 @@ LAYERS = {
     **dict.fromkeys(("sources", "layouts"), 3),
     **dict.fromkeys(("pack", "load"), 4),
     "stage": 5,
-    "diagnose": 6,
+    **dict.fromkeys(("diagnose", "runs"), 6),
     "simulate": 7,
     "ui": 8,
     **dict.fromkeys(("options", "transforms"), 9),  # the public face looks down on everything
