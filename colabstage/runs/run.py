@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import html
 import re
-import shutil
 import signal
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from colabstage.io.page import in_notebook
 from colabstage.io.progress import SYSTEM_CLOCK, NullProgress, resolve_progress
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.whole_imports import refuse_import
+from colabstage.io.workspace import open_spool
 from colabstage.machine.mounts import require_drive
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.runs.lease import new_lease, wait_until_free, write_lease
@@ -35,7 +35,7 @@ from colabstage.runs.state import (
     random_state,
     set_random_state,
 )
-from colabstage.runs.versions import Version, is_complete, list_versions
+from colabstage.runs.versions import Version, is_complete, list_versions, sweep_leftovers
 from colabstage.stage.publish import restore_file
 
 try:
@@ -197,8 +197,9 @@ class Run:
         # A state that cannot be saved is refused now, and not when the first version is due.
         self._copier.give_back(self._states())
         with contextlib.ExitStack() as stack:
-            local = Path(tempfile.mkdtemp(prefix="colabstage-run-"))
-            stack.callback(shutil.rmtree, local, ignore_errors=True)
+            # What a killed session has left here is removed.
+            local = stack.enter_context(open_spool(Path(tempfile.gettempdir()) / "run"))
+            local.mkdir(mode=0o700)
             whole = self._begin(local)
             if _rank() == 0:
                 lease = new_lease(self._session)
@@ -277,6 +278,11 @@ class Run:
         saver.wait()
         self._tell_saved()
 
+    @property
+    def saving(self) -> bool:
+        """Return whether a version is on its way."""
+        return self._saver is not None and self._saver.busy
+
     def plot(self, *names: str) -> Any:
         """Draw the history: a line for each of these columns, all by default, over the steps, with a mark where a
         session began. Returns a matplotlib `Figure`."""
@@ -327,6 +333,7 @@ class Run:
         """Return the lease of the session before, which has left, and the versions in the folder."""
         make_folder(self.folder)
         before = wait_until_free(self.folder, take_over=self._take_over, clock=self._clock, notice=self._shown.line)
+        sweep_leftovers(self.folder)
         return before, list_versions(self.folder, [before.newest] if before is not None and before.newest else [])
 
     def _newest_whole(self, there: list[Version], local: Path) -> Version | None:

@@ -6,11 +6,14 @@ than all before it, so what a machine writes that another one has taken over fro
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from colabstage.h5.manifest import manifest_path
+from colabstage.h5.manifest import manifest_path, remove_manifest
+from colabstage.io.ownership import sweep_orphans
+from colabstage.machine.mounts import drive_root
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -53,6 +56,16 @@ def list_versions(folder: Path, noted: Iterable[str] = ()) -> list[Version]:
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     names |= {name for name in noted if name not in names and (folder / name).is_file()}
     return versions_among(names)
+
+
+def sweep_leftovers(folder: Path) -> None:
+    """Remove what sessions that were killed have left half published or half removed."""
+    # Drive's trash keeps the size of what is removed.
+    sweep_orphans(folder, prefix="session-", empty=drive_root(folder) is not None)
+    for manifest in folder.glob("session-*.pt.json"):
+        version = version_named(manifest.name.removesuffix(".json"))
+        if version is not None and not os.path.lexists(folder / version.name):
+            remove_manifest(folder / version.name)
 
 
 def superseded(there: Iterable[Version], whole: Collection[Version], keep: int) -> list[Version]:

@@ -11,7 +11,7 @@ import argparse
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -19,6 +19,9 @@ import torch
 from torch import nn
 
 from colabstage import dataset_h5, make_loader, resumable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROWS, BATCH = 96, 8
 
@@ -64,8 +67,10 @@ def train_step(parts: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> torch
 def train(
     folder: Path, data: Path, out: Path, *, epochs: int = 3, every: str | float = "7 steps", **options: Any
 ) -> dict[str, Any]:
-    """Train in a resumable run; return the parts."""
+    """Train in a resumable run; return the parts. `calm`: wait for each version before the next step."""
     step_s, stop_at, save_at = options.pop("step_s", 0.0), options.pop("stop_at", None), options.pop("save_at", None)
+    calm = options.pop("calm", False)
+    on_step: Callable[[int], object] = options.pop("on_step", lambda _: None)
     parts = make_parts(data)
     with resumable(folder, every=every, progress=False, **parts, **options) as run, open(f"{out}.log", "a") as log:
         for epoch in run.epochs(epochs):
@@ -76,6 +81,9 @@ def train(
                     os._exit(9)
                 time.sleep(step_s)
                 run.step(loss=loss)
+                while calm and run.saving:
+                    time.sleep(0.001)
+                on_step(run.steps)
                 if run.steps == save_at:
                     run.save()
             run.log(weight=parts["model"][1].weight.sum())
