@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from colabstage.load.loader import make_loader
     from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
     from colabstage.pack.run import pack_dataset
+    from colabstage.runs.listing import list_runs
     from colabstage.runs.run import resumable
     from colabstage.sources.extract.archive import extract_archive
     from colabstage.sources.fetching import fetch_files
@@ -67,6 +68,7 @@ __all__ = [
     "fetch_files",
     "flush_drive",
     "list_datasets",
+    "list_runs",
     "make_loader",
     "mount_drive",
     "pack_dataset",
@@ -104,6 +106,7 @@ _HOMES = {
     "fetch_files": "sources.fetching",
     "flush_drive": "machine.drive",
     "list_datasets": "stage.purge",
+    "list_runs": "runs.listing",
     "make_loader": "load.loader",
     "mount_drive": "machine.drive",
     "pack_dataset": "pack.run",

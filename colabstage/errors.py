@@ -4,6 +4,7 @@
     ├── NotSupportedHereError  (NotImplementedError)   this platform cannot do what was asked
     ├── MissingDependencyError (ImportError)           an optional package is not installed
     ├── CancelledError         (RuntimeError)          the caller asked to stop
+    ├── RunInUseError          (RuntimeError)          another session trains with the folder of a run
     ├── WorkersLostError       (RuntimeError)          workers died, or fell silent
     ├── OptionError            (ValueError)            an argument has a value that cannot work
     │   └── ArgumentError      (TypeError)             there is no argument of that name

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import RunInUseError, TargetExistsError
@@ -99,11 +99,6 @@ def new_lease(session: int) -> Lease:
     """Return the lease of this process."""
     now = time.time()
     return Lease(session, owner_token(), socket.gethostname(), began=now, beat=now)
-
-
-def renewed(lease: Lease, **facts: Any) -> Lease:
-    """Return a lease with a sign of life from now, and with these facts."""
-    return replace(lease, beat=time.time(), **facts)
 
 
 def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Callable[[str], object]) -> Lease | None:

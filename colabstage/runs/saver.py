@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import ColabstageError, DriveError, RunInUseError, said_by
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_duration
 from colabstage.io.whole_imports import refuse_import
-from colabstage.runs.lease import BEAT_S, Lease, read_lease, renewed, write_lease
+from colabstage.runs.lease import BEAT_S, Lease, read_lease, write_lease
 from colabstage.runs.versions import Version, list_versions, superseded
 from colabstage.stage.publish import discard_version, publish_file
 
@@ -130,17 +130,18 @@ class Saver:
             if job is not None:
                 self._try(job)
             elif ended:
-                self._beat(ended=True)
+                self._lease = replace(self._lease, ended=True)
+                self._beat()
                 return
             if job is not None or time.monotonic() >= beaten + BEAT_S:
                 self._beat()
                 beaten = time.monotonic()
 
-    def _beat(self, **facts: Any) -> None:
+    def _beat(self) -> None:
         """Give a sign of life, unless another session has taken over; a mount that fails now is met when saving."""
         try:
             self._check_ours()
-            self._lease = renewed(self._lease, **facts)
+            self._lease = replace(self._lease, beat=time.time())
             write_lease(self._folder, self._lease)
         except (ColabstageError, OSError):
             return
@@ -194,7 +195,7 @@ class Saver:
             proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
         self._whole.add(job.version)
         self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof)
-        self._lease = renewed(self._lease, newest=job.version.name, epoch=job.epoch, step=job.version.step)
+        self._lease = replace(self._lease, newest=job.version.name, epoch=job.epoch, step=job.version.step)
         self._remove_superseded()
 
     def _remove_superseded(self) -> None:

@@ -168,11 +168,17 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
     """
     if missing := sorted({*states} ^ {*parts}):
         saved, given = listed(sorted(states)), listed(sorted(parts))
-        msg = f"The run was saved with {saved}, and is to go on with {given}: {listed(missing)} differ. Name the same."
+        msg = (
+            f"The run was saved with {saved}, and now has {given}; {listed(missing)} is not in both. Pass to resumable() "
+            "what it was saved with."
+        )
         raise OptionError(msg)
     for name, part in parts.items():
         if kinds[name] != kind_of_part(part):
-            msg = f"{name} was a {kinds[name] or 'model'}, and is a {type(part).__name__} now. Go on with the same."
+            msg = (
+                f"{name} is a {type(part).__name__}, but the run was saved with a {kinds[name] or 'model'}. Use that, "
+                "or begin a new run in another folder."
+            )
             raise OptionError(msg)
     before = Copier().copy({name: part.state_dict() for name, part in parts.items()})
     begun: list[str] = []
@@ -183,7 +189,7 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
     except Exception as error:
         for name in reversed(begun):
             parts[name].load_state_dict(before[name])
-        msg = f"The saved state of {name} does not fit the {type(parts[name]).__name__} that is given: {said_by(error)}"
+        msg = f"The saved state of {name} cannot be loaded into this {type(parts[name]).__name__}: {said_by(error)}"
         raise OptionError(msg) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,8 @@ import pytest
 import torch
 from torch import nn
 
-from colabstage import resumable
+from colabstage import list_runs, resumable
 from colabstage.errors import OptionError, RunInUseError, TargetExistsError
-from colabstage.runs.lease import NAME, SILENT_S, new_lease, read_lease, write_lease
-from colabstage.runs.state import Copier
-from colabstage.runs.versions import list_versions
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
 
 if TYPE_CHECKING:
@@ -31,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STEPS = 36  # three epochs of twelve
+LEASE = "run.json"
+SILENT_S = 150.0  # no sign of life for so long, and a session of another machine is gone
 
 
 class DiedError(Exception):
@@ -76,10 +75,24 @@ def session(
 
 def assert_same_weights(one: dict[str, Any], other: dict[str, Any]) -> None:
     for part in ("model", "optimizer"):
-        states = Copier().copy({"a": one[part].state_dict(), "b": other[part].state_dict()})
-        ours, theirs = flat(states["a"]), flat(states["b"])
+        ours, theirs = flat(one[part].state_dict()), flat(other[part].state_dict())
         assert ours.keys() == theirs.keys()
         assert [key for key in ours if not torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(theirs[key]))] == []
+
+
+def versions(folder: Path) -> Any:
+    """The versions in a run's folder, the newest first."""
+    return list_runs(folder)[0].versions
+
+
+def leave_lease(data: Path, folder: Path, **facts: Any) -> dict[str, Any]:
+    """Have a session write its lease, and change it as if it were another machine's, or had been killed."""
+    if not (folder / LEASE).exists():
+        with resumable(folder, progress=False, **make_parts(data)):
+            pass
+    lease = {**json.loads((folder / LEASE).read_text("utf-8")), "ended": False, **facts}
+    (folder / LEASE).write_text(json.dumps(lease), "utf-8")
+    return lease
 
 
 def flat(state: Any, name: str = "") -> dict[str, Any]:
@@ -132,7 +145,7 @@ def test_a_killed_process_goes_on_to_the_same_weights(data: Path, whole: dict[st
 def test_a_damaged_version_is_passed_over(data: Path, whole: dict[str, Any], tmp_path: Path, damage: str) -> None:
     """The one before is taken, and the run says so."""
     session(tmp_path, data, until=20, saves=(7, 14))
-    newest, before = list_versions(tmp_path)
+    newest, before = versions(tmp_path)
     file = tmp_path / newest.name
     if damage == "cut":
         os.truncate(file, file.stat().st_size // 2)
@@ -146,7 +159,8 @@ def test_a_damaged_version_is_passed_over(data: Path, whole: dict[str, Any], tmp
         file.unlink()
         (tmp_path / f"{newest.name}.json").unlink()
     parts, run = session(tmp_path, data)
-    assert run.resumed_from == before
+    assert run.resumed_from is not None
+    assert run.resumed_from.name == before.name
     assert damage == "gone" or any(newest.name in note for note in run.notes)
     assert_same_weights(parts, whole)
 
@@ -165,7 +179,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(data: Path, tmp_pa
         (small, "loader"),
         (fewer, "loader"),
     ]:
-        before = Copier().copy({"model": parts["model"].state_dict()})["model"]
+        before = {key: value.clone() for key, value in parts["model"].state_dict().items()}
         with pytest.raises(OptionError, match=name), resumable(tmp_path / "run", progress=False, **parts):
             pass
         assert all(torch.equal(value, before[key]) for key, value in parts["model"].state_dict().items())
@@ -178,7 +192,7 @@ def test_a_second_session_is_refused_and_may_take_over(data: Path, tmp_path: Pat
     """The error has what somebody needs to find the first one, which stops at its next step."""
     first, second = make_parts(data), make_parts(data)
     deadline = time.monotonic() + 60
-    with (
+    with (  # noqa: PT012 - whenever the first session notices it
         pytest.raises(RunInUseError, match="Session 2"),
         resumable(tmp_path, progress=False, every="1 steps", **first) as run,
     ):
@@ -190,7 +204,7 @@ def test_a_second_session_is_refused_and_may_take_over(data: Path, tmp_path: Pat
         while time.monotonic() < deadline:
             run.step()
             time.sleep(0.01)
-    assert list_versions(tmp_path)[0].session == 2
+    assert versions(tmp_path)[0].session == 2
 
 
 class _Clock:
@@ -217,12 +231,11 @@ def test_a_session_of_another_machine_is_listened_to(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beats: bool
 ) -> None:
     """One that falls silent was taken away; one that gives signs of life trains."""
-    there = replace(new_lease(4), owner="0123abcd-7-99", host="a-machine")
-    write_lease(tmp_path, there)
+    leave_lease(data, tmp_path, session=4, owner="0123abcd-7-99", host="a-machine", beat=time.time())
 
     def beat() -> None:
         if beats:
-            write_lease(tmp_path, replace(there, beat=time.time() + 1))
+            leave_lease(data, tmp_path, beat=time.time() + 1)
 
     clock = _Clock(beat)
     run = resumable(tmp_path, progress=False, **make_parts(data))
@@ -234,9 +247,8 @@ def test_a_session_of_another_machine_is_listened_to(
         with run:
             pass
         assert clock.passed >= SILENT_S - 5
-        lease = read_lease(tmp_path)
-        assert lease is not None
-        assert (lease.session, lease.ended) == (5, True)
+        lease = json.loads((tmp_path / LEASE).read_text("utf-8"))
+        assert (lease["session"], lease["ended"]) == (5, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -247,7 +259,7 @@ def test_a_signal_saves_the_step_and_ends(
     parts = make_parts(data)
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     ends = KeyboardInterrupt if number == signal.SIGINT else SystemExit
-    with pytest.raises(ends), resumable(tmp_path, progress=False, every="1 h", **parts) as run:
+    with pytest.raises(ends), resumable(tmp_path, progress=False, every="1 h", **parts) as run:  # noqa: PT012
         for _ in run.epochs(3):
             for (x, y), _ in parts["loader"]:
                 loss = train_step(parts, x, y)
@@ -255,40 +267,48 @@ def test_a_signal_saves_the_step_and_ends(
                     os.kill(os.getpid(), number)
                 run.step(loss=loss)
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
-    assert list_versions(tmp_path)[0].step == 17
+    assert versions(tmp_path)[0].step == 17
     assert_same_weights(session(tmp_path, data)[0], whole)
 
 
+def fill(file: Path) -> None:
+    """Write until the disk is full."""
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as opened:
+        while opened.write(bytes(4096)):
+            pass
+
+
 def test_a_full_disk_costs_saves_and_no_training(
-    data: Path, whole: dict[str, Any], make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+    data: Path, whole: dict[str, Any], make_disk: Callable[[int], Path]
 ) -> None:
     """The note says since when nothing was saved; once there is room again, it is saved."""
     disk = make_disk(1)
     filler = disk / "full"
-    monkeypatch.setattr("colabstage.runs.run._AGAIN_S", 0.0)
     parts = make_parts(data)
-    with resumable(disk / "run", progress=False, every="3 steps", **parts) as run:
+    with resumable(disk / "run", progress=False, every=0.05, **parts) as run:
         for epoch in run.epochs(3):
             for number, ((x, y), _) in enumerate(parts["loader"]):
                 if (epoch, number) == (1, 0):
-                    with pytest.raises(OSError, match="space"), filler.open("wb", buffering=0) as file:
-                        while file.write(bytes(4096)):
-                            pass
+                    fill(filler)
                 if (epoch, number) == (2, 0):
                     filler.unlink()
                 run.step(loss=train_step(parts, x, y))
                 time.sleep(0.02)
     assert any("Nothing was saved since" in note for note in run.notes)
-    assert list_versions(disk / "run")[0].step == STEPS
+    assert versions(disk / "run")[0].step == STEPS
     assert_same_weights(parts, whole)
 
 
 def test_a_dead_process_holds_no_run(data: Path, tmp_path: Path) -> None:
     """Nobody waits for a process of this machine that has ended without a word."""
-    write_lease(tmp_path, replace(new_lease(2), owner=f"{new_lease(1).owner.split('-')[0]}-1-1"))
+    lease = leave_lease(data, tmp_path)
+    leave_lease(data, tmp_path, session=2, owner=f"{lease['owner'].split('-')[0]}-1-1")
+    assert list_runs(tmp_path)[0].state == "silent"
     with resumable(tmp_path, progress=False, **make_parts(data)) as run:
         run.step()
-    assert list_versions(tmp_path)[0].session == 3
+        assert list_runs(tmp_path)[0].state == "training"
+    assert versions(tmp_path)[0].session == 3
+    assert list_runs(tmp_path)[0].state == "ended"
 
 
 def test_only_so_many_versions_are_kept(data: Path, tmp_path: Path) -> None:
@@ -300,13 +320,13 @@ def test_only_so_many_versions_are_kept(data: Path, tmp_path: Path) -> None:
             run.step()
             run.save()
             if number == 1:
-                first = tmp_path / list_versions(tmp_path)[-1].name
+                first = tmp_path / versions(tmp_path)[-1].name
                 first.write_bytes(b"something else")
-    assert [version.step for version in list_versions(tmp_path)] == [6, 5, 4, 1]
+    assert [version.step for version in versions(tmp_path)] == [6, 5, 4, 1]
     assert first.read_bytes() == b"something else"
     assert (tmp_path / "notes.txt").read_text("utf-8") == "mine"
     assert {path.name for path in tmp_path.iterdir() if path.suffix == ".pt"} == {
-        version.name for version in list_versions(tmp_path)
+        version.name for version in versions(tmp_path)
     }
 
 
@@ -314,7 +334,7 @@ def test_without_a_loader_it_goes_on_at_the_beginning_of_an_epoch(data: Path, tm
     """Nobody knows the place in an epoch then, so a version holds whole epochs."""
     parts = make_parts(data)
     loader = parts.pop("loader")
-    with pytest.raises(DiedError), resumable(tmp_path, progress=False, every=0, **parts) as run:
+    with pytest.raises(DiedError), resumable(tmp_path, progress=False, every=0, **parts) as run:  # noqa: PT012
         for epoch in run.epochs(3):
             for number, ((x, y), _) in enumerate(loader):
                 run.step(loss=train_step(parts, x, y))
@@ -377,10 +397,10 @@ def test_a_run_without_parts_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_of_somebody_elses_is_not_overwritten(data: Path, tmp_path: Path) -> None:
     """A folder that holds another `run.json` is no run's."""
-    (tmp_path / NAME).write_text('{"lr": 0.1}', "utf-8")
-    with pytest.raises(TargetExistsError, match=NAME), resumable(tmp_path, progress=False, **make_parts(data)):
+    (tmp_path / LEASE).write_text('{"lr": 0.1}', "utf-8")
+    with pytest.raises(TargetExistsError, match=LEASE), resumable(tmp_path, progress=False, **make_parts(data)):
         pass
-    assert (tmp_path / NAME).read_text("utf-8") == '{"lr": 0.1}'
+    assert (tmp_path / LEASE).read_text("utf-8") == '{"lr": 0.1}'
 
 
 class Odd:
