@@ -169,8 +169,8 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
     if missing := sorted({*states} ^ {*parts}):
         saved, given = listed(sorted(states)), listed(sorted(parts))
         msg = (
-            f"The run was saved with {saved}, and now has {given}; {listed(missing)} is not in both. Pass to resumable() "
-            "what it was saved with."
+            f"The run was saved with {saved}, and now has {given}; {listed(missing)} is not in both. Pass to "
+            "resumable() what it was saved with."
         )
         raise OptionError(msg)
     for name, part in parts.items():
