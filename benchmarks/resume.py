@@ -26,7 +26,7 @@ from torch import nn
 from benchmarks._report import against, median_ratio, save, show_machine
 from colabstage import resumable
 from colabstage.runs.state import Copier
-from colabstage.simulate.drive import SimulatedDrive
+from simulated_drive.drive import SimulatedDrive
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ import torch
 from campaigns.campaign import State, WrongError, leftovers
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.runs.versions import list_versions
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.runs.training import train, write_data
 
 if TYPE_CHECKING:
