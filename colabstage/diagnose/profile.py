@@ -18,7 +18,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from colabstage.diagnose.advice import Advice, ProfileFacts, Verdict, advise, format_batch, judge
-from colabstage.diagnose.gpu_monitor import GpuMonitor
+from colabstage.diagnose.gpu import GpuMonitor
 from colabstage.diagnose.loaders import (
     View,
     arrays_of,

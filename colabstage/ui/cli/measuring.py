@@ -15,7 +15,7 @@ from colabstage.ui.cli.outcome import NOTHING_LEFT, exit_codes, fail, print_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.diagnose.gpu_monitor import GpuMonitor
+    from colabstage.diagnose.gpu import GpuMonitor
 
 _REDRAW_S = 0.5
 
@@ -105,8 +105,8 @@ def gpu(
       colabstage gpu --seconds 60 --json
     """
     with exit_codes(debug=debug, kept=NOTHING_DONE):
-        from colabstage.diagnose.gpu_monitor import GpuMonitor
-        from colabstage.machine.gpu import PROGRAM
+        from colabstage.diagnose.gpu import GpuMonitor
+        from colabstage.diagnose.gpu import PROGRAM
 
         # Without the driver's program there is no GPU, which is not a failure.
         has_driver = shutil.which(PROGRAM) is not None
