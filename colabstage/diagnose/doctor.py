@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
+    from colabstage.diagnose.gpu import GpuReading
     from colabstage.diagnose.machine_facts import DatasetFacts, MachineFacts
     from colabstage.diagnose.report import Status
-    from colabstage.diagnose.gpu import GpuReading
 
 _GB, _MB = 1_000_000_000, 1_000_000
 # Less than this is used up by the first archive, or by a notebook's own downloads.

@@ -1,8 +1,8 @@
 """NVIDIA GPUs: how busy they are now (`open_gpus`), and while a model trains (`GpuMonitor`).
 
 Readings come from NVML where its package nvidia-ml-py is installed, otherwise from the program nvidia-smi. What the
-driver does not report is `None`: it has no utilisation of a GPU that is divided into MIG slices, no process names inside
-a container, and on WSL not even their memory.
+driver does not report is `None`: it has no utilisation of a GPU that is divided into MIG slices, no process names in a
+container, and on WSL not even their memory.
 """
 
 from __future__ import annotations

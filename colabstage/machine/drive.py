@@ -52,7 +52,7 @@ from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.ownership import remove_empty
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration, listed
-from colabstage.machine.drive_client import drive_log_size, flush_error, mount_error
+from colabstage.machine.drive_errors import drive_log_size, flush_error, mount_error
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
     DRIVE_FOLDERS,

@@ -32,7 +32,7 @@ from colabstage.errors import (
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.drive import is_readonly, mount_drive
-from colabstage.machine.drive_client import drive_log_size, quota_error
+from colabstage.machine.drive_errors import drive_log_size, quota_error
 from colabstage.machine.mounts import drive_root, mount_of, probe_mount, run_watched, silence_of
 from colabstage.machine.platforms import detect_platform
 

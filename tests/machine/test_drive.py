@@ -25,7 +25,7 @@ from colabstage.errors import (
 )
 from colabstage.machine import drive as drive_module
 from colabstage.machine.drive import ask_drives, flush_drive, mount_drive, refresh_drive
-from colabstage.machine.drive_client import mount_error
+from colabstage.machine.drive_errors import mount_error
 from colabstage.machine.mounts import drive_root, list_mounts, normalise_drive_path
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs

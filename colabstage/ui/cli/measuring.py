@@ -105,8 +105,7 @@ def gpu(
       colabstage gpu --seconds 60 --json
     """
     with exit_codes(debug=debug, kept=NOTHING_DONE):
-        from colabstage.diagnose.gpu import GpuMonitor
-        from colabstage.diagnose.gpu import PROGRAM
+        from colabstage.diagnose.gpu import PROGRAM, GpuMonitor
 
         # Without the driver's program there is no GPU, which is not a failure.
         has_driver = shutil.which(PROGRAM) is not None
