@@ -137,11 +137,12 @@ class Md5Questions(Closing):
         self._pool.close(abandon=True)
 
     def _wait(self, asked: Sequence[Future[None]]) -> None:
+        if self._why:
+            return
         try:
-            if not self._why:
-                DaemonPool.results(asked, stall_timeout_s=_STALL_S)
+            DaemonPool.results(asked, stall_timeout_s=_STALL_S)
         except TimeoutError:
-            self._why = self._why or f"it did not answer for {_STALL_S:.0f} s"
+            self._why = f"it did not answer for {_STALL_S:.0f} s"
 
     def _ask_for(self, paths: Sequence[str]) -> None:
         for path in paths:
