@@ -152,7 +152,20 @@ class CudaCopyStream:
 
     def used(self, tensor: torch.Tensor) -> None:
         if tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(self._device))
+            for part in _dense_parts(tensor):
+                part.record_stream(torch.cuda.current_stream(self._device))
+
+
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that hold a tensor's memory: itself, or the indices and values of a sparse one."""
+    if tensor.layout == torch.strided:
+        return (tensor,)
+    if tensor.layout == torch.sparse_coo:
+        # Those without the underscore refuse tensors with repeated indices.
+        return tensor._indices(), tensor._values()
+    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    starts = tensor.crow_indices() if by_rows else tensor.ccol_indices()
+    return starts, tensor.col_indices() if by_rows else tensor.row_indices(), tensor.values()
 
 
 T = TypeVar("T")

@@ -182,7 +182,7 @@ class DeviceTable:
     def take(self, index: torch.Tensor) -> torch.Tensor:
         """Return copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""
         words = self._words.index_select(0, index)
-        return words.view(torch.uint8).view(self._dtype).view(len(index), *self._shape)
+        return words.view(self._dtype).view(len(index), *self._shape)
 
 
 class DeviceSource(BatchSource):
