@@ -251,7 +251,7 @@ def test_pieces_of_a_directory_are_asked_for_together(zip_bytes: ZipBytes, monke
 
 
 def test_a_member_of_many_takes_its_name_twice_and_some_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening a zip of 100,000 members: at most 500 bytes of memory for each, and less than 250 once it is open."""
+    """Opening a zip of 100,000 members: at most 300 bytes of memory for each, and less than 150 once it is open."""
     monkeypatch.setattr("colabstage.trees.zip._READ_BYTES", 1 << 18, raising=False)
     record, count, name_bytes = struct.Struct("<4s6H3I5H2I"), 100_000, 19
     place = 30 + name_bytes
@@ -272,8 +272,8 @@ def test_a_member_of_many_takes_its_name_twice_and_some_numbers(monkeypatch: pyt
             assert len(tree.entries) == count
     finally:
         tracemalloc.stop()
-    assert peak < 500 * count
-    assert now < 250 * count
+    assert peak < 300 * count
+    assert now < 150 * count
 
 
 def test_an_archive_above_4_gib_as_macos_writes_it(tmp_path: Path) -> None:
