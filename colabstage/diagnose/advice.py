@@ -60,9 +60,7 @@ class ProfileFacts:
     cores: int = 1
     has_gpu: bool = False
     load_s: float = 0.0
-    """The loader alone."""
     both_s: float = 0.0
-    """Loader and step."""
     step_s: float | None = None
     """The step alone, on a batch that is ready; `None` without a step."""
     start_s: float = 0.0
@@ -105,7 +103,6 @@ class Verdict:
     cause: Cause | None
     """Why the step waits for it."""
     sentence: str
-    """The verdict as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +110,7 @@ class Advice:
     """One change."""
 
     argument: str
-    """What to paste."""
     why: str
-    """One sentence."""
     least_s: float
     """Seconds from batch to batch, then, at least."""
     gain: float = 1.0

@@ -47,9 +47,7 @@ class Trial:
     batch_s: float = math.inf
     """Seconds from batch to batch, with the step if there is one."""
     first_s: float = 0.0
-    """Seconds to the first batch."""
     samples: int = 0
-    """Samples in each batch."""
     problem: str = ""
     """Why it could not be tried, or that it ended early."""
 
@@ -73,11 +71,9 @@ class TunedLoader(Report):
     table: tuple[Trial, ...]
     """All trials, the best first."""
     samples_per_s: float
-    """The rate of the best."""
     gain: float
     """How many times faster than the default, torch's `DataLoader` without workers or `make_loader`'s own choice."""
     seconds: float
-    """How long the search took."""
     _make: Callable[..., Any]
 
     def loader(self) -> Any:
@@ -215,11 +211,7 @@ def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Trial]:
 
 
 def choose(trials: Sequence[Trial]) -> Trial:
-    """Return the lightest of the candidates within 5 % of the fastest.
-
-    Raises:
-        OptionError: none could be tried.
-    """
+    """Return the lightest of the candidates within 5 % of the fastest."""
     # Smaller differences are not reproducible, and unused cores are left for training.
     fastest = min(trial.batch_s for trial in trials)
     if math.isinf(fastest):

@@ -67,13 +67,9 @@ class SourceRate:
     """`"source"`, each file for the first time; `"again"`, the same files once more; `"local"`, copies of them on
     the local disk; `"pack"`, one HDF5 file on the local disk."""
     title: str
-    """Its name for people."""
     samples: int
-    """How many were read, including repetitions."""
     seconds: float
-    """How long that took."""
     nbytes: int
-    """How many bytes were read for them."""
 
     @property
     def per_second(self) -> float:
@@ -93,9 +89,7 @@ class SourceComparison(Report):
     place: str
     """Where the dataset is ("Google Drive")."""
     dataset_samples: int
-    """How many samples it has."""
     compared: int
-    """How many different ones were read."""
     rates: tuple[SourceRate, ...]
     """One for each way, usually the slowest first."""
     num_workers: int
@@ -105,7 +99,6 @@ class SourceComparison(Report):
     pack_bytes: int
     """The estimated size of a pack of the whole dataset."""
     encoding: str
-    """How it would store images."""
 
     def rate(self, way: Way) -> SourceRate:
         """Return the figures for one way.
@@ -298,10 +291,6 @@ class _Comparing:
     ) -> SourceRate:
         """Read and decode items in several threads, each one item after the other as in a worker process, until all are
         done, the time is up, or the limit of kept bytes is reached.
-
-        Raises:
-            SourceReadError: nothing arrived for a minute, or until the time was up. Everything that `read` and decoding
-            raise.
         """
         own = threading.local()
         enough = Cancellation()

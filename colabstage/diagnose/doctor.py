@@ -369,11 +369,8 @@ class Finding:
     """The finding of one check."""
 
     title: str
-    """What was checked."""
     status: Status
-    """The verdict."""
     message: str
-    """What was found."""
     remedy: str
     """What to do about it; empty if there is nothing to do."""
 

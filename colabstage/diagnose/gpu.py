@@ -98,9 +98,6 @@ def open_gpus(*, timeout_s: float = 10.0) -> Iterator[ReadGpus]:
 
     Args:
         timeout_s: seconds that one answer of nvidia-smi may take. NVML is a library and cannot be given a deadline.
-
-    Raises:
-        NotSupportedHereError: there is no GPU here, or the driver does not answer, also later; the message says which.
     """
     if (problem := gpu_problem()) is not None:
         raise NotSupportedHereError(problem)

@@ -64,7 +64,6 @@ class View:
     facts: ProfileFacts
     """How it is set up; the times are measured later."""
     start: Callable[[], Iterator[Any]]
-    """Starts an epoch."""
     alone: Callable[[], Iterator[Any]] | None = None
     """Starts an epoch whose batches are made in this thread, if the loader's own are made in other processes."""
     close: Callable[[], object] = lambda: None
@@ -82,11 +81,7 @@ class View:
 
 
 def view_of(loader: object) -> View:
-    """Find out whose loader this is.
-
-    Raises:
-        OptionError: it cannot be iterated over, or what it gives are samples.
-    """
+    """Find out whose loader this is."""
     names = _class_names(loader)
     if "torch.DataLoader" in names:
         return _torch_view(loader)

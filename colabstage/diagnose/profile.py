@@ -67,9 +67,7 @@ class LoaderProfile(Report):
     """Where the time of a training loop goes, and what to change. Made by `profile_loader`."""
 
     facts: ProfileFacts
-    """Everything that was measured."""
     verdict: Verdict
-    """What limits the loop."""
     advice: tuple[Advice, ...]
     """What to change, that which may gain most first; empty where nothing is worth it."""
 
@@ -199,11 +197,7 @@ def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
 
 
 def check_step(step: object) -> None:
-    """Refuse what cannot be called with one batch, before anything is measured.
-
-    Raises:
-        OptionError: it is no function, or one with other arguments; the message has the line to write.
-    """
+    """Refuse what cannot be called with one batch, before anything is measured."""
     if step is None:
         return
     check_argument("step", step, "function", remedy="This cannot be called with a batch.")
@@ -232,11 +226,7 @@ class _Feed:
         self._iterator: Iterator[Any] | None = None
 
     def take(self) -> Any:
-        """Return the next batch.
-
-        Raises:
-            StopIteration: there are no more batches, and the loader cannot be iterated again.
-        """
+        """Return the next batch."""
         if self._iterator is not None:
             try:
                 batch = next(self._iterator)
@@ -271,11 +261,7 @@ class Runs:
         self._now, self._clock = clock.now, clock
 
     def measure(self, budget_s: float, prefixes: Mapping[str, Iterable[Any]]) -> ProfileFacts:
-        """Run the loader, and the step, for about `budget_s` seconds.
-
-        Raises:
-            OptionError: the loader has no batch, or a prefix has other batches.
-        """
+        """Run the loader, and the step, for about `budget_s` seconds."""
         view, together = self._view, self._step is not None or self._device is not None
         # Without a step the loader has the time of its runs.
         parts = _PARTS if together else (_PARTS[0] + _PARTS[1], 0.0, 0.0, _PARTS[2] + _PARTS[3])

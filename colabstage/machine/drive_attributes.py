@@ -166,11 +166,6 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
 
     Returns:
         "" when all of them are; otherwise why the client cannot say, in words.
-
-    Raises:
-        DriveDisconnectedError: the client died meanwhile.
-        DriveError: they are not, after `timeout_s` seconds.
-        CancelledError: the work was cancelled.
     """
     # Set by any of the files: it shows that this client does report what waits.
     began, has_waited = SYSTEM_CLOCK.now(), False
@@ -198,8 +193,8 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
             if now - began > timeout_s:
                 how = f"what is in the cloud has another MD5 ({found})" if found else why
                 msg = (
-                    f"'{path}' was written, but had not arrived in the cloud after {format_duration(timeout_s)}: {how}. "
-                    "It is on this machine: keep the session open and publish it again, which continues to wait and "
+                    f"'{path}' was written, but had not arrived in the cloud after {format_duration(timeout_s)}: {how}."
+                    " It is on this machine: keep the session open and publish it again, which continues to wait and "
                     "copies nothing twice; use a larger timeout when there is much to upload."
                 )
                 raise DriveError(msg)

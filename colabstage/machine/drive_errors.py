@@ -53,9 +53,11 @@ _Cause = tuple[str, str, type[ColabstageError], str]
 _MOUNT_CAUSES: tuple[_Cause, ...] = (
     (
         *("MessageError", "", DriveAuthError),
-        "Google did not grant access to Drive. Run the cell again and, in the dialogue, choose the account that this "
-        "notebook is signed in with and tick every box; browser settings that block third-party cookies or pop-ups "
-        "also end here.",
+        (
+            "Google did not grant access to Drive. Run the cell again and, in the dialogue, choose the account "
+            "that this notebook is signed in with and tick every box; browser settings that block third-party "
+            "cookies or pop-ups also end here."
+        ),
     ),
     (
         *("NotImplementedError", "Enterprise", NotSupportedHereError),
@@ -63,34 +65,46 @@ _MOUNT_CAUSES: tuple[_Cause, ...] = (
     ),
     (
         *("NotImplementedError", "", NotSupportedHereError),
-        "This machine cannot mount Google Drive: google.colab is installed, but this is not a Colab machine. "
-        "stage_dataset takes a local folder, a URL or a share link instead of a path on Drive.",
+        (
+            "This machine cannot mount Google Drive: google.colab is installed, but this is not a Colab machine. "
+            "stage_dataset takes a local folder, a URL or a share link instead of a path on Drive."
+        ),
     ),
     (
         *("AttributeError", "kernel", NotSupportedHereError),
-        "Drive can only be mounted from a notebook cell, because the permission is asked for in the browser. This is "
-        "a script or a shell: mount Drive in a cell first; scripts started afterwards can use it.",
+        (
+            "Drive can only be mounted from a notebook cell, because the permission is asked for in the browser. "
+            "This is a script or a shell: mount Drive in a cell first; scripts started afterwards can use it."
+        ),
     ),
     (
         *("KeyError", "", NotSupportedHereError),
-        "A variable that Colab sets in its notebooks is missing, so this process is not one of Colab's notebook "
-        "kernels. Mount Drive in a notebook cell.",
+        (
+            "A variable that Colab sets in its notebooks is missing, so this process is not one of Colab's "
+            "notebook kernels. Mount Drive in a notebook cell."
+        ),
     ),
     (
         *("TIMEOUT", "", DriveError),
-        "The Drive client started for '{place}' but said nothing until the deadline. Run the cell again; if that does "
-        "not help, restart the session ('Disconnect and delete runtime').",
+        (
+            "The Drive client started for '{place}' but said nothing until the deadline. Run the cell again; if "
+            "that does not help, restart the session ('Disconnect and delete runtime')."
+        ),
     ),
     (
         *("ValueError", "timeout during initial read of root folder", DriveError),
-        "Drive took too long to list 'My Drive': it holds too many items at its top level. Call "
-        "mount_drive(timeout_s=600), which gives it more time (each attempt gets further, because what was listed is "
-        "kept), then move files from the top level into folders.",
+        (
+            "Drive took too long to list 'My Drive': it holds too many items at its top level. Call "
+            "mount_drive(timeout_s=600), which gives it more time (each attempt gets further, because what was "
+            "listed is kept), then move files from the top level into folders."
+        ),
     ),
     (
         *("ValueError", "domain policy", DriveAuthError),
-        "The administrator of this Google account has disabled Drive for desktop, which Colab uses. Ask for it to be "
-        "enabled (support.google.com/a/answer/7496409), or use another account.",
+        (
+            "The administrator of this Google account has disabled Drive for desktop, which Colab uses. Ask for "
+            "it to be enabled (support.google.com/a/answer/7496409), or use another account."
+        ),
     ),
     (
         *("ValueError", "must not contain a space", OptionError),
@@ -102,8 +116,10 @@ _MOUNT_CAUSES: tuple[_Cause, ...] = (
     ),
     (
         *("ValueError", "must not already contain files", TargetExistsError),
-        "The mount point '{place}' is a local folder with files in it, written there while Drive was not mounted; they "
-        "are not on Drive. Move them elsewhere, then mount again.",
+        (
+            "The mount point '{place}' is a local folder with files in it, written there while Drive was not "
+            "mounted; they are not on Drive. Move them elsewhere, then mount again."
+        ),
     ),
     (
         *("ValueError", "must either be a directory or not exist", TargetExistsError),
@@ -119,32 +135,42 @@ _MOUNT_CAUSES: tuple[_Cause, ...] = (
     ),
     (
         *("ValueError", "mount failed", DriveError),
-        "The Drive client ended before '{place}' was mounted, as it does when nobody answers the dialogue that asks "
-        "for access. Run the cell again and answer it; if that does not help, restart the session ('Disconnect and "
-        f"delete runtime'). The client's log is {_LOG}.",
+        (
+            "The Drive client ended before '{place}' was mounted, as it does when nobody answers the dialogue "
+            "that asks for access. Run the cell again and answer it; if that does not help, restart the session "
+            f"('Disconnect and delete runtime'). The client's log is {_LOG}."
+        ),
     ),
     (
         *("OSError", "Transport endpoint", DriveDisconnectedError),
-        "The mount at '{place}' is dead ({error}). Run the cell again; if that does not help, restart the session "
-        "('Disconnect and delete runtime').",
+        (
+            "The mount at '{place}' is dead ({error}). Run the cell again; if that does not help, restart the "
+            "session ('Disconnect and delete runtime')."
+        ),
     ),
 )
 
 _FLUSH_CAUSES: tuple[_Cause, ...] = (
     (
         *("ValueError", "flush_and_unmount failed", DriveError),
-        "Drive {how}, so not everything is uploaded. What is still waiting is only on this machine: keep the "
-        "session open and call flush_drive() again{remedy}.",
+        (
+            "Drive {how}, so not everything is uploaded. What is still waiting is only on this machine: keep the "
+            "session open and call flush_drive() again{remedy}."
+        ),
     ),
     (
         *("NotImplementedError", "", NotSupportedHereError),
-        "This machine cannot flush Google Drive ({error}). Files are uploaded in the background; look for them on "
-        "drive.google.com before the session ends.",
+        (
+            "This machine cannot flush Google Drive ({error}). Files are uploaded in the background; look for "
+            "them on drive.google.com before the session ends."
+        ),
     ),
     (
         *("KeyError", "", NotSupportedHereError),
-        "A variable that Colab sets in its notebooks is missing ({error}), so Drive cannot be flushed from here. "
-        "Call flush_drive() in a notebook cell.",
+        (
+            "A variable that Colab sets in its notebooks is missing ({error}), so Drive cannot be flushed from "
+            "here. Call flush_drive() in a notebook cell."
+        ),
     ),
 )
 

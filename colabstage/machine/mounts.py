@@ -98,13 +98,11 @@ class Mount:
     """One line of the mount table."""
 
     mountpoint: Path
-    """The folder that it is mounted at."""
     fstype: str
     """The kernel's name for the type: `ext4`, `nfs4`, `fuse.drive`."""
     source: str
     """What is mounted, as the file system describes it."""
     readonly: bool = False
-    """Whether nothing there can be changed."""
     device: str = ""
     """The kernel's number of the file system, which is the same at each place where it is mounted."""
     root: Path = Path("/")
@@ -459,23 +457,14 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
 
 
 def require_answer(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> None:
-    """Make sure that paths can be used, as `silence_of` does.
-
-    Raises:
-        DriveNotMountedError: one of them is meant to be on a Drive, and none is mounted there.
-        DriveDisconnectedError: the mount of one of them is dead, or does not answer in `timeout_s` seconds.
-    """
+    """Make sure that paths can be used, as `silence_of` does."""
     error = silence_of(*paths, timeout_s=timeout_s)
     if error is not None:
         raise error
 
 
 def require_drive(*paths: str | os.PathLike[str]) -> None:
-    """Make sure that paths that are meant to be on a Drive have one; nothing on it is touched.
-
-    Raises:
-        DriveNotMountedError: one of them has none.
-    """
+    """Make sure that paths that are meant to be on a Drive have one; nothing on it is touched."""
     table = list_mounts()
     absent = _absent_drive(paths, [follow_links(path, mounts=table) for path in paths], table)
     if absent is not None:
@@ -504,10 +493,6 @@ def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
     """Make sure that places can be used, as `require_answer` does, and at the end that no Drive was unmounted.
 
     For work that writes to them: without its Drive a path is one of the local disk, where writing succeeds as well.
-
-    Raises:
-        DriveNotMountedError: there is none, or it was unmounted meanwhile, whatever the block raised.
-        DriveDisconnectedError: as `require_answer`.
     """
     require_answer(*places)
     roots = {root for place in places if (root := drive_root(place)) is not None}
@@ -574,11 +559,7 @@ def outside(root: Path) -> Iterator[None]:
 
 
 def check_unused(root: Path) -> None:
-    """Refuse to unmount a Drive that this process uses.
-
-    Raises:
-        DriveError: the current folder, an open file or a mapping is below `root`; the message names them.
-    """
+    """Refuse to unmount a Drive that this process uses."""
     folder = current_folder()
     if folder is not None and folder.is_relative_to(root):
         msg = f"The current folder is on Drive ({folder}). Leave it first: os.chdir('/content')."
@@ -684,10 +665,6 @@ def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
 
     Where none of them is on a slow mount, `work` is simply called. Otherwise a thread calls it, with the caller's
     context, and the caller waits: interrupts, and whatever `work` raises, reach the caller as usual.
-
-    Raises:
-        DriveDisconnectedError: a mount has not answered for 45 seconds, or has died and its calls do not return.
-        Exception: whatever `work` raises.
     """
     return run_watched_for_caller(lambda _: work(), *places)
 

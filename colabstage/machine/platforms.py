@@ -183,10 +183,6 @@ def detect_platform(
         environ: the environment; this process's by default, read now.
         path_exists: whether a path exists; by default on the real disk.
         modules: the imported modules by name; this process's by default.
-
-    Raises:
-        OptionError: `COLABSTAGE_PLATFORM` has a value that names no platform.
-
     >>> detect_platform(environ={"KAGGLE_KERNEL_RUN_TYPE": "Batch", "COLAB_RELEASE_TAG": "release"}).name
     'kaggle'
     """

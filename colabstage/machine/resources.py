@@ -79,10 +79,6 @@ def free_space(path: Path) -> int:
     """Count the bytes that this user can still write under `path`, which need not exist yet.
 
     On a Drive mount this is what is left of the account's quota, not of the local disk.
-
-    Raises:
-        DriveDisconnectedError: `path` is on a mount whose client has died.
-        TargetNotWritableError: the file system cannot be asked.
     """
     place = Path(os.path.abspath(path))  # noqa: PTH100 - resolving links would touch every folder on the way
     for candidate in (place, *place.parents):
@@ -117,9 +113,6 @@ def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -
         needed_bytes: how many, at the peak of the work.
         what: what needs them, as the subject of a sentence ("The pack of 'cats.zip'").
         remedy: what to do instead of freeing space, as the end of a sentence; general advice by default.
-
-    Raises:
-        NotEnoughSpaceError: they do not fit; the message has both figures.
     """
     free = free_space(path)
     if free >= needed_bytes:

@@ -235,12 +235,6 @@ def run_with_one_remount(
         place: any path on the Drive that `work` depends on; for a path elsewhere, `work` is called once.
         touches: other paths that it uses, which may be on a mount. A mount that begins to hang is an error.
         notice: called with a sentence when Drive was mounted again.
-
-    Raises:
-        DriveQuotaError: the file could not be read because Drive's download quota is used up.
-        DriveDisconnectedError: Drive died and was not mounted again, whatever `work` raised; the message says why.
-        DriveError, NotSupportedHereError: mounting again failed; the reason is the error's cause.
-        Exception: whatever `work` raises.
     """
     root = drive_root(place)
 

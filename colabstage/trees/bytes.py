@@ -59,9 +59,6 @@ class LocalBytes(Closing):
         path: the file. It may be unlinked or replaced while this is open; the bytes stay those of the file opened.
         label: its address for messages; the path by default.
         follow: whether `path` may be a link.
-
-    Raises:
-        SourceNotFoundError: there is no such file.
     """
 
     def __init__(self, path: Path, *, label: str | None = None, follow: bool = True) -> None:

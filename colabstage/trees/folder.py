@@ -70,11 +70,6 @@ class FolderTree(Tree):
         found: called, in any thread, with the paths of some files as soon as these are known to exist.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
-
-    Raises:
-        SourceNotFoundError: there is no such folder, or a part of it vanished while it was listed.
-        SourceReadError: `path` is not a folder, or a listing failed for good.
-        DriveDisconnectedError: the mount is dead.
     """
 
     kind = "folder"
@@ -121,12 +116,7 @@ class FolderTree(Tree):
         return FolderFile(self.path_of(entry), entry.size, times=self._times)
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one file: one open, one read, one close.
-
-        Raises:
-            OSError: as the disk or mount answers.
-            SourceReadError: the file is no longer `entry.size` bytes long.
-        """
+        """Return the whole content of one file: one open, one read, one close."""
         handle = os.open(self._about_to_read(entry), _OPEN_FLAGS)
         try:
             # One byte more than listed: a longer file shows without a further call.
@@ -147,11 +137,7 @@ class FolderTree(Tree):
         return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content of one file in pieces of at most 16 MiB; the file is open only while one is read.
-
-        Raises:
-            As `read`.
-        """
+        """Yield the content of one file in pieces of at most 16 MiB; the file is open only while one is read."""
         path = self._about_to_read(entry)
         # One byte more than listed: a longer file shows.
         for offset, length in block_ranges(entry.size + 1, PIECE_BYTES):
@@ -191,12 +177,7 @@ class FolderFile:
         self._open: LocalBytes | None = None
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Read up to `length` bytes at `offset`.
-
-        Raises:
-            OSError: as the disk or mount answers.
-            SourceReadError: the file is no longer as long as it was listed, or was written to.
-        """
+        """Read up to `length` bytes at `offset`."""
         # A name of this thread's own keeps the handle open while it reads, also when another one releases the file.
         file = self._open
         if file is None:
@@ -231,9 +212,6 @@ def folder_stamps(
 
     Returns:
         For each name the time in ns, `None` where there is no such folder any more.
-
-    Raises:
-        OSError: as the disk or mount answers.
     """
     root = os.fspath(path)
 
@@ -258,9 +236,6 @@ def _check_time(path: str, handle: int, written_ns: int) -> None:
     """Refuse a part of a file that was written to after another part of it was read, or while this one was.
 
     Its time in the listing is not compared: a mount may tell it in another precision.
-
-    Raises:
-        SourceReadError: it was.
     """
     if _written_ns(handle) != written_ns:
         msg = (
@@ -350,11 +325,9 @@ class _Other(NamedTuple):
     """An entry of a folder that is no file."""
 
     name: str
-    """Its name in the tree."""
     kind: Literal["folder", "native", "broken"]
     """What it is; "native" is a document of Google's own kinds, "broken" a link that leads nowhere."""
     through_link: bool
-    """Whether the entry is a link."""
 
 
 @dataclass(slots=True)
@@ -364,13 +337,9 @@ class _Looked:
     total: int = 0
     """How many there are, junk included."""
     names: list[str] = field(default_factory=list)
-    """Of the files, as the tree has them."""
     sizes: list[int] = field(default_factory=list)
-    """Of the files, in bytes."""
     times_ns: list[int] = field(default_factory=list)
-    """When the files were written."""
     others: list[_Other] = field(default_factory=list)
-    """The few that are none."""
 
     def add(self, other: _Looked) -> None:
         """Append others."""
@@ -390,9 +359,7 @@ class _Listed(NamedTuple):
     looped: bool
     """Whether a link leads back to a folder that it is in."""
     unseen: list[os.DirEntry[str]]
-    """Entries that nobody has looked at yet."""
     looked: list[_Looked]
-    """What the others are."""
 
 
 class _LevelWalk:

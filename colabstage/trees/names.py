@@ -51,11 +51,7 @@ DEFAULT_LIMITS = ArchiveLimits()
 
 
 def check_limits(archive: str, members: int, total_bytes: int, archive_bytes: int, limits: ArchiveLimits) -> None:
-    """Refuse an archive whose headers promise more than `limits` allow.
-
-    Raises:
-        UnsafeArchiveError: too many members, too much content, or too much content for the archive's own size.
-    """
+    """Refuse an archive whose headers promise more than `limits` allow."""
     if members > limits.max_members:
         problem = f"holds {members:,} members, more than the limit of {limits.max_members:,} (max_members)"
     elif total_bytes > limits.max_total_bytes:
@@ -124,10 +120,6 @@ def are_plain_names(names: Sequence[str]) -> bool:
 def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
     """Return the name of a file inside a tree, from the name that an archive gives it: without a root, `./` and doubled
     slashes. `folder`: whether it is a folder's, which may end in a slash; "." is the tree itself.
-
-    Raises:
-        UnsafeArchiveError: the name is empty, climbs out with `..`, ends in a slash though it is a file's, or carries a
-            NUL, or is in hundreds of folders.
     """
     if not is_odd_name(raw):
         return raw
@@ -146,11 +138,7 @@ def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
 
 
 def resolve_link(archive: str, name: str, target: str) -> str:
-    """Return the name inside the archive that the symbolic link `name` points to.
-
-    Raises:
-        UnsafeArchiveError: the link points outside the archive.
-    """
+    """Return the name inside the archive that the symbolic link `name` points to."""
     # Decided by words, not by a disk: nothing has been unpacked yet.
     resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     if not target or "\0" in target or target.startswith("/") or resolved == ".." or resolved.startswith("../"):
@@ -193,9 +181,6 @@ def check_collisions(archive: str, files: Collection[str], folders: Iterable[str
         archive: its address, for messages.
         files: cleaned names of all members that are not folders.
         folders: cleaned names of the folders that the archive lists.
-
-    Raises:
-        UnsafeArchiveError: a name occurs twice, or a file is also the folder of another member.
     """
     twice = first_repeated(files)
     if twice is not None:
@@ -248,9 +233,6 @@ def check_case_collisions(archive: str, names: Iterable[str]) -> None:
     """Refuse names that one folder cannot hold on a disk that ignores case or the way accents are encoded.
 
     Only extraction onto a disk needs this.
-
-    Raises:
-        UnsafeArchiveError: two names differ in upper and lower case only, or in the encoding of accents only.
     """
     paths = list(names)
     seen: dict[str, str] = {}
@@ -269,11 +251,7 @@ def _folded(name: str) -> str:
 
 
 def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> None:
-    """Refuse names that no Linux file system takes. `room_bytes`: what a whole name may take.
-
-    Raises:
-        UnsafeArchiveError: a name, or one part of it, is too long.
-    """
+    """Refuse names that no Linux file system takes. `room_bytes`: what a whole name may take."""
     for name in names:
         # No character takes more than four bytes, so most names need no closer look.
         if len(name) * 4 <= _MAX_PART_BYTES:

@@ -92,13 +92,7 @@ class SingleFileTree(Tree):
 
 
 def recognise(path: Path) -> TreeFormat | None:
-    """Return what can be opened at `path`: a folder, an archive, a compressed file; `None` for anything else.
-
-    Raises:
-        SourceNotFoundError: there is nothing; the message says what is there instead.
-        SourceReadError, DriveDisconnectedError: the disk or mount does not say what is there.
-        OSError: as the disk or mount answers when the file is read.
-    """
+    """Return what can be opened at `path`: a folder, an archive, a compressed file; `None` for anything else."""
     if _is_folder(path):
         return "folder"
     with LocalBytes(path) as source:
@@ -106,11 +100,7 @@ def recognise(path: Path) -> TreeFormat | None:
 
 
 def recognise_archive(source: ByteSource) -> ArchiveKind | None:
-    """Return what kind of archive the bytes are, by the beginning of the file; `None` when they are none.
-
-    Raises:
-        OSError: as the medium answers.
-    """
+    """Return what kind of archive the bytes are, by the beginning of the file; `None` when they are none."""
     head = source.pread(HEAD_BYTES, 0)
     # Uncompressed kinds first: telling them takes no unpacking.
     if is_zip_head(head):
@@ -137,15 +127,6 @@ def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimit
         spool: a folder on a local disk for the unpacked form of what is compressed as a whole; nothing stays in it.
         workers: how many folders are listed at once; for folders on a mounted Drive.
         limits: what an archive's headers may promise.
-
-    Raises:
-        SourceNotFoundError: there is nothing at `path`; the message says what is there instead.
-        SourceReadError, DriveDisconnectedError: a folder could not be listed.
-        OSError: as the disk or mount answers when an archive is read.
-        ArchiveError: the file is not an archive; the message says what it is.
-        CorruptArchiveError, UnsafeArchiveError: as for `ZipTree` and `TarTree`.
-        MissingDependencyError: a 7z or rar, and neither tool nor package that reads it.
-        NotEnoughSpaceError: the unpacked form does not fit in `spool`.
     """
     if _is_folder(path):
         return FolderTree(path, workers=workers)
@@ -171,9 +152,6 @@ def open_archive(
         name: what the service calls it, for where its address does not say what it is.
         zip_encoding: of a zip's names, where it does not declare it.
         cancellation: looked at while what is compressed as a whole is unpacked.
-
-    Raises:
-        Everything that `open_tree` raises for a file.
     """
     try:
         kind = recognise_archive(source)
@@ -250,9 +228,6 @@ class OnlyTree(TreeView):
         tree: the whole.
         only: what `read_only` gives: paths in the tree, and patterns. In these `*` stands for a part of a name and
             `**` for any folders; a folder that fits stands for all in it.
-
-    Raises:
-        SourceNotFoundError: one fits nothing; the message has names that are near.
     """
 
     def __init__(self, tree: Tree, only: Sequence[str]) -> None:

@@ -283,13 +283,6 @@ class ToolArchiveTree(Tree):
         spool: a folder on a local disk with room for the content; created if need be.
         limits: how much content the listing may declare.
         cancellation: checked several times a second while a tool works, and between the parts of a copy.
-
-    Raises:
-        MissingDependencyError: neither a tool nor a package that reads it is installed.
-        ArchiveError: it is encrypted, or one volume of several.
-        CorruptArchiveError: it is truncated or damaged.
-        UnsafeArchiveError: a member that no archive should have, or more content than `limits` allow.
-        TargetNotWritableError: nothing can be written in `spool`.
     """
 
     unpacked: Path
@@ -395,12 +388,7 @@ def _check_listed(archive: str, members: list[_Listed]) -> dict[str, _Listed]:
 
 
 def _check_unpacked(archive: str, folder: Path, files: Mapping[str, _Listed]) -> None:
-    """Look at all that the tool left: nothing but the listed files, each with its size and checksum.
-
-    Raises:
-        UnsafeArchiveError: something else is there.
-        CorruptArchiveError: a file is missing or not what was listed.
-    """
+    """Look at all that the tool left: nothing but the listed files, each with its size and checksum."""
     found = set(_walk(archive, folder))
     if extra := found - files.keys():
         msg = f"'{archive}' is refused: it unpacks to {min(extra)!r}, which it does not list."

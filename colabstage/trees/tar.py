@@ -83,13 +83,10 @@ class TarMember(NamedTuple):
     link: str
     """Target of a link, uncleaned."""
     offset: int
-    """Offset of the content."""
     size: int
-    """Length of the content."""
     mtime_ns: int
     """In nanoseconds since 1970; 0 for what is no time."""
     executable: bool = False
-    """For its owner."""
 
 
 class _HeaderBlock(NamedTuple):
@@ -100,22 +97,13 @@ class _HeaderBlock(NamedTuple):
     size: int
     """Of what follows the block, in bytes."""
     mtime: int
-    """In seconds since 1970."""
     kind: bytes
-    """The type flag."""
     link: bytes
-    """Where a link leads."""
     mode: int
-    """Unix file mode."""
 
 
 def scan_members(source: ByteSource) -> Iterator[TarMember]:
-    """Yield every member of an uncompressed tar, in the archive's order.
-
-    Raises:
-        CorruptArchiveError: the file is truncated, damaged or no tar, and the message says where and which.
-        ArchiveError: a member is sparse or continues in another volume.
-    """
+    """Yield every member of an uncompressed tar, in the archive's order."""
     at = 0
     blocks = _Blocks(source)
     shared: dict[str, str] = {}
@@ -327,13 +315,6 @@ class TarTree(Tree):
         spool: a folder on a local disk with room for the unpacked form of a compressed archive; created if need be.
         limits: what the headers may promise.
         cancellation: looked at while it is unpacked and while its headers are read.
-
-    Raises:
-        CorruptArchiveError: truncated, damaged, or no tar.
-        UnsafeArchiveError: a member that no archive should have, or more content than `limits` allow.
-        ArchiveError: sparse members, or one volume of several.
-        NotEnoughSpaceError: the unpacked form does not fit in `spool`.
-        TargetNotWritableError: nothing can be written in `spool`.
     """
 
     kind = "tar"
@@ -423,11 +404,7 @@ class TarTree(Tree):
 
 
 def _link_target(archive: str, name: str, member: TarMember) -> str:
-    """Return the cleaned name that a link leads to.
-
-    Raises:
-        UnsafeArchiveError: it leads outside the archive.
-    """
+    """Return the cleaned name that a link leads to."""
     if member.kind == "symlink":
         return resolve_link(archive, name, member.link)
     try:

@@ -28,9 +28,6 @@ def parts_of(name: str, siblings: Collection[str]) -> tuple[str, ...]:
     Args:
         name: what the file is called.
         siblings: what else is in its folder.
-
-    Raises:
-        ArchiveError: some are missing, or it is a volume that only a tool joins; the message has the line.
     """
     volume = _VOLUME.fullmatch(name)
     if volume is not None:

@@ -156,12 +156,7 @@ class _Directory:
 
 
 def _read_directory(source: ByteSource) -> _Directory:
-    """Return every member of a zip; reads the end of the file only.
-
-    Raises:
-        CorruptArchiveError: the file is truncated, damaged or no zip, and the message says which.
-        ArchiveError: the archive is one part of several.
-    """
+    """Return every member of a zip; reads the end of the file only."""
     tail_at = max(0, source.size - _TAIL_BYTES)
     tail = source.pread(_TAIL_BYTES, tail_at)
     end = _find_end(source, tail, tail_at)
@@ -197,11 +192,7 @@ def _read_directory(source: ByteSource) -> _Directory:
 
 
 def refuse_volume(source: ByteSource) -> None:
-    """Refuse the end of a zip in several parts, which does not begin as a zip.
-
-    Raises:
-        ArchiveError: it is one; the message has the line that joins them.
-    """
+    """Refuse the end of a zip in several parts, which does not begin as a zip."""
     tail_at = max(0, source.size - _TAIL_BYTES)
     with contextlib.suppress(CorruptArchiveError):
         _find_end(source, source.pread(_TAIL_BYTES, tail_at), tail_at)
@@ -382,9 +373,6 @@ def _unix_time_ns(date: int, time: int) -> int:
 def _decode_names(archive: str, directory: _Directory, encoding: str | None) -> tuple[dict[int, bytes], set[int]]:
     """Make text of the names that are not plain ASCII; return these names as they are stored, by number, and the
     numbers of those whose encoding the archive leaves open.
-
-    Raises:
-        ArchiveError: one of those is none in `encoding`.
     """
     names, flags = directory.names, directory.facts["flags"]
     undeclared: set[int] = set()
@@ -427,11 +415,6 @@ class ZipTree(Tree):
         limits: what the headers may promise.
         encoding: of names whose encoding the archive does not declare; by default UTF-8 where all of them are in it,
             and cp437, the format's own, where not.
-
-    Raises:
-        CorruptArchiveError: truncated, damaged, or no zip.
-        UnsafeArchiveError: a member that no archive should have, or more content than `limits` allow.
-        ArchiveError: password-protected, packed with a method that is not read here, or not in `encoding`.
     """
 
     kind = "zip"
@@ -485,9 +468,6 @@ class ZipTree(Tree):
     ) -> tuple[list[int], list[str]]:
         """Clean the names; return the number of each member that is a file or a link, junk left out, and the names of
         those that are folders. `changed` gets the stored names of those that are cleaned.
-
-        Raises:
-            UnsafeArchiveError: one breaks a rule of `names`.
         """
         numbers: list[int] = []
         folders: list[str] = []
@@ -520,11 +500,7 @@ class ZipTree(Tree):
         return numbers, folders
 
     def _without_repeated(self, numbers: list[int], directory: _Directory) -> tuple[list[int], list[str]]:
-        """Return the members by name, the first of those that are the same; and the names of the others.
-
-        Raises:
-            UnsafeArchiveError: two of one name differ.
-        """
+        """Return the members by name, the first of those that are the same; and the names of the others."""
         names, facts = directory.names, directory.facts
         numbers.sort(key=names.__getitem__)
         repeats = [second for first, second in pairwise(numbers) if names[first] == names[second]]
@@ -541,9 +517,6 @@ class ZipTree(Tree):
     def _check_readable(self, facts: dict[str, NDArray[Any]], names: list[str], numbers: NDArray[np.int64]) -> None:
         """Refuse what no member can be read of, by the directory alone: nothing is staged for an hour before the first
         locked member.
-
-        Raises:
-            ArchiveError: members are encrypted, or packed with a method that is not read here.
         """
         locked = np.flatnonzero(facts["flags"][numbers] & FLAG_ENCRYPTED)
         if len(locked):
