@@ -377,20 +377,6 @@ def test_a_mounted_drive_is_found(real_colab: SimulatedColab) -> None:
 
 
 @pytest.mark.fuse
-def test_a_dead_mount_is_mounted_again(real_colab: SimulatedColab) -> None:
-    """'Transport endpoint is not connected' is what calling mount_drive once more repairs."""
-    cloud_file(real_colab, "a")
-    place = real_colab.root / "content/drive"
-    folder = mount_drive(place)
-    practice_drive(real_colab).kill()
-    assert ask_drives().folder is None
-    with pytest.raises(DriveDisconnectedError, match="has died"):
-        flush_drive()
-    assert mount_drive(place) == folder
-    assert (folder / "a").read_bytes() == b"data"
-
-
-@pytest.mark.fuse
 def test_a_client_that_dies_at_once_is_reported(real_colab: SimulatedColab) -> None:
     """A mount that is dead when it is looked at is no success."""
     real_colab.knobs = ColabKnobs(mount="dies")

@@ -83,11 +83,6 @@ def test_the_colab_package_makes_it_colab_only_on_a_machine_of_colabs() -> None:
     assert detect({}, marker, CONSOLE | {"google.colab": None}).name == "python"
 
 
-def test_the_newer_form_of_release_tags_is_colab_too() -> None:
-    """Since September 2026."""
-    assert detect({"COLAB_RELEASE_TAG": "release-colab-external-images_20260909-060100_RC00"}).name == "colab"
-
-
 def test_kaggle_keeps_no_cache_by_itself_and_says_why() -> None:
     """The folder that lasts is the notebook's output; who wants it can name it."""
     kaggle = detect({"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, ("/kaggle/working",))
