@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.advice import Advice, ProfileFacts, Verdict, advise, format_batch, judge
 from colabstage.diagnose.gpu import GpuMonitor
@@ -27,7 +27,7 @@ from colabstage.diagnose.loaders import (
     packed_instead,
     view_of,
 )
-from colabstage.diagnose.report import Bar, Report, Row, refuse_gone
+from colabstage.diagnose.report import Bar, Report, Row
 from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness, watch_optimizers
 from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError
@@ -91,15 +91,6 @@ class LoaderProfile(Report):
         """Return the seconds that each observed stage takes alone for one batch, in the order of the stages."""
         ends = {"transfer": self.facts.transfer_s, "step": self.facts.step_s}
         return {**self.facts.stages, **{name: seconds for name, seconds in ends.items() if seconds is not None}}
-
-    if not TYPE_CHECKING:  # or any name would pass
-
-        def __getattr__(self, name: str) -> NoReturn:
-            gone = {
-                "spans": "profile.facts.wait_s and .busy_s, the means",
-                "bytes_per_s": "facts.batch_bytes / batch_s",
-            }
-            refuse_gone(self, name, gone)
 
 
 @takes(remedies=_RENAMED)

@@ -12,7 +12,7 @@ import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.page import COLOURS, INK, draw_panel, new_figure, notes, page
@@ -142,13 +142,6 @@ class Report:
             colours=[bar.colour for bar in self.bars],
         )
         return figure
-
-
-def refuse_gone(owner: object, name: str, instead: Mapping[str, str]) -> NoReturn:
-    """Raise the error of an attribute that is missing, with what to write instead if it was there once."""
-    kind = type(owner).__name__
-    msg = f"'{kind}' has no '{name}'." + (f" Write {instead[name]}." if name in instead else "")
-    raise AttributeError(msg, name=name, obj=owner)
 
 
 def _wrap(text: str, first: str, further: str) -> list[str]:

@@ -86,10 +86,6 @@ class Md5Questions(Closing):
     """Ask Drive's client for the MD5 of files while a listing still finds more of them, or before each is read.
 
     One file without an MD5 leaves the whole listing unproved, so asking stops there.
-
-    Args:
-        workers: how many files are asked for at once.
-        heard: called, in any thread, whenever the client has answered for a file.
     """
 
     def __init__(self, *, workers: int = 16, heard: Callable[[], object] = lambda: None) -> None:

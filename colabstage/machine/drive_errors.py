@@ -176,13 +176,7 @@ _FLUSH_CAUSES: tuple[_Cause, ...] = (
 
 
 def mount_error(error: Exception, place: Path, *, log_size: int = 0) -> ColabstageError:
-    """Return the typed error for a failure of `drive.mount(place)`.
-
-    Args:
-        error: what was raised.
-        place: the mount point.
-        log_size: what `drive_log_size` returned before the call.
-    """
+    """Return the typed error for a failure of `drive.mount(place)`."""
     said = str(error)
     # google.colab searches the whole log for this, so after one such failure it gives the same reason for every other.
     if "timeout during initial read" in said and _ROOT_MARK not in _written_since(log_size):
@@ -225,11 +219,7 @@ def drive_log_size() -> int:
 
 def quota_error(error: BaseException, log_size: int) -> DriveQuotaError | None:
     """Return the typed error for a read that failed because Drive's download quota is used up; `None` for any other
-    failure.
-
-    Args:
-        error: what the work raised.
-        log_size: what `drive_log_size` returned before the work began.
+    failure. `log_size`: what `drive_log_size` returned before the work began.
     """
     # A file that changed is not a file that could not be read, whatever the log says about others.
     ours = isinstance(error, ColabstageError)

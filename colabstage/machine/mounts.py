@@ -149,12 +149,7 @@ class MountProbe:
 
 
 def list_mounts(mountinfo: str | None = None) -> MountTable:
-    """Read the mount table, in the order of mounting.
-
-    Args:
-        mountinfo: text in the format of `/proc/self/mountinfo`; that file, read now, by default. Where the system has
-            no such file the table is empty.
-    """
+    """Read the mount table, in the order of mounting."""
     if mountinfo is None:
         try:
             # Not as text: this is read several times in a call, and decoding by a file object takes as long again.
@@ -176,22 +171,13 @@ def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) 
 
     Links are followed up to there: a link on the local disk that points into a slow mount counts as being on that
     mount. The path need not exist.
-
-    Args:
-        path: any path.
-        mounts: the mount table; this machine's by default, read now.
     """
     table = list_mounts() if mounts is None else mounts
     return table.covering(_real(path, table))
 
 
 def follow_links(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Path:
-    """Make a path absolute and follow its links until it enters a slow mount; nothing there is touched.
-
-    Args:
-        path: any path; it need not exist.
-        mounts: the mount table; this machine's by default, read now.
-    """
+    """Make a path absolute and follow its links until it enters a slow mount; nothing there is touched."""
     return Path(_real(path, list_mounts() if mounts is None else mounts))
 
 
@@ -252,10 +238,6 @@ def drive_mountpoint(path: str | os.PathLike[str], *, mounts: MountTable | None 
 
     A path on anything else that is mounted there is on that. Links are followed, and nothing on a slow mount is
     touched.
-
-    Args:
-        path: any path; it need not exist.
-        mounts: the mount table; this machine's by default, read now.
     """
     table = list_mounts() if mounts is None else mounts
     return _drive_of(follow_links(path, mounts=table), table)
@@ -309,11 +291,6 @@ def place_in(
 
     Links, bind mounts, Drive's two spellings and names that differ in case alone are seen through. `.` means that both
     are one folder or file. Neither need exist, and nothing on a slow mount is touched.
-
-    Args:
-        path: any path.
-        folder: another.
-        mounts: the mount table; this machine's by default, read now.
     """
     table = list_mounts() if mounts is None else mounts
     inner, outer = (follow_links(one, mounts=table) for one in (path, folder))
@@ -434,10 +411,6 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
     or does not answer; otherwise `None`.
 
     Paths on local disks cost nothing; each slow mount costs two small child processes where it answers.
-
-    Args:
-        paths: any paths; none of them is touched.
-        timeout_s: seconds that each mount may take; 10 by default.
     """
     # Every public function asks this first: a call into a mount that hangs never returns, a thread in such a call even
     # keeps the interpreter from ending, and a dead mount fails differently in every function.

@@ -179,10 +179,6 @@ def detect_platform(
 
     `COLABSTAGE_PLATFORM` overrides the answer, and `COLABSTAGE_LOCAL_DIR` replaces the platform's fast folder.
 
-    Args:
-        environ: the environment; this process's by default, read now.
-        path_exists: whether a path exists; by default on the real disk.
-        modules: the imported modules by name; this process's by default.
     >>> detect_platform(environ={"KAGGLE_KERNEL_RUN_TYPE": "Batch", "COLAB_RELEASE_TAG": "release"}).name
     'kaggle'
     """

@@ -49,11 +49,7 @@ class Resources:
 
 
 def read_resources(*, root: Path = _SYSTEM) -> Resources:
-    """Read the cores and the memory that this process may use, now.
-
-    Args:
-        root: the folder that holds `proc` and `sys`; another one for a machine described by files.
-    """
+    """Read the cores and the memory that this process may use, now."""
     figures = {name: 1024 * kib for name, kib in _read_table(root / "proc/meminfo").items()}
     computer = figures.get("MemTotal:", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = figures.get("MemAvailable:", computer)

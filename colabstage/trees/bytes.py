@@ -163,13 +163,7 @@ class SharedBytes(Closing):
 
 
 class RequestedBytes:
-    """Bytes behind a callable that reads a range: a service's file, an archive's member.
-
-    Args:
-        request: reads so many bytes from an offset on: `request(length, offset)`.
-        size: how many there are.
-        label: their address, for messages.
-    """
+    """Bytes behind a callable that reads a range: a service's file, an archive's member."""
 
     def __init__(self, request: Callable[[int, int], bytes], size: int, *, label: str) -> None:
         self._request = request

@@ -120,11 +120,6 @@ def _without_copies(trees: Sequence[Tree]) -> list[FileEntries]:
 class JoinedTree(TreeView):
     """The files of several trees as one tree; a file that several have with the same content is there once. Closing it
     closes them all.
-
-    Args:
-        label: its address, for messages.
-        parts: the readable name of each tree, and the tree.
-        joining: how their files are named; decided by `plan_joining` without it.
     """
 
     def __init__(self, label: str, parts: Sequence[tuple[str, Tree]], *, joining: Joining | None = None) -> None:

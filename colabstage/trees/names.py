@@ -175,13 +175,7 @@ def notes_on_members(skipped_links: Sequence[str], repeated: Sequence[str]) -> t
 
 
 def check_collisions(archive: str, files: Collection[str], folders: Iterable[str] = ()) -> None:
-    """Refuse names that cannot stand beside each other in one folder.
-
-    Args:
-        archive: its address, for messages.
-        files: cleaned names of all members that are not folders.
-        folders: cleaned names of the folders that the archive lists.
-    """
+    """Refuse names that cannot stand beside each other in one folder."""
     twice = first_repeated(files)
     if twice is not None:
         raise refuse_member(archive, twice, "its name occurs twice, so which of the two is meant is unclear")

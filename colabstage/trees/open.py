@@ -63,13 +63,7 @@ def may_be_single_file(label: str) -> bool:
 
 
 class SingleFileTree(Tree):
-    """One file as a tree.
-
-    Args:
-        source: its bytes; closed with the tree.
-        name: what the file is called.
-        packed: the bytes that those were unpacked from, if any; closed with the tree.
-    """
+    """One file as a tree. `packed`: the bytes that its own were unpacked from; closed with the tree."""
 
     kind = "file"
     source: ByteSource
@@ -120,14 +114,8 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
 
 
 def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
-    """Open a folder, an archive or a compressed file as a tree.
-
-    Args:
-        path: the folder or archive.
-        spool: a folder on a local disk for the unpacked form of what is compressed as a whole; nothing stays in it.
-        workers: how many folders are listed at once; for folders on a mounted Drive.
-        limits: what an archive's headers may promise.
-    """
+    """Open a folder, an archive or a compressed file as a tree. `spool`: a folder on a local disk for the unpacked form
+    of what is compressed as a whole; nothing stays in it."""
     if _is_folder(path):
         return FolderTree(path, workers=workers)
     return open_archive(LocalBytes(path), spool=spool, limits=limits)
