@@ -213,12 +213,12 @@ class _Package:
                 yield archive
         except ColabstageError:
             raise
-        # On damaged bytes their parsers fail with any exception; the classes of others differ between the two.
+        # On damaged bytes their parsers fail with any exception.
         except Exception as error:
-            kind = type(error).__name__
-            if kind == "PasswordRequired":
+            errors = getattr(self._module, "exceptions", self._module)
+            if isinstance(error, errors.PasswordRequired):
                 raise _locked(self._label) from error
-            if kind == "RarCannotExec":
+            if isinstance(error, getattr(errors, "RarCannotExec", ())):
                 raise _nothing_reads(self._label, self._kind) from error
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _full(self._label) from error
