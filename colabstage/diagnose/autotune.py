@@ -132,10 +132,12 @@ def autotune_loader(
 
     stock = partial(DataLoader, dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn)
     makers: dict[str, Callable[..., Any]] = {"DataLoader": stock}
+    tried = makers
     if isinstance(dataset, dataset_h5):
         from colabstage.load.loader import make_loader
 
         makers["make_loader"] = partial(make_loader, dataset, batch_size, device=device, shuffle=shuffle)
+        tried = dict(makers)
         roots: tuple[object, ...] = (dataset.transform, dataset.target_transform)
         reader = dataset.reader
         # Half, because the training needs memory too.
@@ -143,11 +145,11 @@ def autotune_loader(
         per_sample = dataset.per_sample or bool(reader.encoded)
         candidates = our_candidates(resources.cores, fits=fits, per_sample=per_sample)
         # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
-        decodes = reader.encoded or reader.decodes_targets
-        tried = {**makers, "make_loader": partial(makers["make_loader"], memory_budget=0)} if decodes else makers
+        if reader.encoded or reader.decodes_targets:
+            tried["make_loader"] = partial(tried["make_loader"], memory_budget=0)
     else:
         # For another dataset only torch's loader can be tried.
-        roots, candidates, tried = (dataset, collate_fn), stock_candidates(resources.cores), makers
+        roots, candidates = (dataset, collate_fn), stock_candidates(resources.cores)
     trying = _Trying(tried, step)
     with preserve_randomness(), preserve_attributes(roots), warnings.catch_warnings():
         # torch warns about more processes than cores, but whether they help is what is measured here.

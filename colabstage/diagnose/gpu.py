@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
-    from matplotlib.figure import Figure
-
 PROGRAM = "nvidia-smi"
-_GPU_COLUMNS = "index,uuid,name,utilization.gpu,memory.used,memory.total,power.draw,enforced.power.limit"
+_GPU_COLUMNS = "index,uuid,name,utilization.gpu,memory.used,memory.total,power.draw"
 _PROCESS_COLUMNS = "gpu_uuid,pid,process_name,used_gpu_memory"
 # With a lower utilisation no training step can have run in the driver's sampling period.
 _IDLE = 0.05
@@ -75,7 +73,6 @@ class GpuReading:
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     power_w: float | None = None
-    power_limit_w: float | None = None
     processes: tuple[GpuProcess, ...] = ()
     """Those that this process may see."""
 
@@ -143,7 +140,7 @@ def _ask_device(nvml: Any, index: int, *, with_processes: bool) -> GpuReading:
         return None
 
     busy, memory, name = value("UtilizationRates"), value("MemoryInfo"), value("Name") or ""
-    power, limit = value("PowerUsage"), value("EnforcedPowerLimit")
+    power = value("PowerUsage")
     running = value("ComputeRunningProcesses") if with_processes else None
     return GpuReading(
         index=index,
@@ -153,7 +150,6 @@ def _ask_device(nvml: Any, index: int, *, with_processes: bool) -> GpuReading:
         memory_used_bytes=None if memory is None else int(memory.used),
         memory_total_bytes=None if memory is None else int(memory.total),
         power_w=None if power is None else power / 1000,
-        power_limit_w=None if limit is None else limit / 1000,
         processes=tuple(GpuProcess(one.pid, "", one.usedGpuMemory) for one in running or ()),
     )
 
@@ -175,10 +171,9 @@ def _ask_program(timeout_s: float, with_processes: bool) -> tuple[GpuReading, ..
             memory_used_bytes=_mebibytes(used),
             memory_total_bytes=_mebibytes(total),
             power_w=_number(power),
-            power_limit_w=_number(limit),
             processes=tuple(process for gpu, process in running if gpu == uuid),
         )
-        for index, uuid, name, busy, used, total, power, limit in known
+        for index, uuid, name, busy, used, total, power in known
     ]
     return tuple(sorted(readings, key=lambda one: one.index))
 
@@ -254,8 +249,6 @@ class GpuFigures:
     memory_total_bytes: int | None
     power_w: float | None
     """The mean."""
-    power_limit_w: float | None
-    energy_wh: float | None
     processes: tuple[GpuProcess, ...]
     """The processes that computed on it, with the peak memory of each."""
 
@@ -268,8 +261,7 @@ class GpuFigures:
             total = "" if self.memory_total_bytes is None else f" of {format_bytes(self.memory_total_bytes)}"
             parts.append(f"memory {format_bytes(self.memory_bytes)}{total} at its peak")
         if self.power_w is not None:
-            limit = "" if self.power_limit_w is None else f" of {self.power_limit_w:.0f} W"
-            parts.append(f"{self.power_w:.0f} W{limit} on average")
+            parts.append(f"{self.power_w:.0f} W on average")
         return "; ".join(parts)
 
     @property
@@ -293,11 +285,10 @@ class GpuReport(Report):
 def _figures(index: int, samples: Sequence[GpuSample]) -> GpuFigures:
     readings = [gpu for sample in samples for gpu in sample.gpus if gpu.index == index]
     busy = [gpu.utilisation for gpu in readings if gpu.utilisation is not None]
-    power = _mean(gpu.power_w for gpu in readings)
     processes = sorted(
         (process for gpu in readings for process in gpu.processes), key=lambda one: (one.pid, one.memory_bytes or 0)
     )
-    last, seconds = readings[-1], samples[-1].seconds - samples[0].seconds
+    last = readings[-1]
     return GpuFigures(
         index=index,
         name=last.name,
@@ -308,9 +299,7 @@ def _figures(index: int, samples: Sequence[GpuSample]) -> GpuFigures:
             (one.memory_used_bytes for one in readings if one.memory_used_bytes is not None), default=None
         ),
         memory_total_bytes=last.memory_total_bytes,
-        power_w=power,
-        power_limit_w=last.power_limit_w,
-        energy_wh=None if power is None else power * seconds / 3600,
+        power_w=_mean(gpu.power_w for gpu in readings),
         # The last of each process is the one with the most memory.
         processes=tuple({process.pid: process for process in processes}.values()),
     )
@@ -404,11 +393,6 @@ class GpuMonitor:
         return self._sampling.taken()
 
     @property
-    def figures(self) -> tuple[GpuFigures, ...]:
-        """Return the means and maxima of each GPU so far."""
-        return self.report().gpus
-
-    @property
     def problem(self) -> str | None:
         """Return why nothing is sampled, or why sampling ended early; `None` if all is well."""
         return self._sampling.problem
@@ -466,14 +450,6 @@ class GpuMonitor:
     def summary(self) -> str:
         """Return the figures of each GPU, and what to do if one is waiting, as text."""
         return str(self.report())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the figures, and every sample, as JSON values."""
-        return self.report().to_dict()
-
-    def plot(self) -> Figure:
-        """Draw how busy each GPU was, as `Report.plot`."""
-        return self.report().plot()
 
     def __enter__(self) -> Self:
         return self.start()

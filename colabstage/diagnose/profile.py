@@ -348,7 +348,7 @@ class Runs:
         first = ahead if len(busy) > 3 * ahead else len(busy) // 3
         wait_s, busy_s = (sum(some[first:]) / max(1, len(some) - first) for some in (waits, busy))
         # The busiest one, because a step usually uses one GPU, and others on the machine are idle.
-        shares = [gpu.utilisation for gpu in monitor.figures if gpu.utilisation is not None]
+        shares = [gpu.utilisation for gpu in monitor.report().gpus if gpu.utilisation is not None]
         return replace(
             facts,
             both_s=wait_s + busy_s or facts.load_s,

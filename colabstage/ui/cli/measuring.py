@@ -114,7 +114,7 @@ def gpu(
         with monitor:
             _follow(monitor, seconds)
         if as_json:
-            print_json(monitor.to_dict())
+            print_json(monitor.report().to_dict())
         elif monitor.samples or not has_driver:
             show(monitor.summary())
         # There is a GPU that does not answer, so something is broken.
