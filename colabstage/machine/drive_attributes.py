@@ -149,7 +149,7 @@ class Md5Questions(Closing):
             if md5:
                 self._md5s[path] = md5
             else:
-                self._why = self._why or why
+                self._why = why
 
 
 def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: Cancellation) -> str:
