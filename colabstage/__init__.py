@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.autotune import autotune_loader
     from colabstage.diagnose.compare import compare_sources
     from colabstage.diagnose.doctor import doctor
-    from colabstage.diagnose.gpu_monitor import GpuMonitor
+    from colabstage.diagnose.gpu import GpuMonitor
     from colabstage.diagnose.profile import LoaderProfile, profile_loader
     from colabstage.errors import ColabstageError
     from colabstage.h5.verify import verify_file
@@ -86,7 +86,7 @@ __all__ = [
 _HOMES = {
     "ColabstageError": "errors",
     "CudaDataLoader": "load.device",
-    "GpuMonitor": "diagnose.gpu_monitor",
+    "GpuMonitor": "diagnose.gpu",
     "LoaderProfile": "diagnose.profile",
     "StagedDataset": "stage.dataset",
     "autotune_loader": "diagnose.autotune",

@@ -133,8 +133,8 @@ REFERENCE = {
             "colabstage.autotune_loader",
             "colabstage.diagnose.autotune.TunedLoader",
             "colabstage.GpuMonitor",
-            "colabstage.diagnose.gpu_monitor.GpuFigures",
-            "colabstage.diagnose.gpu_monitor.GpuSample",
+            "colabstage.diagnose.gpu.GpuFigures",
+            "colabstage.diagnose.gpu.GpuSample",
         ),
     ),
     "errors": ReferencePage(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from colabstage.errors import ColabstageError
 from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import DaemonPool, in_thread
-from colabstage.machine.drive_client import Md5Questions, ask_client
+from colabstage.machine.drive_attributes import Md5Questions, ask_client
 from colabstage.machine.mounts import is_slow_mount, silence_of
 from colabstage.sources.identity import MD5_PROOF, compare_states, drive_md5s, identify_by_times, identify_tree
 from colabstage.sources.parse import (

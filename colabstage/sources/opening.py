@@ -19,7 +19,7 @@ from colabstage.io.ownership import sweep_orphans
 from colabstage.io.progress import LateStep
 from colabstage.io.units import format_count
 from colabstage.io.workspace import disk_use, find_orphans, short_digest
-from colabstage.machine.drive_client import Md5Questions, ask_md5s
+from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.resources import check_space
 from colabstage.sources.download import Download, bring

@@ -11,7 +11,7 @@ from colabstage.errors import OptionError, SourceReadError
 from colabstage.io.environment import require_online
 from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
-from colabstage.machine.drive_client import ask_md5s
+from colabstage.machine.drive_attributes import ask_md5s
 from colabstage.sources.identity import as_one_of_many, identify_remote
 from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
 from colabstage.sources.remote import MountedFile, given_up
