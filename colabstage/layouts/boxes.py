@@ -104,9 +104,6 @@ def boxes_table(
     """Put the boxes of all images into one table, the images in their order.
 
     Splits are those of the images where each has one.
-
-    Raises:
-        BrokenDatasetError: two classes have one name, or a box cannot be one.
     """
     twice = first_repeated(classes)
     if twice is not None:
@@ -212,12 +209,7 @@ class BoxColumns(NamedTuple):
 
 
 def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
-    """Return the columns of a table that are boxes; `None` if there are none.
-
-    Raises:
-        LayoutError: there are boxes in a form that is not read, or nothing that says what is in them; points beside a
-            class, which are none; or masks.
-    """
+    """Return the columns of a table that are boxes; `None` if there are none."""
     runs = next((name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)), None)
     label = next((name for name, one in columns.items() if is_label_name(name) or one.plain in _BOX_LABELS), None)
     whole = (
@@ -347,9 +339,6 @@ def boxes_of_rows(files: Sequence[int], corners: Sequence[Column], label: Column
         files: the number of the file of each row.
         corners, label: the columns.
         name: the names of files by number.
-
-    Raises:
-        LayoutError: a cell is not a number, or a box ends before it begins.
     """
     numbers: dict[int, int] = {}
     firsts: list[int] = []
@@ -422,9 +411,6 @@ def join_records(
         images, lookup: the images, and their names.
         found: the records of each file, by its name.
         per_image: whether each file is about one image, whose name it has.
-
-    Raises:
-        BrokenDatasetError: most images are not there, or one is named twice.
     """
     joined: list[tuple[FileEntry, Record, str]] = []
     used, notes = [], []

@@ -59,10 +59,6 @@ def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
 
     Integers become floats by dividing by their full scale (a power of two), and lose their lower bits if int16 is
     requested; floats become int16 by rounding 32,767 times their value, clipped to -1 and 1.
-
-    Raises:
-        DecodeError: it is damaged, or not audio of a known kind.
-        MissingDependencyError: it is not an uncompressed WAV, and soundfile is not installed.
     """
     wav = _parse_wav(content) if content[:4] == b"RIFF" and content[8:12] == b"WAVE" else None
     if wav is None:
@@ -184,12 +180,7 @@ class ClipOptions:
 
 
 def clip_rows(source: SampleSource, options: ClipOptions) -> tuple[Arrays, str]:
-    """Return the clips of a source as rows of one length, and a note on their form, after examining a few.
-
-    Raises:
-        BrokenDatasetError: they have different lengths, rates or channels, and the options do not say what to do.
-        MissingDependencyError: they are FLAC or the like, and soundfile is not installed.
-    """
+    """Return the clips of a source as rows of one length, and a note on their form, after examining a few."""
     # File sizes stand for lengths, so the shortest and the longest clip are among those examined.
     order = np.argsort(source.sizes, kind="stable")
     chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})

@@ -509,13 +509,6 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         tree: the dataset's files.
         layout: the name of a layout, "auto" for what the evidence states, or a function that makes the table.
         is_more: whether the samples are added to an existing dataset, so that a single class is fine.
-
-    Raises:
-        OptionError: there is no layout of that name.
-        EmptySourceError: the tree holds no sample of any layout.
-        LayoutError: no layout fits; the message says which one nearly does, and how to see why another does not.
-        BrokenDatasetError: the layout was found, but something in the tree is broken or contradicts it.
-        MissingDependencyError: folders or a table may be meant, but a file that may say more needs a package.
     """
     if not isinstance(layout, str | TableFile):
         return layout(tree)
@@ -562,11 +555,7 @@ def _weigh_all(case: Case) -> SampleTable:
 
 @contextmanager
 def _typed(tree: Tree) -> Iterator[None]:
-    """Raise a typed error for a number, a nesting or a size that the files of a tree cannot mean.
-
-    Raises:
-        BrokenDatasetError: in place of Python's own error.
-    """
+    """Raise a typed error for a number, a nesting or a size that the files of a tree cannot mean."""
     try:
         yield
     except ColabstageError:
@@ -651,11 +640,7 @@ def _how_to_open(source: Source, archives: FileEntries) -> tuple[str, ...]:
 
 
 def check_layout_name(layout: str) -> None:
-    """Refuse the name of an unknown layout before any tree is opened.
-
-    Raises:
-        OptionError: `layout` is neither "auto" nor a known name; the message lists them.
-    """
+    """Refuse the name of an unknown layout before any tree is opened."""
     names = ["auto", *(one.name for one in LAYOUTS)]
     if layout not in names:
         # torchvision writes ImageFolder.
@@ -704,11 +689,7 @@ class TableFile:
     """The table in the folder; other tables are ignored."""
 
     def __call__(self, tree: Tree) -> SampleTable:
-        """Return the samples that the table names: images, or otherwise audio clips.
-
-        Raises:
-            LayoutError: it leads to neither.
-        """
+        """Return the samples that the table names: images, or otherwise audio clips."""
         case = Case(Source(tree, hidden=lambda name: is_table(name) and name != self.name))
         found = gather(lambda: case.rows)
         clips = gather(case.state_audio) if isinstance(found, Miss) and not found.claims else found

@@ -115,11 +115,7 @@ def left_out_notes(*parts: tuple[int, str, str]) -> list[str]:
 
 
 def require_files(files: FileEntries, source: Source, what: str) -> FileEntries:
-    """Return the files that a layout requires.
-
-    Raises:
-        EmptySourceError: there are none; `what` is the noun for them.
-    """
+    """Return the files that a layout requires."""
     if len(files):
         return files
     msg = f"'{source.label}' holds no {what}."
@@ -136,11 +132,7 @@ def count_kinds(files: FileEntries) -> str:
 
 
 def images_of(source: Source) -> FileEntries:
-    """Return the images of a source that are in no hidden folder.
-
-    Raises:
-        EmptySourceError: there are none.
-    """
+    """Return the images of a source that are in no hidden folder."""
     images = source.ending_in(IMAGES).in_folders(lambda folder: not any(map(is_foreign, folder.split("/"))))
     return require_files(images, source, "images")
 

@@ -89,10 +89,6 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
         source: the files.
         kind: which of them are samples.
         level: which folder is the class, counted from the first that differs, from 1; negative from the innermost.
-
-    Raises:
-        EmptySourceError: there are no files of that kind; the message says what there is instead.
-        LayoutError: they are not in folders of classes; the message says how they lie.
     """
     return _ClassFolders(source, kind, level).find()
 
@@ -241,9 +237,6 @@ class _ClassFolders:
     ) -> tuple[list[str], dict[str, dict[str, str]]]:
         """Return the class of each file in splits whose folder has a list of names and classes beside the images, and
         the lists.
-
-        Raises:
-            BrokenDatasetError: a list omits a file, or names a class without a folder.
         """
         found: dict[str, dict[str, str]] = {}
         used = []

@@ -95,12 +95,7 @@ class BoxItems:
         )
 
     def rows(self, target: Any, name: str) -> NDArray[Any]:
-        """Return the boxes of one item, `(M,)` of `dtype`, with corners.
-
-        Raises:
-            DecodeError: its boxes cannot be boxes, or have labels or columns of another length.
-            LayoutError: it lacks a column that the first items have, or holds words or unknown classes.
-        """
+        """Return the boxes of one item, `(M,)` of `dtype`, with corners."""
         found = _find_boxes(target, name)
         rows: NDArray[Any] = np.zeros(len(found.places), self.dtype)
         if len(rows):
@@ -149,10 +144,6 @@ def plan_boxes(first: Iterable[LookedAt], dataset: Any, feature: Any = None) -> 
         first: some items, one of which at least has boxes.
         dataset: says the names of classes, as Hugging Face's, torchvision's and others do.
         feature: what Hugging Face's `features` say of the boxes.
-
-    Raises:
-        LayoutError: none has boxes; or what their numbers are cannot be told; or they are words, parts of the image's
-            sides, or of torchvision's raw annotations.
     """
     seen = [(one, _find_boxes(one.target, one.name)) for one in first]
     filled = [(one, found) for one, found in seen if len(found.places)]
@@ -193,12 +184,7 @@ def plan_boxes(first: Iterable[LookedAt], dataset: Any, feature: Any = None) -> 
 
 
 def _find_boxes(target: Any, name: str) -> _Found:
-    """Return the boxes of a target as they are written.
-
-    Raises:
-        LayoutError: it is something else; or boxes in a form that is not known.
-        DecodeError: the boxes are no rows of four numbers.
-    """
+    """Return the boxes of a target as they are written."""
     if isinstance(target, Mapping):
         key = box_key(target)
         if key is None:
@@ -312,11 +298,7 @@ def _as_corners(places: NDArray[np.float64], form: Form, name: str) -> NDArray[n
 
 
 def _form_of(filled: Sequence[tuple[LookedAt, _Found]]) -> Form:
-    """Return what four numbers are that nothing says the form of, by what is possible for all of them.
-
-    Raises:
-        LayoutError: either, or neither.
-    """
+    """Return what four numbers are that nothing says the form of, by what is possible for all of them."""
     limits = (None if one.size is None else (one.size[1], one.size[0]) for one, _ in filled)
     possible = [possible_forms(found.places, limit) for (_, found), limit in zip(filled, limits, strict=True)]
     are_corners, are_sizes = (all(kind) for kind in zip(*possible, strict=True))

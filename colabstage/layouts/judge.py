@@ -40,11 +40,7 @@ if TYPE_CHECKING:
 
 
 def judge(source: Source, found: Evidence) -> SampleTable:
-    """Return the samples, if nothing contradicts what is stated of them.
-
-    Raises:
-        BrokenDatasetError: something does; the message names it, and what to write.
-    """
+    """Return the samples, if nothing contradicts what is stated of them."""
     table = found.table
     _check_spellings(table)
     _check_splits(table)
@@ -94,9 +90,6 @@ def _check_splits(table: SampleTable) -> None:
 def _check_left_over(source: Source, found: Evidence) -> None:
     """Refuse what is left over and may hold more samples, or their labels: archives, documents of Google, and where
     nothing states labels, any file that may.
-
-    Raises:
-        BrokenDatasetError: there is such a file; it is named.
     """
     table = found.table
     left_out = f'or have it left out: layout="{table.layout}".'
@@ -139,11 +132,7 @@ _LOOKED_AT = 8
 
 
 def _check_boxes(table: SampleTable) -> None:
-    """Refuse boxes none of which is in its image: the images were made smaller, or they are those of another dataset.
-
-    Raises:
-        BrokenDatasetError: they are; one is named.
-    """
+    """Refuse boxes none of which is in its image: the images were made smaller, or they are those of another dataset."""
     boxes, source = table.targets, table.inputs.source
     if not isinstance(boxes, Boxes):
         return

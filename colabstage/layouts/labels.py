@@ -43,9 +43,6 @@ def make_labels(
             may be an array.
         samples: what each is called, for messages.
         names: what whole numbers mean, where that is known; a number without a name is named by its digits.
-
-    Raises:
-        BrokenDatasetError: some samples have a label and others none, or words are mixed with numbers.
     """
     if isinstance(labels, np.ndarray):
         return _whole_numbers(labels, names or {})

@@ -153,14 +153,7 @@ class TableSearch:
         self.separator = separator
 
     def state(self) -> Found:
-        """Return what the tables state of the files.
-
-        Raises:
-            EmptySourceError: there are no files of the kind.
-            LayoutError: there is no table.
-            BrokenDatasetError: a table leads to files but cannot be used: its labels are unknown, a row is broken, or
-                tables compete.
-        """
+        """Return what the tables state of the files."""
         if not self.files:
             msg = f"'{self.source.label}' holds no {self.kind.noun}."
             raise EmptySourceError(msg)
@@ -243,11 +236,7 @@ class TableSearch:
         return range(len(rows.files)), targets, classes
 
     def _repeated(self, rows: _Rows, columns: Sequence[Column], *, is_class: bool) -> list[str]:
-        """Return a note on files named by several rows, each of which is a sample.
-
-        Raises:
-            LayoutError: two rows give different classes for one file, and the user has not named the label column.
-        """
+        """Return a note on files named by several rows, each of which is a sample."""
         if len(set(rows.files)) == len(rows.files):
             return []
         firsts: dict[int, int] = {}
@@ -285,9 +274,6 @@ class TableSearch:
     def _roles(self, columns: Mapping[str, Column], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
         submission.
-
-        Raises:
-            LayoutError: as `find_roles`, and no sample submission helps.
         """
         try:
             return find_roles(columns, labels=self.labels)
@@ -301,13 +287,7 @@ class TableSearch:
             raise
 
     def leading(self) -> list[LeadingTable] | str:
-        """Return the tables whose paths lead to files of the kind; why there are none where there are none.
-
-        Raises:
-            LayoutError: there is no table at all.
-            BrokenDatasetError: the requested table does not exist, or one leads to files by two columns, and to
-                different ones.
-        """
+        """Return the tables whose paths lead to files of the kind; why there are none where there are none."""
         tables = self._chosen()
         found = []
         shown = ""
@@ -437,11 +417,7 @@ class TableSearch:
                 raise BrokenDatasetError(msg)
 
     def _rows_with_files(self, found: list[LeadingTable], roles: ColumnRoles) -> _Rows:
-        """Return the rows whose file exists.
-
-        Raises:
-            LayoutError: a path may mean several files.
-        """
+        """Return the rows whose file exists."""
         made = _Rows([], [], [])
         several = len(found) > 1
         for table in found:
@@ -473,11 +449,7 @@ class TableSearch:
         return made
 
     def _that_count(self, found: list[LeadingTable], notes: list[str]) -> list[LeadingTable]:
-        """Return one table, or those of the splits; tables about other files are left out.
-
-        Raises:
-            LayoutError: several tables describe the same files.
-        """
+        """Return one table, or those of the splits; tables about other files are left out."""
         # What was named was chosen among all before, so it is the only one.
         if len(found) == 1 or self.table is not None:
             return found

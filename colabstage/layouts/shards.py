@@ -94,11 +94,7 @@ def split_of_shard(name: str) -> str | None:
 
 
 def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:
-    """Return `scan(number, file)` for each file, in order; in two threads, or more if that proves slow.
-
-    Raises:
-        Everything that `scan` raises; the first stops the others.
-    """
+    """Return `scan(number, file)` for each file, in order; in two threads, or more if that proves slow."""
     found: dict[int, T] = {}
     run_pipeline(
         range(len(files)),

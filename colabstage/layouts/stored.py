@@ -80,11 +80,7 @@ class StoredArray:
 
 
 def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
-    """Return what a .npy file holds; only its header is read.
-
-    Raises:
-        LayoutError: it is no .npy file, or shorter than its header says.
-    """
+    """Return what a .npy file holds; only its header is read."""
     header = _read_header(tree, entry, name)
     # What is packed has this machine's order; an array of another machine is turned row by row.
     native = header.dtype.newbyteorder("=")
@@ -111,11 +107,7 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
 
 
 def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Return the arrays of a .npz archive, those that are compressed included.
-
-    Raises:
-        LayoutError, ArchiveError: it is none.
-    """
+    """Return the arrays of a .npz archive, those that are compressed included."""
     # An .npz is a zip of .npy files.
     inner = ZipTree(open_member(tree, entry))
     return [
@@ -158,11 +150,7 @@ class NpyHeader(NamedTuple):
 
 
 def _write_row_by_row(file: ByteSource, header: NpyHeader) -> LocalBytes:
-    """Write an array in Fortran order row by row into a file without a name, and return its bytes.
-
-    Raises:
-        NotEnoughSpaceError: it does not fit where this machine has room for temporary files.
-    """
+    """Write an array in Fortran order row by row into a file without a name, and return its bytes."""
     rows, column_bytes = header.shape[0], header.shape[0] * header.dtype.itemsize
     columns = header.row_bytes // header.dtype.itemsize
     # The columns of such an array, one after the other, are its inner axes in the other order.
@@ -182,11 +170,7 @@ def _write_row_by_row(file: ByteSource, header: NpyHeader) -> LocalBytes:
 
 
 def npy_header(head: bytes) -> NpyHeader:
-    """Return what the first bytes of a .npy file say.
-
-    Raises:
-        ValueError: they are none; the message is how a sentence about the file goes on.
-    """
+    """Return what the first bytes of a .npy file say."""
     # By its content: what is called .npy may be anything.
     if len(head) < 10 or head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
         msg = "is not a .npy file of a version known here"
@@ -246,9 +230,6 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[Stor
     """Return every dataset of one dimension or more; MATLAB's with axes as MATLAB shows them, samples first.
 
     Soft and external links are followed, to what no other name has led to.
-
-    Raises:
-        LayoutError: it is no HDF5 file, damaged, or a pack, unless `takes_packs`.
     """
     return _Hdf5File(tree, entry).arrays(takes_packs=takes_packs)
 
@@ -452,11 +433,7 @@ def _rows_in_blocks(dataset: Any, name: str, stamp: str, *, along_last: bool) ->
 
 
 def decode_npy(content: Any) -> NDArray[Any]:
-    """Return the array of a .npy file.
-
-    Raises:
-        DecodeError: it is not an array of numbers.
-    """
+    """Return the array of a .npy file."""
     try:
         # Not with numpy's reader, which parses each header again.
         shape, dtype, fortran, start = npy_header(bytes(content[:MAX_HEADER_BYTES]))

@@ -41,11 +41,7 @@ def xml_parser(refuse: Callable[[str], NoReturn]) -> expat.XMLParserType:
 
 
 def xml_text(content: bytes) -> bytes | str:
-    """Return XML as expat takes it: decoded, if it declares one of the encodings of Chinese, Japanese and Korean.
-
-    Raises:
-        ValueError: it is not in the encoding that it declares.
-    """
+    """Return XML as expat takes it: decoded, if it declares one of the encodings of Chinese, Japanese and Korean."""
     found = _ENCODING.match(content)
     try:
         name = codecs.lookup(found[1].decode()).name if found else ""

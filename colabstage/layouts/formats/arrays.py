@@ -61,10 +61,6 @@ _SAME_DIGIT = str.maketrans("123456789", "0" * 9)
 def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     """Return the numeric arrays of a file, samples first: with three axes or more, MATLAB's last axis becomes the
     first.
-
-    Raises:
-        MissingDependencyError: scipy is not installed.
-        LayoutError: the file is damaged.
     """
     try:
         from scipy import io as matlab
@@ -132,9 +128,6 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
         names: paths of all arrays, the key in a file as the last part.
         x, y: last parts of the names of inputs and targets, if the user named them; x alone may be a common part of the
             names to use.
-
-    Raises:
-        LayoutError: no array is named like inputs, or several are for one split.
     """
     every = list(names)
     if x is not None and (y is not None or _called(every, x)):
@@ -273,10 +266,6 @@ def arrays_state(
         source: the files.
         published: arrays of files that well-known datasets are published as.
         x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised.
-
-    Raises:
-        EmptySourceError: there are no files of arrays.
-        LayoutError: one cannot be read, or their lengths differ.
     """
     if not source.ending_in(_SUFFIXES) and not published:
         msg = f"'{source.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
@@ -458,11 +447,7 @@ def _as_labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
 
 
 def _find_arrays(source: Source, *, takes_packs: bool) -> list[StoredArray]:
-    """Return all arrays of a source, by file and key; only headers are read.
-
-    Raises:
-        LayoutError: a file is not what its name says, or a pack (unless `takes_packs`), or there are too many of them.
-    """
+    """Return all arrays of a source, by file and key; only headers are read."""
     files, tree = source.ending_in(_SUFFIXES), source.tree
     if len(files) > _MAX_FILES:
         msg = (
@@ -496,10 +481,6 @@ def array_folder_state(source: Source) -> Evidence:
     """Read .npy files in class folders, with or without split folders above; each file is one sample.
 
     All have the shape and dtype of the first, and are stored as they are.
-
-    Raises:
-        EmptySourceError: there are no .npy files in folders of classes, or they are named like inputs and targets.
-        LayoutError: the first is not an array of numbers.
     """
     files = require_files(source.ending_in((NPY,)), source, ".npy files")
     role = first_with_role(files)

@@ -101,11 +101,7 @@ class ImageSpool:
 
 
 def import_arrow(name: str) -> Any:
-    """Return the module pyarrow.
-
-    Raises:
-        MissingDependencyError: it is not installed; `name` is the file that needs it.
-    """
+    """Return the module pyarrow."""
     try:
         import pyarrow
         import pyarrow.ipc
@@ -117,11 +113,7 @@ def import_arrow(name: str) -> Any:
 
 
 def read_facts(shard: ShardFile) -> FileFacts:
-    """Read a file's schema and the size of its images.
-
-    Raises:
-        CorruptArchiveError: it is truncated or damaged, or neither parquet nor Arrow.
-    """
+    """Read a file's schema and the size of its images."""
     with _ArrowFile(shard) as opened:
         ipc = opened.arrow.ipc
         if opened.head.startswith(_PARQUET):
@@ -156,10 +148,6 @@ def find_rows(shard: ShardFile, number: int, image: str, label: str | None, spoo
         image: the column of images: bytes, or a struct with `bytes` as `datasets` writes it.
         label: the column of labels.
         spool: receives the images that are not stored unchanged in the file.
-
-    Raises:
-        BrokenDatasetError: a row, which the message names, has no image.
-        CorruptArchiveError: the file is truncated or damaged.
     """
     with _ArrowFile(shard) as opened:
         if not opened.head.startswith((_PARQUET, _FEATHER)):
@@ -336,14 +324,6 @@ def arrow_state(source: Source) -> Evidence:
     x is that column; y the first ClassLabel of `datasets`, or the column label: whole numbers, numbers or words; else
     the boxes in a column `objects`, as corners or as a corner and a size, whichever is possible for all of them. Splits
     are those that all files, or the folders they are in, are called after (train-00000-of-00002.parquet).
-
-    Raises:
-        EmptySourceError: there are no such files.
-        MissingDependencyError: pyarrow is not installed.
-        LayoutError: they have no column of images.
-        BrokenDatasetError: files have different columns, or a row has no image; it is named.
-        CorruptArchiveError: a file is damaged or truncated.
-        NotEnoughSpaceError: the unpacked images of parquet files do not fit on the local disk.
     """
     # Files that `datasets` computes and stores beside the data start so.
     entries = source.ending_in(EXTENSIONS).where(
@@ -445,11 +425,7 @@ def _box_names(feature: Any) -> tuple[str, ...]:
 def _boxes_of_rows(
     values: Iterable[Any], source: SampleSource, classes: tuple[str, ...]
 ) -> tuple[Boxes, tuple[str, ...]]:
-    """Return the boxes of all images, and the names of their classes.
-
-    Raises:
-        BrokenDatasetError: an image's boxes differ in form, or their numbers are ambiguous or invalid.
-    """
+    """Return the boxes of all images, and the names of their classes."""
     rows: list[list[Sequence[float]]] = []
     labels: list[Label] = []
     owners: list[str] = []
@@ -479,11 +455,7 @@ def _boxes_of_rows(
 def _boxes_as_corners(
     boxes: NDArray[np.float64], offsets: NDArray[np.int64], source: SampleSource
 ) -> NDArray[np.float64]:
-    """Return boxes as corners, whether they are stored as corners or as a corner and a size.
-
-    Raises:
-        BrokenDatasetError: all boxes fit both forms, or some fit neither.
-    """
+    """Return boxes as corners, whether they are stored as corners or as a corner and a size."""
     are_corners, are_sizes = possible_forms(boxes)
     for number in np.flatnonzero(np.diff(offsets))[:_LOOKED_AT].tolist() if are_sizes else ():
         image = probe_image(bytes(source.read(number)))

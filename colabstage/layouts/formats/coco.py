@@ -61,11 +61,7 @@ class CocoFile(NamedTuple):
         return bool(self.boxes) and not any(isinstance(box, _Annotation) for box in self.boxes)
 
     def records(self, numbers: dict[Any, int]) -> list[Record]:
-        """Return what is stated of each image: the boxes, or the one category.
-
-        Raises:
-            BrokenDatasetError: an image or annotation is broken; the message names it.
-        """
+        """Return what is stated of each image: the boxes, or the one category."""
         made: dict[Any, Record] = {}
         for image in self.images:
             name = _name_of(image)
@@ -145,10 +141,6 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     the ids themselves may have gaps. Columns: iscrowd (0 or 1), area (in pixels of the original image). Images
     without annotations are kept beside boxes. Several files called after splits (instances_train2017.json,
     valid/_annotations.coco.json) are the splits.
-
-    Raises:
-        LayoutError: there is no such file.
-        BrokenDatasetError: an annotation is broken, or most images of a file are not there; they are named.
     """
     # One folder may hold files of both kinds; those of classes are another layout.
     found = [file for file in _files(source, images) if file.is_of_classes == classes]
@@ -203,11 +195,7 @@ def _files(source: Source, images: FileEntries) -> list[CocoFile]:
 
 
 def parse_coco(name: str, content: bytes) -> CocoFile | None:
-    """Return what a file holds; `None` where it is none of COCO's.
-
-    Raises:
-        BrokenDatasetError: it looks like one and is not JSON.
-    """
+    """Return what a file holds; `None` where it is none of COCO's."""
     # First searched as bytes: parsing a gigabyte of JSON takes a minute, and most files are not annotations.
     if not all(mark in content for mark in _MARKS):
         return None

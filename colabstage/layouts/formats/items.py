@@ -62,12 +62,6 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     so an interrupted pack starts again.
 
     `in_caller` makes later calls into the dataset in the caller's thread, when another thread asks for items.
-
-    Raises:
-        OptionError: it has no length, or no items by number.
-        EmptySourceError: it has no items.
-        LayoutError: an item is neither an image nor numbers, or is not `(x, y)`; or as `plan_boxes`.
-        DecodeError: the first item raises an error.
     """
     kind = type(dataset).__name__
     is_one = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -204,13 +198,7 @@ class _Pairs:
         return f"{self.label}[{index}]"
 
     def get(self, index: int) -> tuple[Any, Any]:
-        """Return one item.
-
-        Raises:
-            OSError: as the dataset raises it; it may be temporary.
-            DecodeError: the dataset raised any other error.
-            LayoutError: it is not `(x, y)`.
-        """
+        """Return one item."""
         with self._turn:
             pair = self._kept.get(index)
             if pair is None:

@@ -36,10 +36,6 @@ def kitti_state(source: Source) -> Evidence:
 
     Boxes are left, top, right, bottom as written, in pixels. Columns: truncated, occluded, alpha, dimensions (height,
     width, length in metres), location (x, y, z in metres), rotation_y. `DontCare` regions are the last class.
-
-    Raises:
-        LayoutError: there is no folder label_2 beside one called image_2.
-        BrokenDatasetError: a line is not of fifteen columns of numbers; it is named.
     """
     texts = source.ending_in((".txt",)).where(lambda name: name.endswith(".txt") and folder_of(name) == _LABELS)
     labels = {posixpath.splitext(normal(entry.name))[0]: entry for entry in texts}

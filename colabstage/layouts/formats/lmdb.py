@@ -87,12 +87,7 @@ def is_lmdb_head(head: bytes) -> bool:
 
 
 def scan_values(source: ByteSource) -> Iterator[Value]:
-    """Yield every key of the file's main database, in order.
-
-    Raises:
-        LayoutError: it holds named databases or several values for a key, or is of another version.
-        CorruptArchiveError: it is truncated, damaged, or no LMDB file.
-    """
+    """Yield every key of the file's main database, in order."""
     return _Database(source).values()
 
 
@@ -254,12 +249,6 @@ def lmdb_state(source: Source) -> Evidence:
     y: Caffe's label; with keys as image-000000001 and label-000000001, whole numbers as they are, other numbers, or
     texts as uint8 `(N, L)`, UTF-8 with zeros up to the longest; with keys as cat/1.jpg the folder; else none. Splits
     are those that all databases are called after (train/data.mdb, val.lmdb). Nothing is unpickled.
-
-    Raises:
-        EmptySourceError: there is no such database.
-        LayoutError: the values are no image files: arrays, pickles, named databases.
-        BrokenDatasetError: some images have a label and others none.
-        CorruptArchiveError: a database is damaged or truncated.
     """
     found = source.ending_in(EXTENSIONS).where(_is_database)
     entries = require_files(found, source, "LMDB database (data.mdb, or a file .lmdb)")

@@ -120,11 +120,6 @@ def masks_state(
         source: the files.
         tables: the columns of tables whose name has the word class.
         x, y: the folder of the images, and of the masks, or the end of their names, if they are not recognised.
-
-    Raises:
-        EmptySourceError: there are no images.
-        LayoutError: less than half of the images have a mask.
-        BrokenDatasetError: masks are JPEGs or shades of grey, which are not classes; or files of classes disagree.
     """
     sides = _sides(source, x, y)
     pairs = _match(sides)
@@ -179,11 +174,7 @@ def _called(name: str, wanted: str) -> bool:
 
 
 def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
-    """Return the images and masks of a source.
-
-    Raises:
-        EmptySourceError, LayoutError: there are no images, or no masks.
-    """
+    """Return the images and masks of a source."""
     files = require_files(source.ending_in(IMAGES), source, "images")
     folders, of_files = files.folders
     # A folder shared by all files says nothing about one of them: Dataset_with_GT.
@@ -332,12 +323,7 @@ def _is_of_objects(mask: FileEntry) -> bool:
 
 
 def _classes(source: Source, tables: Mapping[str, Sequence[Column]]) -> tuple[list[str], MaskClasses]:
-    """Return the files that tools leave beside masks, and the class names and colours in them.
-
-    Raises:
-        BrokenDatasetError: two of them disagree.
-        LayoutError: a colour is not a number.
-    """
+    """Return the files that tools leave beside masks, and the class names and colours in them."""
     found = {name: made for name, columns in tables.items() if (made := _of_table(name, columns)) is not None}
     texts = source.ending_in((".txt",))
     # CVAT's, beside masks in Pascal VOC's folders; fast.ai's list of names, in the order of their numbers.

@@ -80,13 +80,7 @@ class _Table(NamedTuple):
 
 
 def pixels_state(source: Source) -> Found:
-    """Read .csv files whose rows are images: square, of one or three channels, with a class or none.
-
-    Raises:
-        EmptySourceError: there is no such table.
-        LayoutError: there are images as files beside it.
-        BrokenDatasetError: a row's class is not a number, or a split cannot be told.
-    """
+    """Read .csv files whose rows are images: square, of one or three channels, with a class or none."""
     found = []
     bare = ""
     tables = source.ending_in((".csv", ".gz"))
@@ -241,11 +235,7 @@ def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:
 
 
 def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:
-    """Return the image of one line.
-
-    Raises:
-        DecodeError: it has other numbers than the pixels of an image.
-    """
+    """Return the image of one line."""
     cells = _cells(line)[columns.pixels]
     if columns.in_one:
         cells = cells[0].split() if cells else []

@@ -67,11 +67,7 @@ def published_files(source: Source) -> list[FileEntry]:
 
 
 def published_arrays(source: Source) -> list[StoredArray]:
-    """Return the arrays of all these files, batches of one split joined.
-
-    Raises:
-        LayoutError: a file is not what its name says.
-    """
+    """Return the arrays of all these files, batches of one split joined."""
     by_kind: dict[str, list[FileEntry]] = {}
     for entry in published_files(source):
         by_kind.setdefault(_format_of(entry, source.label), []).append(entry)

@@ -47,12 +47,7 @@ class Table:
 
 
 def parse_table(name: str, content: bytes) -> Table:
-    """Read as many of a table's rows as possible: whether a fault matters is known only once the table's role is.
-
-    Raises:
-        MissingDependencyError: it is parquet and pyarrow is not there.
-        CorruptArchiveError: it is damaged parquet.
-    """
+    """Read as many of a table's rows as possible: whether a fault matters is known only once the table's role is."""
     if name.lower().endswith(".parquet"):
         return _parse_parquet(name, content)
     text = decode_text(content)

@@ -78,11 +78,7 @@ def is_record_head(head: bytes) -> bool:
 
 
 def scan_records(source: ByteSource) -> Iterator[tuple[int, int]]:
-    """Yield where the data of each record lies: first byte and length.
-
-    Raises:
-        CorruptArchiveError: a length does not meet its checksum, or the file ends inside a record.
-    """
+    """Yield where the data of each record lies: first byte and length."""
     # Only headers are read: the data of each record is verified when it is read.
     at = number = 0
     while at < source.size:
@@ -101,11 +97,7 @@ def scan_records(source: ByteSource) -> Iterator[tuple[int, int]]:
 
 
 def check_record(stored: bytes, name: str) -> bytes:
-    """Return the data of a record, of the data and the checksum behind it.
-
-    Raises:
-        CorruptArchiveError: they do not agree.
-    """
+    """Return the data of a record, of the data and the checksum behind it."""
     data = stored[:-FOOTER_BYTES]
     if _CRC.unpack(stored[-FOOTER_BYTES:])[0] != masked_crc32c(data):
         msg = f"'{name}' is damaged: its content does not match its checksum. Copy or upload the file again."
@@ -114,11 +106,7 @@ def check_record(stored: bytes, name: str) -> bytes:
 
 
 def parse_example(data: bytes) -> dict[str, Feature]:
-    """Return the features of an Example by name; of byte strings only where they are.
-
-    Raises:
-        BadMessageError: it is no Example.
-    """
+    """Return the features of an Example by name; of byte strings only where they are."""
     # Byte strings stay where they are, since an image would otherwise be copied once more.
     found: dict[str, Feature] = {}
     try:
@@ -263,12 +251,6 @@ def tfrecord_state(source: Source) -> Evidence:
     else image/class/label or label. Whole numbers stay what they are, also where they count from 1; of a list of zeros
     and one 1 the place of that counts; image/class/text names them. Splits are those that all files are called after
     (train-00000-of-01024).
-
-    Raises:
-        EmptySourceError: there are no such files.
-        LayoutError: they hold no images.
-        BrokenDatasetError: an Example is not like the others; it is named.
-        CorruptArchiveError: a file is damaged or truncated.
     """
     shards = _record_files(source)
     image = _image_feature(source, shards)

@@ -103,11 +103,7 @@ class TokenStream:
 
 
 def open_tokens(source: Source, entry: FileEntry, options: TokenOptions) -> TokenStream:
-    """Return a .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c.
-
-    Raises:
-        BrokenDatasetError: its length is not a whole number of tokens.
-    """
+    """Return a .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c."""
     head = read_with_retry(lambda: source.head(entry, 4), entry.name)
     known = _HEADERS.get(int.from_bytes(head, "little"))
     start = _HEADER_BYTES if known else 0
@@ -121,13 +117,7 @@ def open_tokens(source: Source, entry: FileEntry, options: TokenOptions) -> Toke
 
 
 def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
-    """Return the tokens of all texts, concatenated, in a file without a name on the local disk.
-
-    Raises:
-        BrokenDatasetError: a file is not text, or a line of a .jsonl has none.
-        LayoutError: the tokenizer returned something that is not a token of the options' dtype.
-        NotEnoughSpaceError: there is no room for them.
-    """
+    """Return the tokens of all texts, concatenated, in a file without a name on the local disk."""
     dtype = np.dtype(options.dtype).newbyteorder("<")
     needed = dtype.itemsize * sum(entry.size for entry in entries)  # a byte is one token, and a tokenizer gives fewer
     count = 0
@@ -265,11 +255,6 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     Args:
         source: the files.
         options: the form of the rows.
-
-    Raises:
-        EmptySourceError: there are neither tokens nor text.
-        LayoutError: there is something else, or no stream is as long as a row.
-        BrokenDatasetError: a file is broken.
     """
     tree = source.tree
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)

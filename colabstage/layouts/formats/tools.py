@@ -68,10 +68,6 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
 
     Boxes are x0, y0, x1, y1 in pixels; classes are the labels, sorted. Splits are those in the names of the files, or
     of the folders of images. Images that no file mentions are left out.
-
-    Raises:
-        LayoutError: there is no such file.
-        BrokenDatasetError: a file is broken, or most images that it names are missing; the message names it.
     """
     # By extension, so that each file is read once, even if several formats share its extension.
     for extension in dict.fromkeys(form.extension for form in FORMATS) if images else ():

@@ -51,10 +51,6 @@ def voc_state(source: Source) -> Evidence:
     VOC counts pixels from 1 and its last one is part of the box; here boxes are x0 = xmin - 1, y0 = ymin - 1,
     x1 = xmax, y1 = ymax, so that x1 - x0 is the width. Columns: difficult, truncated (0 or 1), pose (number of
     `POSES`). Splits come from ImageSets/Main, otherwise from folders; with lists, unlisted images are left out.
-
-    Raises:
-        LayoutError: no image has such a file.
-        BrokenDatasetError: a file is broken; it is named with the line.
     """
     annotations = source.ending_in((".xml",))
     images = source.ending_in(IMAGES if annotations else ())
@@ -169,11 +165,7 @@ def _read_lists(source: Source) -> tuple[list[str], dict[tuple[str, str], str]]:
 
 
 def parse_voc(name: str, content: bytes) -> Record:
-    """Read one file.
-
-    Raises:
-        BrokenDatasetError: it is broken; the message names the line.
-    """
+    """Read one file."""
     builder = TreeBuilder()
     found: list[tuple[str, list[float]]] = []
     depth = 0

@@ -171,11 +171,6 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
     Args:
         shard: a tar, not compressed.
         number: which of the shards it is.
-
-    Raises:
-        BrokenDatasetError: a sample has two files of one kind, or a json that is none.
-        CorruptArchiveError, UnsafeArchiveError, ArchiveError: as for `trees.TarTree`.
-        OSError, SourceReadError: it cannot be read.
     """
     window = ScanWindow(shard.content)
     # One small dict for each sample: there may be a million, and the words for their kinds are the same for all.
@@ -269,13 +264,6 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
     clip, of which `sound` says what rows are; y its mask (seg.png), or its cls, the label in its json, or its txt,
     where that is a class and no caption. Splits are those that all shards are called after
     (train-000001.tar, val/000.tar). Keys name the shard and the image in it; the samples' own need not be unique.
-
-    Raises:
-        EmptySourceError: there are no tars.
-        LayoutError: they hold no images, arrays or clips with files of the same name beside them.
-        BrokenDatasetError: a sample is broken; it is named.
-        MissingDependencyError: they hold tensors, or clips other than WAV, and torch, or soundfile, is not installed.
-        CorruptArchiveError, UnsafeArchiveError: a shard is not a whole tar.
     """
     tars = _Shards(source)
     first = tars.scan(0)
@@ -326,11 +314,7 @@ def _make_labels(samples: Sequence[PackedSample], names: Sequence[str]) -> Label
 def _masks(
     samples: Sequence[PackedSample], shards: Sequence[ShardFile], names: Sequence[str], notes: list[str]
 ) -> tuple[Masks, tuple[str, ...]] | None:
-    """Return the masks of samples, `None` where they have none.
-
-    Raises:
-        BrokenDatasetError: some have one and others none; or as `find_masks`.
-    """
+    """Return the masks of samples, `None` where they have none."""
     masks = [sample.mask for sample in samples if sample.mask is not None]
     if not masks:
         return None
@@ -347,12 +331,7 @@ def _masks(
 def _make_inputs(
     source: SampleSource, samples: Sequence[PackedSample], sound: ClipOptions, notes: list[str]
 ) -> Images | Arrays:
-    """Return the images, arrays or clips of samples.
-
-    Raises:
-        BrokenDatasetError: they are of several kinds; the first array is none; or as `clip_rows`.
-        MissingDependencyError: as `read_webdataset`.
-    """
+    """Return the images, arrays or clips of samples."""
     kind = samples[0].kind
     odd = next((number for number, sample in enumerate(samples) if sample.kind != kind), None)
     if odd is not None:
@@ -374,12 +353,7 @@ def _make_inputs(
 
 
 def _decode_tensor(content: bytes) -> NDArray[Any]:
-    """Return the tensor that `torch.save` wrote. Nothing in the file is run.
-
-    Raises:
-        DecodeError: it holds something else.
-        MissingDependencyError: torch is not installed.
-    """
+    """Return the tensor that `torch.save` wrote. Nothing in the file is run."""
     try:
         with whole_imports():
             import torch

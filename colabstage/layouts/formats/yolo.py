@@ -43,10 +43,6 @@ def yolo_state(source: Source) -> Found:
     Boxes are x0, y0, x1, y1 as fractions of width and height; a polygon becomes the box around it. An empty file means
     no boxes, and so does a missing one, with a note. Names of classes come from data.yaml, classes.txt or obj.names;
     splits from data.yaml, lists or folders.
-
-    Raises:
-        LayoutError: no image has such a file.
-        BrokenDatasetError: a line is not of this form, or its class has no name; it is named.
     """
     # By exact names, because thousands of labels are looked up, with the case of the images' names.
     texts = {normal(entry.name): entry for entry in source.ending_in((".txt",)) if entry.name.endswith(".txt")}
@@ -157,11 +153,7 @@ def _stated_lists(source: Source, classes: ClassList) -> dict[str, str]:
 
 
 def _sniff(source: Source, files: list[FileEntry], pose: int) -> None:
-    """Refuse files none of which has a line of this form: they hold captions, or labels of other tools.
-
-    Raises:
-        LayoutError, BrokenDatasetError: as said.
-    """
+    """Refuse files none of which has a line of this form: they hold captions, or labels of other tools."""
     looked_at = [file for file in files if file.size][:_SNIFFED]
 
     def trouble(file: FileEntry, content: bytes) -> tuple[BrokenDatasetError, bool] | None:
@@ -220,9 +212,6 @@ def _numbers(words: Sequence[str]) -> list[float]:
 def parse_yolo(name: str, content: bytes, *, pose: int = 0) -> list[list[float]]:
     """Return x0, y0, x1, y1 and the class of each box; of a polygon also its number of points, whether they all lie in
     the box that its first four numbers would be, and whether the others may be keypoints that are visible or not.
-
-    Raises:
-        BrokenDatasetError: a line is no box; it is named.
     """
     rows = []
     for number, line, words in _lines_of_words(content):
