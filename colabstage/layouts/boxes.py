@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from colabstage.layouts.words import is_label_name, plain_name, split_name, spli
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 NAME = "detection"
+# The four numbers of a box: its corners; its first corner, width and height; its centre, width and height.
+Form = Literal["xyxy", "xywh", "cxcywh"]
 
 
 class BoxColumn(NamedTuple):
@@ -160,17 +162,37 @@ def without_boxes_note(count: int, what: str) -> list[str]:
     return [f"{counted(count, 'images', 'have')} no {what}, and {'is' if count == 1 else 'are'} kept without boxes."]
 
 
-def possible_forms(boxes: NDArray[np.float64], limits: tuple[int, int] | None = None) -> tuple[bool, bool]:
-    """Tell whether boxes `(M, 4)` may be xyxy, and whether they may be xywh.
+def as_corners(places: NDArray[np.float64], form: Form) -> NDArray[np.float64]:
+    """Return boxes `(M, 4)` of a form as xyxy."""
+    first, last = places[:, :2], places[:, 2:]
+    if form == "xyxy":
+        return places
+    begin = first if form == "xywh" else first - last / 2
+    return np.concatenate([begin, begin + last], axis=1)
 
-    `limits`: width and height of the image that all of them are in.
+
+def find_form(
+    boxes: Sequence[NDArray[np.float64]], size_of: Callable[[int], tuple[int, int] | None], *, most: int
+) -> tuple[Form, str]:
+    """Return what the four numbers of boxes are that nothing says the form of, by what is possible for all of them;
+    and why that cannot be known.
+
+    Args:
+        boxes: those of some images, `(M, 4)` each.
+        size_of: returns the width and height of one of the images, if they are known.
+        most: how many images are looked at.
     """
-    first, last = boxes[:, :2], boxes[:, 2:]
-    # A box may end a pixel behind the edge, because tools do not agree on where pixels are.
-    ends = (np.inf, np.inf) if limits is None else (limits[0] + 1, limits[1] + 1)
-    are_corners = bool(np.all(last >= first) and np.all(last <= ends))
-    are_sizes = bool(np.all(boxes >= 0) and np.all(first + last <= ends))
-    return are_corners, are_sizes
+    may = [True, True]
+    for number, places in enumerate(boxes):
+        size = size_of(number) if number < most else None
+        # A box may end a pixel behind the edge, because tools do not agree on where pixels are.
+        ends = (np.inf, np.inf) if size is None else (size[0] + 1, size[1] + 1)
+        first, last = places[:, :2], places[:, 2:]
+        may[0] &= bool(np.all(last >= first) and np.all(last <= ends))
+        may[1] &= bool(np.all(places >= 0) and np.all(first + last <= ends))
+    if not len(boxes) or may[0] != may[1]:
+        return "xyxy" if may[0] else "xywh", ""
+    return "xyxy", "may be xyxy as well as xywh" if may[0] else "are not inside their images"
 
 
 # --- columns of tables ------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ _LOOKED_AT = 8
 
 
 def _check_boxes(table: SampleTable) -> None:
-    """Refuse boxes none of which is in its image: the images were made smaller, or they are those of another dataset."""
+    """Refuse boxes none of which is in its image: the images were made smaller, or are those of another dataset."""
     boxes, source = table.targets, table.inputs.source
     if not isinstance(boxes, Boxes):
         return

@@ -10,7 +10,7 @@ import os
 import tempfile
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.io.files import read_with_retry
@@ -47,7 +47,7 @@ def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
 
 
 def open_unpacked(tree: Tree, entry: FileEntry) -> ByteSource:
-    """Open a file as `open_member` does; of one that is compressed as a whole (.tar.gz, .tfrecord.gz), what is in it."""
+    """Open a file as `open_member` does; one that is compressed as a whole (.tfrecord.gz) as its content."""
     return _unpack_if_packed(open_member(tree, entry), entry)
 
 
@@ -126,14 +126,23 @@ def spool_folder(needed_bytes: int, what: str) -> Path:
     return best
 
 
-def _spool(tree: Tree, entry: FileEntry) -> LocalBytes:
+def copy_of(tree: Tree, entry: FileEntry) -> IO[bytes]:
+    """Return a copy of a file in the folder for temporary files, which goes when it is closed."""
     folder = spool_folder(entry.size, f"'{entry.name}' of '{tree.label}', unpacked,")
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=0) as file:
+    file = tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-")  # noqa: SIM115 - closed by the caller
+    try:
         # Piece by piece, since a member may be larger than memory.
         for piece in tree.chunks(entry):
-            view = memoryview(piece)
-            while view:
-                view = view[file.write(view) :]
+            file.write(piece)
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _spool(tree: Tree, entry: FileEntry) -> LocalBytes:
+    with copy_of(tree, entry) as file:
         return LocalBytes(Path(file.name), label=f"{tree.label}: {entry.name}")
 
 

@@ -251,7 +251,7 @@ def test_boxes_of_the_hub_are_targets(tmp_path: Path, hugging: Any, form: str, *
 @pytest.mark.parametrize(
     ("box", "says"),
     [
-        ([0, 0, 2, 3], "may be two corners as well"),
+        ([0, 0, 2, 3], "may be xyxy as well"),
         ([4, 1, 3, 9], "are not inside their images"),
         ([1, 2, 3], "four numbers"),
     ],

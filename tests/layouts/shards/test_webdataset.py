@@ -208,7 +208,7 @@ def test_arrays_and_masks_are_what_webdataset_reads(tmp_path: Path) -> None:
     theirs = read_back([tmp_path / "masks" / "a.tar"])
     assert [found.targets.source.read(number) for number in range(4)] == [sample["seg.png"] for sample in theirs]
     assert "the labels were left out" in found.notes[0]
-    with pytest.raises(BrokenDatasetError, match=r"'b.tar/1.jpg' has no mask, and 1 other"):
+    with pytest.raises(BrokenDatasetError, match=r"no mask .*'b.tar/1.jpg'"):
         detect_layout(FolderTree(write_tar(tmp_path / "some" / "b.tar", [*files[:3]]).parent))
     odd = [("0.jpg", picture(0)), ("0.cls", b"0"), ("1.npy", b""), ("1.cls", b"0")]
     tree = FolderTree(write_tar(tmp_path / "odd" / "b.tar", odd).parent)
