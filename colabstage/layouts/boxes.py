@@ -11,6 +11,8 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts.columns import show
+from colabstage.layouts.evidence import Evidence
+from colabstage.layouts.lists import lists_state
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, known_splits, offsets_of
 from colabstage.layouts.words import is_label_name, plain_name, split_name, split_of_path, split_of_word, stem_of
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.columns import Column
     from colabstage.layouts.lookup import Lookup
     from colabstage.layouts.reading import Source
-    from colabstage.trees.listing import FileEntries, FileEntry, Tree
+    from colabstage.trees.listing import FileEntries, FileEntry
 
 NAME = "detection"
 # The four numbers of a box: its corners; its first corner, width and height; its centre, width and height.
@@ -57,16 +59,13 @@ class Record(NamedTuple):
     """How many things are annotated that have no box: single points, lanes."""
 
 
-class LabelledImage(NamedTuple):
-    """An image and its boxes."""
+class Placed(NamedTuple):
+    """An image, and what is stated of it."""
 
     file: FileEntry
-    rows: Sequence[Sequence[float]]
-    """Of each box x0, y0, x1, y1, then the label, then the further columns."""
+    record: Record
     split: str
-    """"" where no split is known of it."""
-    size: tuple[int, int] = (0, 0)
-    """Height and width in pixels that the label file says the image has; zeros where it says none."""
+    """"" if no split is known."""
 
 
 # Sides beyond this are no image's.
@@ -94,65 +93,83 @@ def _fits(values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[np.bo
     return np.asarray((values >= float(limits.min)) & (values < float(limits.max) + 1))
 
 
-def boxes_table(
-    tree: Tree,
-    images: Sequence[LabelledImage],
-    classes: Sequence[str],
-    columns: Sequence[BoxColumn] = (),
+def boxes_state(
+    source: Source,
+    who: str,
+    placed: Sequence[Placed],
+    classes: Mapping[Any, int],
     *,
+    names: Sequence[str] = (),
+    columns: Sequence[BoxColumn] = (),
     relative: bool = False,
     notes: Sequence[str] = (),
-) -> SampleTable:
-    """Put the boxes of all images into one table, the images in their order.
+    used: Iterable[str] = (),
+    stated: dict[str, str] | None = None,
+) -> Evidence:
+    """Put the boxes of all images into one table, the images in their order. Splits are those of the images where each
+    has one, or else those of lists.
 
-    Splits are those of the images where each has one.
+    Args:
+        source: the files.
+        who: what states the boxes.
+        placed: the images with their boxes.
+        classes: the label of each class of a record.
+        names: the names of the classes; the classes themselves by default.
+        columns: what follows the four numbers of each box.
+        relative: whether these are fractions of width and height.
+        notes: sentences for the user.
+        used: the files that were read.
+        stated: the lists of splits, if something says which they are.
     """
-    twice = first_repeated(classes)
+    names = names or list(classes)
+    twice = first_repeated(names)
     if twice is not None:
         msg = (
-            f"Two classes of '{tree.label}' are called '{show(twice)}'. Call one of them something else; or, where "
-            "they "
-            "are one, give its boxes one number."
+            f"Two classes of '{source.label}' are called '{show(twice)}'. Call one of them something else; or, where "
+            "they are one, give its boxes one number."
         )
         raise BrokenDatasetError(msg)
-    width = 5 + sum(column.width for column in columns)
+    table = SampleTable(
+        layout=NAME,
+        keys=tuple(one.file.name for one in placed),
+        inputs=Images(TreeFiles(source.tree, [one.file for one in placed])),
+        targets=_as_boxes(placed, classes, columns, relative=relative),
+        splits=known_splits([one.split for one in placed]),
+        classes=tuple(names),
+        notes=tuple(notes),
+    )
+    made = Evidence(table, who, frozenset(used))
+    return made if table.splits is not None else lists_state(source, made, stated=stated)[0]
+
+
+def _as_boxes(
+    placed: Sequence[Placed], classes: Mapping[Any, int], columns: Sequence[BoxColumn], *, relative: bool
+) -> Boxes:
     # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
-    offsets = offsets_of([len(image.rows) for image in images])
-    rows = np.array([row for image in images for row in image.rows], np.float64).reshape(-1, width)
-    sizes = np.array([image.size for image in images], np.int64).reshape(-1, 2)
+    offsets = offsets_of([len(one.record.shapes) for one in placed])
+    flat = [(classes[kind], *values) for one in placed for kind, values in one.record.shapes]
+    rows = np.array(flat, np.float64).reshape(-1, 5 + sum(column.width for column in columns))
+    sizes = np.array([one.record.size for one in placed], np.int64).reshape(-1, 2)
     vast = np.flatnonzero((sizes >= _LARGEST_SIDE).any(axis=1))
     if len(vast):
         msg = (
-            f"The labels of '{images[vast[0]].file.name}' say that a side of it has {_LARGEST_SIDE:,} pixels or more. "
+            f"The labels of '{placed[vast[0]].file.name}' say that a side of it has {_LARGEST_SIDE:,} pixels or more. "
             "Correct that, or leave it out."
         )
         raise BrokenDatasetError(msg)
-
-    def fitting(name: str, values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[Any]:
+    found: dict[str, NDArray[Any]] = {}
+    start = 5
+    for name, dtype, width in (BoxColumn("labels", np.int64), *columns):
+        values = rows[:, :1] if name == "labels" else rows[:, start : start + width]
+        start += 0 if name == "labels" else width
         odd = np.flatnonzero(~_fits(values, dtype).all(axis=1))
         if len(odd):
-            file = images[int(np.searchsorted(offsets, odd[0], side="right")) - 1].file.name
+            file = placed[int(np.searchsorted(offsets, odd[0], side="right")) - 1].file.name
             msg = f"A box of '{file}' has {values[odd[0]].tolist()} as {name}, which does not fit. Correct its number."
             raise BrokenDatasetError(msg)
-        return np.ascontiguousarray((values[:, 0] if values.shape[1] == 1 else values).astype(dtype))
-
-    found: dict[str, NDArray[Any]] = {"labels": fitting("the label", rows[:, 4:5], np.int64)}
-    start = 5
-    for further in columns:
-        found[further.name] = fitting(further.name, rows[:, start : start + further.width], further.dtype)
-        start += further.width
-    boxes = Boxes(
-        offsets, np.ascontiguousarray(rows[:, :4]), found, relative=relative, sizes=sizes if sizes.any() else None
-    )
-    return SampleTable(
-        layout=NAME,
-        keys=tuple(image.file.name for image in images),
-        inputs=Images(TreeFiles(tree, [image.file for image in images])),
-        targets=boxes,
-        splits=known_splits([image.split for image in images]),
-        classes=tuple(classes),
-        notes=tuple(notes),
-    )
+        found[name] = np.ascontiguousarray((values[:, 0] if width == 1 else values).astype(dtype))
+    corners = np.ascontiguousarray(rows[:, 1:5])
+    return Boxes(offsets, corners, found, relative=relative, sizes=sizes if sizes.any() else None)
 
 
 def without_boxes_note(count: int, what: str) -> list[str]:
@@ -242,8 +259,7 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     if runs is not None:
         msg = (
             f"Its column '{runs}' holds masks as run lengths (RLE), which are not read. Write a mask for each image, "
-            "as "
-            f"a PNG of the same name in a folder 'masks', or {whole}"
+            f"as a PNG of the same name in a folder 'masks', or {whole}"
         )
         raise LayoutError(msg)
     corners = corners_of(columns)
@@ -411,8 +427,8 @@ def boxes_of_rows(files: Sequence[int], corners: Sequence[Column], label: Column
 class Joined(NamedTuple):
     """The images that records name."""
 
-    records: list[tuple[FileEntry, Record, str]]
-    """Each image that is there, what is stated of it, and its split; in the order of files and their records."""
+    placed: list[Placed]
+    """Each image that is there, in the order of files and their records."""
     files: list[str]
     """The files whose images are there."""
     notes: list[str]
@@ -434,7 +450,7 @@ def join_records(
         found: the records of each file, by its name.
         per_image: whether each file is about one image, whose name it has.
     """
-    joined: list[tuple[FileEntry, Record, str]] = []
+    joined: list[Placed] = []
     used, notes = [], []
     owner: dict[int, str] = {}
     absent = ""
@@ -455,7 +471,7 @@ def join_records(
             owner[number] = file
             placed += 1
             name = images.names[number]
-            joined.append((images[number], record, record.split or own or split_of_path(name)))
+            joined.append(Placed(images[number], record, record.split or own or split_of_path(name)))
         if placed or not records:
             used.append(file)
         if not per_image and 2 * placed < len(records):
@@ -502,7 +518,6 @@ def _twice(image: str, first: str, other: str) -> BrokenDatasetError:
             f"'{first}' lists the image '{image}' twice; expected it once. Give all of its annotations the same image."
         )
     return BrokenDatasetError(
-        f"The image '{image}' is listed twice, in '{first}' and in '{other}'. Move all but one file of annotations "
-        "of it "
-        "away."
+        f"The image '{image}' is listed twice, in '{first}' and in '{other}'. Move all but one file of annotations of "
+        "it away."
     )

@@ -448,8 +448,7 @@ class _LabelColumn:
             msg = (
                 f"Most cells of '{self.name}' are numbers, and {len(places):,} of {len(self.column):,} are not: "
                 f"'{show(self.column.cells[places[0]])}' (the first is {self._which(places[0])}). Correct them, or "
-                "take "
-                "the rows out; if all are words, layout=table_rows(separator='')."
+                "take the rows out; if all are words, layout=table_rows(separator='')."
             )
             raise LayoutError(msg)
 
@@ -553,9 +552,8 @@ def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequen
         mark = separator_of(first)
         between = f"with '{mark}' between them" if mark else "written as a list"
         note = (
-            f"A cell of '{first.name}' may hold several labels, {between}: each of the {values.shape[1]:,} classes "
-            "is a "
-            "column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
+            f"A cell of '{first.name}' may hold several labels, {between}: each of the {values.shape[1]:,} classes is "
+            "a column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
         )
         return [note]
     if values.dtype == np.uint8:

@@ -450,8 +450,7 @@ class _Levels:
         if len(below) > 1 and len(common) > 1 and "" not in common:
             return (
                 f"each holds the folders {listed(sorted(common))}, which may be the classes as well. Stage one of the "
-                f"outer folders alone, {self._only(first)}, or have the inner ones read as classes: "
-                f"{_INNERMOST}."
+                f"outer folders alone, {self._only(first)}, or have the inner ones read as classes: {_INNERMOST}."
             )
         again = next((name for name, inner in below.items() if len((inner & below.keys()) - {name}) > 1), None)
         if again is not None:

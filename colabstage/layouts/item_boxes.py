@@ -220,9 +220,9 @@ def _keys(target: Any) -> str:
 
 def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
     return LayoutError(
-        f"{name} has {what or 'a dict' + _keys(target)} as its target; expected 'boxes' and 'labels', numbers. For torchvision's "
-        "Kitti and VOCDetection, pass torchvision.datasets.wrap_dataset_for_transforms_v2(dataset), or stage the "
-        'folder that it reads (layout="detection").'
+        f"{name} has {what or 'a dict' + _keys(target)} as its target; expected 'boxes' and 'labels', numbers. For "
+        "torchvision's Kitti and VOCDetection, pass torchvision.datasets.wrap_dataset_for_transforms_v2(dataset), or "
+        'stage the folder that it reads (layout="detection").'
     )
 
 

@@ -104,10 +104,9 @@ def _check_left_over(source: Source, found: Evidence) -> None:
         others = source.ending_in(ANNOTATIONS).where(lambda name: name not in found.used and not is_note(name))
         if table.layout == "arrays" and table.targets is None and others:
             msg = (
-                f"Nothing among the arrays of '{source.label}' is their targets, and '{others.names[0]}' may be, in "
-                "a form "
-                "that is not read beside arrays. Save it as an array too, numpy.save('y.npy', y), in the order of the "
-                f"rows, {left_out}"
+                f"Nothing among the arrays of '{source.label}' is their targets, and '{others.names[0]}' may be, in a "
+                "form that is not read beside arrays. Save it as an array too, numpy.save('y.npy', y), in the order of "
+                f"the rows, {left_out}"
             )
             raise BrokenDatasetError(msg)
         return
@@ -121,8 +120,7 @@ def _check_left_over(source: Source, found: Evidence) -> None:
         folder = source.tree.label if isinstance(source.tree, FolderTree) else "FOLDER"
         msg = (
             f"'{archives[0]}' beside the {table.unit} of '{source.label}' is an archive, which may hold more of them "
-            "or "
-            f"their labels. Give it in a list of sources, ['{folder}', '{folder}/{archives[0]}'], {left_out}"
+            f"or their labels. Give it in a list of sources, ['{folder}', '{folder}/{archives[0]}'], {left_out}"
         )
         raise BrokenDatasetError(msg)
 

@@ -144,10 +144,9 @@ def why_not_bare(source: Source) -> str:
     pair = _pair_by_name(images.names)
     if pair is not None:
         return (
-            f"The images of '{source.label}' come in twos by their names: '{pair[1]}' may be the mask of "
-            f"'{pair[0]}', or "
-            "another part of the sample. Put one kind into a folder called images and the other into one called masks; "
-            f"or, where each is a sample, {without}"
+            f"The images of '{source.label}' come in twos by their names: '{pair[1]}' may be the mask of '{pair[0]}', "
+            "or another part of the sample. Put one kind into a folder called images and the other into one called "
+            f"masks; or, where each is a sample, {without}"
         )
     return ""
 

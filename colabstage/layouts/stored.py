@@ -33,7 +33,7 @@ from colabstage.h5.untrusted import (
 )
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.reading import open_member, read_head, spool_folder
-from colabstage.layouts.samples import map_samples, numbered_samples, rows_of_file, stamp_of
+from colabstage.layouts.samples import map_samples, numbered_samples, rows_of_array, rows_of_file, stamp_of
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.trees.bytes import LocalBytes, SourceFile
 from colabstage.trees.zip import ZipTree
@@ -77,6 +77,11 @@ class StoredArray:
     def is_text(self) -> bool:
         """Tell whether it holds words."""
         return self.dtype.kind in "USO"
+
+    @classmethod
+    def in_memory(cls, name: str, values: NDArray[Any], stamp: str) -> StoredArray:
+        """Return an array that was read from a file with such a stamp."""
+        return cls(name, values.shape, values.dtype, lambda: rows_of_array(values, name, stamp), lambda: values)
 
 
 def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:

@@ -308,16 +308,14 @@ def why_no_text(source: Source) -> str:
             return (
                 f"'{entry.name}' holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as arrays, "
                 f"numpy.savez('data.npz', x=numpy.loadtxt('{entry.name}'), y=…); labels of images need the images "
-                "beside "
-                f"them. {as_text}"
+                f"beside them. {as_text}"
             )
     folders = set(map(folder_of, texts.names))
     classes = sorted(folder for folder in folders if folder and not split_of_word(folder))
     if len(classes) > 1 and len(texts) > len(classes):
         return (
             f"'{source.label}' holds {len(texts):,} texts in folders ({listed(classes)}), as for classifying text, "
-            "which "
-            "is not read automatically. Give pack_dataset an object whose items are (tokens, label); "
+            "which is not read automatically. Give pack_dataset an object whose items are (tokens, label); "
             "layout=token_blocks() reads all text as one stream, to predict the next token."
         )
     return ""

@@ -18,11 +18,10 @@ from xml.parsers import expat
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.layouts.boxes import LabelledImage, Record, boxes_table, join_records, side_of
+from colabstage.layouts.boxes import Record, boxes_state, join_records, side_of
 from colabstage.layouts.class_lists import read_class_list
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import lists_state
+from colabstage.layouts.evidence import left_out_notes
 from colabstage.layouts.reading import decode_text
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.words import SPLITS, is_image, stem_of
@@ -31,6 +30,7 @@ from colabstage.layouts.xml import xml_parser, xml_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.lookup import Lookup
     from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntries, FileEntry
@@ -115,21 +115,14 @@ def _make_table(
     if not words and flags is not None:
         msg = (
             f"'{flags}' and others of {form.name}'s files have no shapes, but flags of whole images, which are not "
-            "read. "
-            "Write a table with a path and a label in each row beside the images."
+            "read. Write a table with a path and a label in each row beside the images."
         )
         raise BrokenDatasetError(msg)
     # Classes are those that occur: not every tool lists its classes in an export.
     lists, classes = _names_of_numbers(source, form, words) if form.numbered else ([], sorted(words))
     numbers = {str(number) if form.numbered else name: number for number, name in enumerate(classes)}
     joined = join_records(source, images, lookup, found, per_image=form.per_image)
-    samples = sorted(
-        (
-            LabelledImage(file, [[*box, numbers[label]] for label, box in record.shapes], split, record.size)
-            for file, record, split in joined.records
-        ),
-        key=lambda sample: sample.file.name,
-    )
+    placed = sorted(joined.placed, key=lambda one: one.file.name)
     lost = sum(max(one.left_out, 0) for records in found.values() for one in records)
     notes = [
         f"Boxes are those of {form.name}'s annotations.",
@@ -138,9 +131,8 @@ def _make_table(
     ]
     if form.polygons:
         notes.append("Outlines became the boxes around them.")
-    table = boxes_table(source.tree, samples, classes, notes=notes)
-    made = Evidence(table, f"{form.name}'s annotations", frozenset({*found, *lists}))
-    return made if table.splits is not None else lists_state(source, made)[0]
+    who, used = f"{form.name}'s annotations", [*found, *lists]
+    return boxes_state(source, who, placed, numbers, names=classes, notes=notes, used=used)
 
 
 def _names_of_numbers(source: Source, form: _Format, words: set[str]) -> tuple[list[str], list[str]]:

@@ -12,9 +12,9 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted
-from colabstage.layouts.boxes import BoxColumn, LabelledImage, Record, boxes_table, side_of, without_boxes_note
+from colabstage.layouts.boxes import BoxColumn, Placed, Record, boxes_state, side_of, without_boxes_note
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, left_out_notes
+from colabstage.layouts.evidence import left_out_notes
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.words import IMAGES, SPLITS, folder_of, normal, split_of_path, stem_of
 from colabstage.layouts.xml import xml_parser, xml_text
@@ -22,6 +22,7 @@ from colabstage.layouts.xml import xml_parser, xml_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntry
 
@@ -63,8 +64,7 @@ def voc_state(source: Source) -> Evidence:
     if not any(source.parse(some, lambda _, content: _IS_VOC.search(content) is not None).values()):
         msg = (
             f"'{source.label}' has no XML file of Pascal VOC's form: neither in a folder such as {_ANNOTATIONS}, by "
-            "the "
-            "name of its image, nor beside it."
+            "the name of its image, nor beside it."
         )
         raise LayoutError(msg)
     used, lists = _read_lists(source)
@@ -81,26 +81,19 @@ def voc_state(source: Source) -> Evidence:
     parsed = source.parse(files, lambda file, content: parse_voc(file.name, content))
     # The files have only class names; sorted, so that all machines number them alike.
     classes = sorted({name for each in parsed.values() for name, _ in each.shapes})
-    numbers = {name: number for number, name in enumerate(classes)}
-    nothing = Record("", ())
-    stated = [parsed[labels[image.name].name] if image.name in labels else nothing for image in chosen]
-    samples = [
-        LabelledImage(
+    placed = [
+        Placed(
             image,
-            [[*values[:4], numbers[name], *values[4:]] for name, values in one.shapes],
+            parsed[labels[image.name].name] if image.name in labels else Record("", ()),
             lists[_key_of(image.name)] if lists else split_of_path(image.name),
-            one.size,
         )
-        for image, one in zip(chosen, stated, strict=True)
+        for image in chosen
     ]
     notes = without_boxes_note(len(chosen) - len(files), "XML file")
     # Files that were numbered again keep the old name inside, so their own names count.
-    there = {normal(posixpath.basename(image.name)) for image in chosen}
-    others = [
-        image.name
-        for image, one in zip(chosen, stated, strict=True)
-        if one.image in there and one.image != normal(posixpath.basename(image.name))
-    ]
+    bases = {image.name: normal(posixpath.basename(image.name)) for image in chosen}
+    there = set(bases.values())
+    others = [file.name for file, record, _ in placed if record.image in there - {bases[file.name]}]
     if others:
         notes.append(
             f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
@@ -109,8 +102,9 @@ def voc_state(source: Source) -> Evidence:
     # With lists, unlisted images were left out on purpose; a note still counts them.
     unlisted = sum(image.name in labels for image in images) - len(files)
     notes += left_out_notes((unlisted, "images", f"with boxes that no list in {_LISTS} names"))
-    table = boxes_table(source.tree, samples, classes, _COLUMNS, notes=notes)
-    return Evidence(table, "Pascal VOC's files", frozenset({*(file.name for file in files), *used}))
+    numbers = {name: number for number, name in enumerate(classes)}
+    read = [*(file.name for file in files), *used]
+    return boxes_state(source, "Pascal VOC's files", placed, numbers, columns=_COLUMNS, notes=notes, used=read)
 
 
 def _key_of(image: str) -> tuple[str, str]:
