@@ -39,7 +39,6 @@ class BoxColumn(NamedTuple):
     name: str
     """What it is called in the pack."""
     dtype: type[np.generic]
-    """Of its numbers."""
     width: int = 1
     """How many numbers each box has of it."""
 
@@ -48,7 +47,6 @@ class Record(NamedTuple):
     """What a file of annotations states of one image; `parse` of a format returns a list of these."""
 
     image: str
-    """The image's path, as written."""
     shapes: Sequence[tuple[str, Sequence[float]]]
     """The class of each box, and x0, y0, x1, y1 with the values of further columns."""
     size: tuple[int, int] = (0, 0)
@@ -65,7 +63,6 @@ class Placed(NamedTuple):
     file: FileEntry
     record: Record
     split: str
-    """"" if no split is known."""
 
 
 # Sides beyond this are no image's.
@@ -244,7 +241,6 @@ class BoxColumns(NamedTuple):
     corners: tuple[str, ...]
     """Names of x0, y0, x1 and y1, in this order."""
     label: str
-    """Name of the column with the class of the box."""
 
 
 def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:

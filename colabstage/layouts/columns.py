@@ -140,11 +140,8 @@ class ColumnRoles(NamedTuple):
     """Names of columns by purpose."""
 
     labels: tuple[str, ...]
-    """Those that hold labels."""
     split: str | None
-    """The one that names splits, if any."""
     group: str | None
-    """The one that names groups, if any."""
     is_one_class: bool = False
     """Whether a label cell is one class even if it contains spaces, because another column numbers it."""
 

@@ -686,7 +686,6 @@ class TableFile:
     """The layout of a folder whose samples one table lists."""
 
     name: str
-    """The table in the folder; other tables are ignored."""
 
     def __call__(self, tree: Tree) -> SampleTable:
         """Return the samples that the table names: images, or otherwise audio clips."""

@@ -64,7 +64,6 @@ class Miss:
     """Why something is no evidence."""
 
     error: Exception
-    """What to raise where this evidence was asked for."""
     near: bool = False
     """Whether this nearly fits; if nothing fits, this is the reason to report."""
 
@@ -82,7 +81,6 @@ class FileKind(NamedTuple):
 
     layout: str
     noun: str
-    """The plural noun for them."""
     extensions: tuple[str, ...]
 
 

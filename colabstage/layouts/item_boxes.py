@@ -46,17 +46,14 @@ class LookedAt(NamedTuple):
     """One of the first items."""
 
     name: str
-    """Its name in messages."""
     target: Any
     size: tuple[int, int] | None
-    """Width and height of its image, if known."""
 
 
 class _Found(NamedTuple):
     """The boxes of one item, as they are written."""
 
     places: NDArray[np.float64]
-    """`(M, 4)`."""
     form: Form | None
     """`None` if nothing says it."""
     columns: dict[str, Any]
@@ -69,11 +66,8 @@ class BoxItems:
 
     form: Form
     label: str | None
-    """The name of the label in a target; `None` if there are no labels."""
     further: tuple[BoxColumn, ...]
-    """Further columns that are kept."""
     classes: tuple[str, ...]
-    """Empty if they are unknown."""
     note: str
     """What is kept and left out, for the user."""
 

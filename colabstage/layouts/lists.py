@@ -40,9 +40,7 @@ class SplitList:
     file: str
     split: str
     samples: list[int] = field(default_factory=list)
-    """Numbers of its samples."""
     missing: int = 0
-    """How many of its names do not exist."""
 
 
 def lists_state(

@@ -52,7 +52,6 @@ class MaskValues(NamedTuple):
     counts: NDArray[np.int64]
     """`(256,)`, how many pixels of all have each value; 1 where it is known only that there are some."""
     kinds: NDArray[np.bool_]
-    """`(N, 4)`, as `kinds_of`."""
     name: Callable[[int], str]
     """Returns what a mask is called, by its number."""
 

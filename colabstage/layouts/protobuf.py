@@ -14,7 +14,6 @@ class ByteSpan(NamedTuple):
     """A byte string inside a record's data."""
 
     start: int
-    """Its first byte."""
     end: int
     """The byte behind its last."""
 

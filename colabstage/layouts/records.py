@@ -41,9 +41,7 @@ class Labels(NamedTuple):
     """The targets made from labels, and their classes."""
 
     targets: Targets | None
-    """`None` if there are none."""
     classes: tuple[str, ...]
-    """Names of the classes, in label order."""
 
 
 def records_state(

@@ -72,7 +72,6 @@ class LeadingTable:
 
     table: Table
     path: Column
-    """The column that leads to the files."""
     leads: dict[str, Sequence[int]]
     """The numbers of the files that each cell of that column may mean, if any."""
     has_header: bool
@@ -102,7 +101,6 @@ class _Rows(NamedTuple):
     """The rows of some tables whose files exist."""
 
     files: list[int]
-    """The number of each row's file."""
     places: list[tuple[LeadingTable, list[int]]]
     """Of each table, which of its rows these are."""
     splits: list[str]

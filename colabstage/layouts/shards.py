@@ -64,11 +64,8 @@ class Part(NamedTuple):
     """The position of one piece of content."""
 
     shard: int
-    """The number of the shard."""
     start: int
-    """The first byte."""
     size: int
-    """How many bytes."""
 
 
 def open_shard(tree: Tree, entry: FileEntry) -> ShardFile:

@@ -9,10 +9,8 @@ import ast
 import functools
 import math
 import struct
-import tempfile
 import threading
 from collections import OrderedDict, deque
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,10 +30,10 @@ from colabstage.h5.untrusted import (
     open_with_any_locking,
 )
 from colabstage.io.files import read_with_retry
-from colabstage.layouts.reading import open_member, read_head, spool_folder
+from colabstage.layouts.reading import open_member, read_head
 from colabstage.layouts.samples import map_samples, numbered_samples, rows_of_array, rows_of_file, stamp_of
 from colabstage.layouts.table import BrokenDatasetError
-from colabstage.trees.bytes import LocalBytes, SourceFile
+from colabstage.trees.bytes import SourceFile
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.samples import SampleSource
-    from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
 
 
@@ -63,13 +60,11 @@ class StoredArray:
     name: str
     """Where it lies: the file, and the key in it."""
     shape: tuple[int, ...]
-    """As its rows come out."""
     dtype: np.dtype[Any]
     """As its rows come out; native byte order. Text has dtype kind "U", "S" or "O"."""
     rows: Callable[[], SampleSource]
     """Opens it as a source of its rows, along the first axis."""
     whole: Callable[[], NDArray[Any]]
-    """Reads all of it."""
     trouble: str = ""
     """Why it cannot be read at all; "" where it can."""
 
@@ -91,10 +86,11 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
     native = header.dtype.newbyteorder("=")
 
     def rows() -> SampleSource:
-        file, start = open_member(tree, entry), header.start
-        if header.is_turned:
-            file, start = _write_row_by_row(file, header), 0
-        return rows_of_file(file, start, header.shape[0], header.shape[1:], header.dtype, stamp=stamp_of(entry))
+        # The numbers of one row lie far apart in columns.
+        if header.fortran and sum(length > 1 for length in header.shape) > 1:
+            return rows_of_array(whole(), name, stamp_of(entry))
+        file, shape = open_member(tree, entry), header.shape
+        return rows_of_file(file, header.start, shape[0], shape[1:], header.dtype, stamp=stamp_of(entry))
 
     def whole() -> NDArray[Any]:
         file = open_member(tree, entry)
@@ -134,15 +130,6 @@ class NpyHeader(NamedTuple):
     """Where the values begin, in bytes."""
 
     @property
-    def row_bytes(self) -> int:
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
-
-    @property
-    def is_turned(self) -> bool:
-        """Return whether the numbers of one row lie far apart."""
-        return self.fortran and sum(length > 1 for length in self.shape) > 1
-
-    @property
     def trouble(self) -> str:
         if self.dtype.hasobject:
             return (
@@ -152,26 +139,6 @@ class NpyHeader(NamedTuple):
         if self.dtype.names is not None:
             return f"it holds records ({', '.join(self.dtype.names)}); save each of their fields as an array"
         return ""
-
-
-def _write_row_by_row(file: ByteSource, header: NpyHeader) -> LocalBytes:
-    """Write an array in Fortran order row by row into a file without a name, and return its bytes."""
-    rows, column_bytes = header.shape[0], header.shape[0] * header.dtype.itemsize
-    columns = header.row_bytes // header.dtype.itemsize
-    # The columns of such an array, one after the other, are its inner axes in the other order.
-    place = np.arange(columns).reshape(header.shape[1:], order="F").reshape(-1)
-    folder = spool_folder(rows * header.row_bytes, f"'{file.label}', turned to the order of rows,")
-    with closing(file), tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-") as written:
-        table = np.memmap(written, header.dtype, "w+", shape=(rows, columns))
-        step = max(1, _READ_BYTES // max(1, column_bytes))
-        for first in range(0, columns, step):
-            count = min(step, columns - first)
-            data = file.pread(count * column_bytes, header.start + first * column_bytes)
-            target = np.flatnonzero((place >= first) & (place < first + count))
-            values = np.frombuffer(data, header.dtype).reshape(count, rows)
-            table[:, target] = values[place[target] - first].T
-        table.flush()
-        return LocalBytes(Path(written.name), label=file.label)
 
 
 def npy_header(head: bytes) -> NpyHeader:

@@ -90,9 +90,7 @@ class SplitArrays(NamedTuple):
     split: str
     """"" where there is just one set."""
     x: str
-    """The inputs."""
     y: str | None
-    """The targets, `None` where there are none."""
 
 
 class UnclearRolesError(LayoutError):

@@ -300,7 +300,6 @@ class _ColumnRoles(NamedTuple):
     label: str | None
     classes: tuple[str, ...]
     others: list[str]
-    """Columns that are left out."""
 
 
 def _find_roles(label_of_tree: str, schema: Any) -> _ColumnRoles:

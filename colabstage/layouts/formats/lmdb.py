@@ -55,9 +55,7 @@ class _Record(NamedTuple):
 
     key: bytes
     name: str
-    """The key as text, without the word for images."""
     size: int
-    """Bytes of the image, or of its pixels."""
     datum: _Datum | None
     """`None` where the value is the image file itself."""
 

@@ -55,13 +55,10 @@ class _PixelColumns(NamedTuple):
     pixels: slice
     """The columns of pixels, or the one column of all pixels."""
     shape: tuple[int, ...]
-    """That of an image."""
     in_one: bool
     """Whether one column holds all pixels, separated by blanks."""
     label: int | None
-    """The column of classes."""
     usage: int | None
-    """The column of splits."""
 
 
 class _Table(NamedTuple):
@@ -69,14 +66,11 @@ class _Table(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    """The shape of each image."""
     images: SampleSource
     """The images, of which each line is parsed when it is packed: all pixels in memory would be several times the
     pack."""
     labels: list[int] | None
-    """Their classes."""
     splits: list[str]
-    """Their splits, "" for none."""
 
 
 def pixels_state(source: Source) -> Found:

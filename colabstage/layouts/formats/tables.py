@@ -29,7 +29,6 @@ class Table:
     columns: list[Column] = field(default_factory=list)
     """By place; called after the cell in the first row, which is not among the cells."""
     count: int = 0
-    """Number of rows, without the first."""
     fault: str = ""
     """Why it cannot be used; "" if it can."""
 

@@ -84,17 +84,11 @@ class TokenStream:
     """Consecutive tokens in one file."""
 
     name: str
-    """The name of the stream in messages and keys."""
     content: ByteSource
-    """The bytes that contain them."""
     start: int
-    """Offset of the first one in bytes."""
     count: int
-    """How many there are."""
     dtype: np.dtype[Any]
-    """As they are stored."""
     stamp: str
-    """Differs whenever the content may have changed."""
 
     def rows(self, count: int, length: int, shift: int, dtype: np.dtype[np.generic]) -> SampleSource:
         # Targets are the same bytes shifted by one token, so they are read in place and not copied.

@@ -54,7 +54,6 @@ class _Format(NamedTuple):
     """Reads a file, given its name and content; returns nothing if it has another format. For a broken file it raises
     Python's own error."""
     named: str = ""
-    """A pattern for their paths."""
     per_image: bool = False
     """Whether each file belongs to one image, and is named after it."""
     polygons: bool = False

@@ -87,7 +87,6 @@ class PackedSample(NamedTuple):
     text: str | None
     """The label in words, where the json has both."""
     caption: str | None
-    """Its txt."""
     annotated: bool
     """Whether it has a mask, cls, json or txt at all."""
 
