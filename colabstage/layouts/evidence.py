@@ -50,6 +50,11 @@ class Evidence:
     passed: frozenset[str] = frozenset()
     """Names of further files that it knows and leaves out on purpose; a note of the table says so."""
 
+    @property
+    def claims(self) -> bool:
+        """Tell whether it is about the samples, so that nothing weaker may be used instead."""
+        return True
+
     def told(self) -> SampleTable:
         """Return the samples, with who states what of them."""
         return replace(self.table, told_by=self.who)
