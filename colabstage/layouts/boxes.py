@@ -331,14 +331,6 @@ def _other_form(columns: Mapping[str, Column], *, has_label: bool) -> list[str]:
     return []
 
 
-def look_like_boxes(columns: Sequence[Column]) -> bool:
-    """Tell whether four columns, which have no names, are the corners of boxes."""
-    if len(columns) != 4 or not all(one.is_numeric and "" not in one.distinct for one in columns):
-        return False
-    x0, y0, x1, y1 = (column.numbers() for column in columns)
-    return bool((x0 < x1).all() and (y0 < y1).all())
-
-
 def _are_runs(column: Column) -> bool:
     """Tell whether cells are masks as lengths of runs, whatever the column is called: in each the runs follow one
     another, and there are more of them somewhere than four numbers of a box could be taken for."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from colabstage.errors import OptionError
 from colabstage.layouts.clips import ClipOptions
 from colabstage.layouts.detect import Case, LayoutFunction
-from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, gather, required
+from colabstage.layouts.evidence import IMAGE_FOLDER, gather, required
 from colabstage.layouts.folders import folders_state
 from colabstage.layouts.formats.arrays import arrays_state
 from colabstage.layouts.formats.published import published_arrays

@@ -15,7 +15,7 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.io.units import left_out, listed
-from colabstage.layouts.boxes import boxes_of_rows, corners_of, find_box_columns, look_like_boxes
+from colabstage.layouts.boxes import boxes_of_rows, find_box_columns
 from colabstage.layouts.columns import (
     Column,
     find_roles,
@@ -193,7 +193,7 @@ class TableSearch:
         found = self._labelled(found, roles, notes)
         rows = self._rows_with_files(found, roles)
         notes += self._notes(found, rows, roles, () if boxes is None else boxes.corners)
-        firsts, targets, classes = self._targets(rows, roles, boxes, first, notes)
+        firsts, targets, classes = self._targets(rows, roles, boxes, notes)
         chosen = self.files.take(np.array([rows.files[row] for row in firsts], np.int64))
         splits = [rows.splits[row] for row in firsts]
         # One table for folders of splits, as Hugging Face's ImageFolder has it.
@@ -216,7 +216,7 @@ class TableSearch:
         return Evidence(made, listed([one.name for one in found]), every, every)
 
     def _targets(
-        self, rows: _Rows, roles: ColumnRoles, boxes: BoxColumns | None, first: LeadingTable, notes: list[str]
+        self, rows: _Rows, roles: ColumnRoles, boxes: BoxColumns | None, notes: list[str]
     ) -> tuple[Sequence[int], Targets, tuple[str, ...]]:
         """Return which rows are samples, and their targets and classes."""
         if boxes is not None:
@@ -230,7 +230,7 @@ class TableSearch:
         names = self.files.names
         targets, classes = make_targets(columns, separator=separator, sample=lambda row: names[rows.files[row]])
         notes += self._repeated(rows, columns, is_class=bool(classes) and targets.values.ndim == 1)
-        notes += notes_on_targets(columns, targets, classes) + self._unread_boxes(first)
+        notes += notes_on_targets(columns, targets, classes)
         return range(len(rows.files)), targets, classes
 
     def _repeated(self, rows: _Rows, columns: Sequence[Column], *, is_class: bool) -> list[str]:
@@ -256,18 +256,6 @@ class TableSearch:
         more = "row names a file" if again == 1 else "rows name files"
         differ = f" {other:,} of them {'has' if other == 1 else 'have'} other labels." if other else ""
         return [f"{again:,} {more} that another row names as well; each row is a sample.{differ}"]
-
-    def _unread_boxes(self, first: LeadingTable) -> list[str]:
-        """Return a note on boxes in a table whose labels somebody has named."""
-        columns = list(first.columns.values())
-        places = () if first.has_header else range(len(columns) - 3)
-        unnamed = next((n for n in places if look_like_boxes(columns[n : n + 4])), None)
-        names = [column.name for column in columns]
-        corners = corners_of(names) if unnamed is None else tuple(names[unnamed : unnamed + 4])
-        if not corners or not {*corners}.isdisjoint(self.labels or corners):
-            return []
-        how = "Leave labels= out" if unnamed is None else "Write path,xmin,ymin,xmax,ymax,class above the table"
-        return [f"The boxes in {listed(corners)} are not read, because labels= says what whole images are. {how}."]
 
     def _roles(self, columns: Mapping[str, Column], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
