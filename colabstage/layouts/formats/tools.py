@@ -11,9 +11,8 @@ import json
 import math
 import posixpath
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
-from xml.parsers import expat
 
 import numpy as np
 
@@ -25,10 +24,11 @@ from colabstage.layouts.evidence import left_out_notes
 from colabstage.layouts.reading import decode_text
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.words import SPLITS, is_image, stem_of
-from colabstage.layouts.xml import xml_parser, xml_text
+from colabstage.layouts.xml import parse_xml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from xml.etree.ElementTree import Element
 
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.lookup import Lookup
@@ -40,7 +40,7 @@ _SNIFFED = 8
 _KERAS_LINE = re.compile(r"(\S.*?\.\w+)((?: \d+,\d+,\d+,\d+,\d+)*)")
 _LONGEST_NUMBER = 40
 # What reading a broken file raises.
-_OF_PYTHON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, expat.ExpatError)
+_OF_PYTHON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class _Format(NamedTuple):
@@ -339,36 +339,21 @@ def _keras_yolo(_: str, content: bytes) -> list[Record]:
     return every if any(one.shapes for one in every) else []
 
 
-def _cvat(_: str, content: bytes) -> list[Record]:
+def _cvat(name: str, content: bytes) -> list[Record]:
     """Read CVAT's XML for images."""
     every: list[Record] = []
-    shapes: list[tuple[str, tuple[float, float, float, float]]] = []
-    left_out: list[str] = []
 
-    def start(tag: str, given: dict[str, str]) -> None:
-        if tag == "image":
-            shapes.clear()
-            left_out.clear()
-            split = SPLITS.get(given.get("subset", "").lower(), "")
-            every.append(Record(given["name"], (), _size(given.get("height"), given.get("width")), split))
-        elif (every and tag in ("skeleton", "cuboid")) or (tag == "points" and "label" in given):
-            left_out.append(tag)
-        elif every and tag in _CVAT_SHAPES:
-            shapes.append(_shape(given["label"], _CVAT_SHAPES[tag](given)))
+    def take(image: Element) -> None:
+        if image.tag != "image":
+            return
+        given = image.attrib
+        found = [one for one in image if one.tag in _CVAT_SHAPES]
+        shapes = [_shape(one.attrib["label"], _CVAT_SHAPES[one.tag](one.attrib)) for one in found]
+        lost = sum(one.tag in ("skeleton", "cuboid", "points") for one in image)
+        split = SPLITS.get(given.get("subset", "").lower(), "")
+        every.append(Record(given["name"], shapes, _size(given.get("height"), given.get("width")), split, lost))
 
-    def end(tag: str) -> None:
-        if tag == "image":
-            # The points of a skeleton are counted as one thing.
-            count = len(left_out) if "skeleton" not in left_out else sum(tag != "points" for tag in left_out)
-            every[-1] = every[-1]._replace(shapes=tuple(shapes), left_out=count)
-
-    def refuse(why: str) -> NoReturn:
-        raise ValueError(why)
-
-    # Expat, not ElementTree, so that files with millions of boxes are read without a tree in memory.
-    parser = xml_parser(refuse)
-    parser.StartElementHandler, parser.EndElementHandler = start, end
-    parser.Parse(xml_text(content), True)
+    parse_xml(name, content, "annotations", take)
     return every
 
 
