@@ -353,8 +353,10 @@ def make_targets(
         np.isin(table, (0, 1)).all()
     ):
         return Values(table.astype(np.uint8)), tuple(column.name for column in columns)
-    for column, numbers in zip(columns, table.T, strict=True):
-        check_kept_apart(column.name, numbers if not column.are_all(WHOLE) or "" in column.distinct else _exact(column))
+    for column in columns:
+        # The distinct cells tell, of which there are few.
+        few = Column(column.name, sorted(column.filled))
+        check_kept_apart(column.name, _exact(few) if column.are_all(WHOLE) else few.numbers())
     return Values(table.astype(np.float32)), ()
 
 

@@ -108,11 +108,11 @@ class _Rows(NamedTuple):
 
     def column(self, name: str) -> Column:
         """Return the cells of a column in these rows."""
-        cells: list[str] = []
-        for table, rows in self.places:
-            own = table.columns[name].cells
-            cells += own if len(rows) == len(own) else [own[row] for row in rows]
-        return Column(name, cells)
+        parts = [(table.columns[name], rows) for table, rows in self.places]
+        # Of one whole table it is the table's own, with what is known of it.
+        if len(parts) == 1 and len(parts[0][1]) == len(parts[0][0]):
+            return parts[0][0]
+        return Column(name, [column.cells[row] for column, rows in parts for row in rows])
 
 
 class TableSearch:
