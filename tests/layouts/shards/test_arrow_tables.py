@@ -16,23 +16,15 @@ from colabstage.layouts.table import Boxes, BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree
+from tests.layouts.readers import contents, labels, picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.layouts.table import SampleTable
 
 arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
 parquet = pytest.importorskip("pyarrow.parquet")
-
-
-def picture(number: int) -> bytes:
-    """An image file that no other number gives."""
-    values = np.random.default_rng(number).integers(0, 255, (8, 6, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(values).save(file, "PNG")
-    return file.getvalue()
 
 
 def rows(first: int, count: int) -> dict[str, list[Any]]:
@@ -59,18 +51,6 @@ def write_stream(path: Path, columns: dict[str, Any], *, batch: int = 3, compres
     with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=batch)
     return path
-
-
-def contents(table: SampleTable) -> list[bytes]:
-    """The images of a table."""
-    source = table.inputs.source
-    return [bytes(source.read(i)) for i in range(len(source))]
-
-
-def labels(table: SampleTable) -> list[Any]:
-    """The targets of a table."""
-    assert isinstance(table.targets, Values)
-    return table.targets.values.tolist()  # type: ignore[no-any-return]
 
 
 @pytest.fixture

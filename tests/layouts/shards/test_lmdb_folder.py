@@ -19,12 +19,12 @@ from colabstage.layouts.table import BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree
+from tests.layouts.readers import contents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from colabstage.layouts.table import SampleTable
 
 lmdb = pytest.importorskip("lmdb", reason="needs lmdb: pip install -c constraints.txt lmdb")
 
@@ -50,12 +50,6 @@ def read_back(folder: Path, **options: Any) -> dict[bytes, bytes]:
     """All keys and values as the lmdb package gives them."""
     with lmdb.open(str(folder), readonly=True, lock=False, **options) as env, env.begin() as transaction:
         return dict(transaction.cursor())
-
-
-def contents(table: SampleTable) -> list[bytes]:
-    """The images of a table."""
-    source = table.inputs.source
-    return [bytes(source.read(i)) for i in range(len(source))]
 
 
 def ocr(count: int, words: list[str]) -> dict[bytes, bytes]:
