@@ -47,8 +47,8 @@ class Record(NamedTuple):
     """What a file of annotations states of one image; `parse` of a format returns a list of these."""
 
     image: str
-    shapes: Sequence[tuple[str, Sequence[float]]]
-    """The class of each box, and x0, y0, x1, y1 with the values of further columns."""
+    shapes: Sequence[tuple[Any, Sequence[float]]]
+    """The class of each box, a word or a number, and x0, y0, x1, y1 with the values of further columns."""
     size: tuple[int, int] = (0, 0)
     """Its height and width; zeros if the file does not say."""
     split: str = ""

@@ -156,9 +156,9 @@ class Case:
         search = TableSearch(source, AUDIO, clips, Lookup(clips.names), labels=labels)
         found = gather(search.state)
         # Label columns were named, so a table is meant.
-        if not found.claims and labels is None:
+        if isinstance(found, Miss) and not found.claims and labels is None:
             by_folder = gather(lambda: folders_state(source, AUDIO))
-            if not by_folder.claims:
+            if isinstance(by_folder, Miss) and not by_folder.claims:
                 return Miss(LayoutError(f"{by_folder.error} Nor does a table name them: {found.error}"))
             found = by_folder
         if isinstance(found, Miss):
@@ -474,7 +474,7 @@ def _state_boxes(case: Case) -> Found:
     reasons = []
     for name, state in _BOXES:
         found = gather(lambda: state(case))  # noqa: B023 - called at once
-        if found.claims:
+        if isinstance(found, Evidence) or found.claims:
             return found
         reasons.append(f"{name}: {found.error}")
     return Miss(LayoutError(f"'{case.source.label}' has no boxes beside its images. {' '.join(reasons)}"))

@@ -564,42 +564,25 @@ _COMPARED = 8
 
 
 def second_copy(source: Source) -> frozenset[str]:
-    """Return the images in a folder with a second copy of every image of the tree."""
-    # Archives on Kaggle have such folders: cell_images/cell_images beside the folders of cell_images. Otherwise the
-    # same images would be in two splits. Compared are names, sizes, and the content of a few.
+    """Return the images in a folder that holds every image of the tree once more, as archives on Kaggle do
+    (cell_images/cell_images): otherwise the same images would be in two splits."""
     files = source.ending_in(IMAGES)
-    folders, of_files = files.folders
-    if len(folders) < 2:
-        return frozenset()
-    top = "".join(f"{folder}/" for folder in shared_folders(f"{folder}/" for folder in folders))
-    depths = [folder.count("/") + bool(folder) for folder in folders]
-    deepest = folders[int(np.argmax(depths))]
-    first = int(np.argmax(of_files == folders.index(deepest)))
-    parts = files.names[first].removeprefix(top).split("/")
-    # The original of the deepest image has the same path without the copy's folders.
-    originals = {f"{top}{'/'.join(parts[start:])}": start for start in range(1, len(parts) - 1)}
-    there = {folder.removesuffix("/") for folder in folders}
-    originals = {name: start for name, start in originals.items() if posixpath.dirname(name) in there}
-    if not originals:
-        return frozenset()
-    starts = [originals[name] for name in files.names if name in originals]
-    if not starts:
-        return frozenset()
-    folder = f"{top}{'/'.join(parts[: min(starts)])}/"
-    numbers = {name: number for number, name in enumerate(files.names)}
-    sizes = files.sizes
-    pairs = [
-        (number, original)
-        for name, number in numbers.items()
-        if name.startswith(folder)
-        and (original := numbers.get(top + name.removeprefix(folder))) is not None
-        and sizes[original] == sizes[number]
-    ]
-    if 2 * len(pairs) != len(files):
-        return frozenset()
-    step = 1 + len(pairs) // _COMPARED
-    ones, others = (
-        [*source.parse(files.take(np.array(side)), lambda _, data: data).values()]
-        for side in zip(*sorted(pairs)[::step], strict=True)
-    )
-    return frozenset(files.names[number] for number, _ in pairs) if ones == others else frozenset()
+    folders = {f"{folder}/".lstrip("/") for folder in files.folders[0]}
+    top = "".join(f"{folder}/" for folder in shared_folders(folders))
+    # A copy is deeper than its original. Compared are folders, names, sizes, and the content of a few.
+    *parts, _ = max(folders, key=lambda folder: folder.count("/"), default="").removeprefix(top).split("/")
+    for depth in range(1, len(parts)):
+        copy = f"{top}{'/'.join(parts[:depth])}/"
+        if not {top + folder.removeprefix(copy) for folder in folders if folder.startswith(copy)} <= folders:
+            continue
+        numbers = {name: number for number, name in enumerate(files.names)}
+        found = [(numbers.get(top + name.removeprefix(copy)), name) for name in files.names if name.startswith(copy)]
+        pairs = [(one, numbers[name]) for one, name in found if one is not None]
+        same = [pair for pair in pairs if files.sizes[pair[0]] == files.sizes[pair[1]]]
+        if 2 * len(same) != len(files):
+            continue
+        sides = zip(*same[:: 1 + len(same) // _COMPARED], strict=True)
+        ones, others = ([*source.parse(files.take(np.array(side)), lambda _, data: data).values()] for side in sides)
+        if ones == others:
+            return frozenset(files.names[number] for _, number in same)
+    return frozenset()

@@ -261,8 +261,8 @@ def _column(found: _Found, key: str, width: int, name: str) -> NDArray[Any]:
     if values.shape != ((count, width) if width > 1 else (count,)):
         msg = f"{name} has {count} boxes and {key!r} of shape {values.shape}; expected one for each box."
         raise DecodeError(msg)
-    odd = values[values != np.rint(values)] if key in _LABEL_KEYS and values.dtype.kind == "f" else ()
-    if len(odd):
+    odd = values[values != np.rint(values)]
+    if key in _LABEL_KEYS and len(odd):
         msg = f"{name} has {odd[0]} under {key!r}; expected whole numbers, the classes."
         raise LayoutError(msg)
     return values

@@ -6,6 +6,7 @@ MATLAB's .mat 7.3 are HDF5 files.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import math
 import struct
@@ -38,7 +39,6 @@ from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import NoReturn
 
     from numpy.typing import NDArray
 
@@ -347,13 +347,8 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
 
 
 def _unreadable(name: str, trouble: str) -> StoredArray:
-    """Return what a name stands for whose rows nobody can read."""
-
-    def refuse() -> NoReturn:
-        msg = f"'{name}' cannot be used: {trouble}."
-        raise LayoutError(msg)
-
-    return StoredArray(name, (0,), np.dtype(np.uint8), refuse, refuse, trouble)
+    """Return an array whose rows nobody can read."""
+    return dataclasses.replace(StoredArray.in_memory(name, np.zeros(0, np.uint8), ""), trouble=trouble)
 
 
 def _trouble(dataset: Any) -> str:

@@ -61,8 +61,18 @@ TRAIN, TEST = "pie/{10000,10001} ribs/{20000,20001}", "pie/10002 ribs/20002"
 # fmt: off
 READ: dict[str, tuple[Any, ...]] = {
     "a network drive's folders": (f"{pets()} .Trash-0/files/1.jpg @eaDir/1.jpg $RECYCLE.BIN/1.jpg cat/@eaDir/0.jpg/t.jpg", {}, PETS),
+    "splits in any case": ("Training/{cat,dog}/1.jpg TEST/cat/3.jpg Validation/{cat,dog}/4.jpg", {}, "train: cat 1, dog 1; validation: cat 1, dog 1; test: cat 1"),
+    "a wrapper, with a logo beside it": ("kitti/images/train/cat/1.jpg kitti/images/test/cat/2.jpg logo.png", {"kitti/readme.txt": "x"}, "train: cat 1; test: cat 1", "'image_folder'"),
+    "one class with a folder in it": ("pets/cat/1.jpg pets/cat/more/2.jpg", {}, "cat 2", "'image_folder'"),
+    "a class called train": ("car/1.jpg ship/1.jpg train/1.jpg train/steam/2.jpg", {}, "car 1, ship 1, train 2", "'image_folder'"),
+    "a folder of notes": ("cat/1.jpg dog/1.jpg", {"annotations/1.xml": ""}, "cat 1, dog 1", "'image_folder'"),
+    "test images in no class": ("train/{cat,dog}/1.jpg test/{3,4}.jpg", {}, "train: cat 1, dog 1"),
     "face masks": ("with_mask/{0,1}.jpg without_mask/{0,1}.jpg", {}, "with_mask 2, without_mask 2"),
     "vehicles": ("car/1.jpg ship/1.jpg train/1.jpg", {}, "car 1, ship 1, train 1"),
+    "a class called label": ("{label,cat,dog}/1.jpg", {}, "cat 1, dog 1, label 1"),
+    "numbered images are not in twos": ("{a,b}.jpg {a,b}_2.jpg", {}, "4 without labels"),
+    "one image called after another": ("{a,a_b,c,d}.jpg", {}, "4 without labels"),
+    "pairs of which some have no mask": ("images/{a,b,c}.jpg masks/{a,b,z}.png", {}, "2 masks", "'pairs'"),
     "a class called as a part": ("depth/{0,1}.jpg height/{0,1}.jpg", {}, "depth 2, height 2"),
     "single letters in two cases": ("A/1.jpg a/2.jpg", {}, "A 1, a 1"),
     "splits that say images above classes": ("train_images/{cat,dog}/1.jpg val_images/{cat,dog}/2.jpg", {}, "train: cat 1, dog 1; val: cat 1, dog 1"),
@@ -85,6 +95,18 @@ READ: dict[str, tuple[Any, ...]] = {
     "folds": (FOOD, listed(train1=TRAIN, train2=TEST, test1=TEST), "pie 3, ribs 3"),
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
+    "no folders": ("{1..2}.jpg", {}, r"2 images.*one folder for each class", "'image_folder'"),
+    "splits of no classes": ("train/1.jpg test/2.jpg", {}, r"2 images.*one folder for each class", "'image_folder'"),
+    "a split of no classes": ("data/train/1.jpg", {}, r"1 images.*one folder for each class", "'image_folder'"),
+    "splits among other folders": ("{train,test,extra}/cat/1.jpg", {}, r"mixes folders of splits \('test', 'train'\).*'extra'", "'image_folder'"),
+    "two folders for one split": ("{train,training}/cat/1.jpg", {}, r"'train', 'training'", "'image_folder'"),
+    "images without masks": ("{a,b}/1.jpg", {}, "no masks", "'pairs'"),
+    "few masks": ("images/{1..3}.jpg masks/1.png", {}, r"images/2\.jpg", "'pairs'"),
+    "two masks of an image": ("images/1.jpg masks/1.png labels/1.png", {}, "same image", "'pairs'"),
+    "masks without images": ("{SegmentationClass,SegmentationObject}/a.png", {}, "names of parts of a dataset"),
+    "masks called _manual1": ("x{0..2}.jpg x{0..2}_manual1.gif", {}, r"come in twos.*called masks"),
+    "masks called vessels": ("x{0..2}.jpg x{0..2}~vessels.png", {}, r"come in twos.*called masks"),
+    "masks called as the images": ("x{0..4}.jpg x{0..4}.png", {}, r"come in twos.*called masks"),
     "a spelling": ("train/Dog/1.jpg test/dog/2.jpg {train,test}/eel/3.jpg", {}, r"'Dog'.*layout=\"image_folder\""),
     "a copy by its wrapper": ("set/{yes,no}/{0..3}.jpg", {"{yes,no}/{0..3}.jpg": "a"}, r"'set' holds the folders 'no', 'yes'"),
     "two columns beside folders": ("x/{0..3}.jpg y/{10..13}.jpg", {"t.csv": rows("path,colour,size", "{0..3}.jpg,{red,blue},{a,b}", "{10..13}.jpg,red,a")},
@@ -128,6 +150,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "a class without a folder": ("train/{a,b}/images/{0,1}.jpg val/images/v{0..3}.jpg", {"val/v.txt": rows("v{0..3}.jpg\t{a,z}\t0\t0")}, r"the class 'z', but no folder has that name"),
 }
 NOTED: dict[str, tuple[Any, ...]] = {
+    "an image without a mask": ("images/{a,b,c}.jpg masks/{a,b,z}.png", {}, r"1 image without a mask was left out"),
+    "a mask without an image": ("images/{a,b,c}.jpg masks/{a,b,z}.png", {}, r"1 mask without an image was left out"),
+    "a split that lacks a class": ("train/{cat,dog}/1.jpg test/cat/3.jpg", {}, r"The split 'test' has no images of 1 class: 'dog'"),
     "columns that are not used": (SIX, {"l.csv": rows(",file,label,fold,age", "{0..5},{0..5}.jpg,{a,b},{0,1,2},{20..25}")}, r"Not used: the columns 'fold', 'age'"),
     "a label stated twice": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog,cat,cat}")}, r"1 row names a file that another row names as well"),
     "numbers from 1": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{1,2,3}")}, r"stay the numbers 1 to 3;"),
@@ -143,18 +168,21 @@ NOTED: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("case", READ)
 def test_each_is_read_as_its_people_mean_it(case: str) -> None:
     """Samples by split and class."""
-    paths, texts, found = READ[case]
-    assert described(read(paths, texts)) == found
+    paths, texts, found, *layout = READ[case]
+    assert described(read(paths, texts, *layout)) == found
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_each_is_refused_with_what_to_write(case: str) -> None:
     """One line that names what competes, or is missing."""
-    paths, texts, pattern = REFUSED[case]
+    paths, texts, pattern, *layout = REFUSED[case]
     with pytest.raises(LayoutError, match=pattern) as caught:
-        read(paths, texts)
+        read(paths, texts, *layout)
     assert "\n" not in str(caught.value)
-    assert any(word in str(caught.value) for word in ("layout", "table", "Fill", "xpected", "rite", "Name"))
+    assert any(
+        word in str(caught.value)
+        for word in ("layout", "table", "Fill", "xpected", "rite", "Name", "folder", "Say", "Put", "Rename")
+    )
 
 
 @pytest.mark.parametrize("case", NOTED)
@@ -174,7 +202,8 @@ def test_what_is_named_is_believed() -> None:
     assert read("train_images/{0,1}.jpg test_images/2.jpg", {}, "file_names('^[a-z]+')").classes == ("test", "train")
     with pytest.raises(LayoutError, match=r"table='no.csv' is none of the tables.*'l.csv'"):
         read(paths, {"l.csv": "path,label\n"}, "table_rows(table='no.csv')")
-    named = read(*REFUSED["two labels of one image"][:2], "table_rows(['label'])")
+    paths, texts, _ = REFUSED["two labels of one image"]
+    named = read(paths, texts, "table_rows(['label'])")
     assert list(named.keys) == ["images/0.jpg", "images/1.jpg", "images/2.jpg", "images/0.jpg#2"]
     for layout, reason in (("table", "no tables"), ("pairs", "no masks"), ("detection", "KITTI: .*YOLO: ")):
         with pytest.raises(LayoutError, match=reason):
@@ -232,7 +261,8 @@ def test_whole_labels_stay_exact(base: int) -> None:
     numbers = [base, base + 1, -base - 1, base + 2, base + 3, -(2**63)]
     targets = read(SIX, column("label", *map(str, numbers))).targets
     assert isinstance(targets, Values)
-    assert (targets.values.dtype, targets.values.tolist()) == (np.int64, numbers)
+    assert targets.values.dtype == np.int64
+    assert targets.values.tolist() == numbers
 
 
 def test_labels_that_would_merge_are_refused() -> None:

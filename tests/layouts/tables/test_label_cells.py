@@ -141,8 +141,8 @@ NOTED = {
 @pytest.mark.parametrize("case", NOTED)
 def test_what_a_loss_or_a_reader_would_not_expect_is_noted(tmp_path: Path, case: str) -> None:
     """Beside what is read."""
-    header, forms, labels, says = NOTED[case]
-    found = read(tmp_path, header, *forms, layout="auto" if labels is None else table_rows(labels=labels))
+    header, forms, _, says = NOTED[case]
+    found = read(tmp_path, header, *forms)
     assert says in " ".join(found.notes)
 
 
