@@ -117,7 +117,7 @@ def test_every_extension_of_an_image_counts_in_any_case(table: Table) -> None:
 
 @pytest.mark.parametrize(
     ("folder", "split"),
-    [("training", "train"), ("testing", "test"), *((s, s) for s in ("train", "val", "valid", "validation", "dev", "test"))],
+    [
         ("training", "train"),
         ("testing", "test"),
         *((one, one) for one in ["train", "val", "valid", "validation", "dev", "test"]),
