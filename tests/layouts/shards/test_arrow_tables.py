@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, SourceReadError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
@@ -159,6 +160,35 @@ def test_every_form_of_a_file_is_read(tmp_path: Path, write: Callable[[Path, Any
     assert contents(table) == images
     assert labels(table) == data["label"]
     assert table.splits == ("val",) * 250
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_rows_are_read_in_any_order_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """By the batch that holds them; what a row is called in a journal is the same the next time."""
+    data = rows(0, 250)
+    if form == "parquet":
+        write_parquet(tmp_path / "a.parquet", data, row_group_size=70)
+    else:
+        write_stream(tmp_path / "a.arrow", data, batch=33, compression="zstd")
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", None)
+    source, again = (detect_layout(FolderTree(tmp_path)).inputs.source for _ in range(2))
+    order = np.random.default_rng(0).permutation(250).tolist()
+    assert [source.read(number) for number in order] == [data["image"][number]["bytes"] for number in order]
+    assert source.sizes.tolist() == [len(one["bytes"]) for one in data["image"]]
+    stamps = [source.stamp(number) for number in range(250)]
+    assert stamps == [again.stamp(number) for number in range(250)]
+    assert len(set(stamps)) == 250
+
+
+def test_a_file_that_changes_while_it_is_read_is_named(tmp_path: Path) -> None:
+    """Its rows are others than those that were counted."""
+    path = write_parquet(tmp_path / "a.parquet", rows(0, 9))
+    source = detect_layout(FolderTree(tmp_path)).inputs.source
+    write_parquet(path, rows(0, 5))
+    with pytest.raises((CorruptArchiveError, SourceReadError), match=r"a\.parquet"):
+        source.read(0)
 
 
 def test_files_inside_a_tar_are_read(tmp_path: Path) -> None:
