@@ -244,53 +244,49 @@ class BoxColumns(NamedTuple):
 
 
 def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
-    """Return the columns of a table that are boxes; `None` if there are none."""
+    """Return the columns of a table that are boxes; `None` if there are none. Boxes in another form are an error."""
     runs = next((name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)), None)
     label = next((name for name, one in columns.items() if is_label_name(name) or one.plain in _BOX_LABELS), None)
+    corners = corners_of(columns)
+    other = [] if corners or runs else _other_form(columns, has_label=label is not None)
+    points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)]
+    # x1 to x5 without y are measurements.
+    are_points = bool(corners) and len(points) > 4
+    if not (runs or corners or other) or (are_points and not runs and label is None):
+        return None
+    if corners and label is not None and not are_points and not runs:
+        return BoxColumns(corners, label)
     whole = (
         'take the images without labels: layout="images".'
         if label is None
         else f"name the columns that are labels of whole images: layout=table_rows(labels=[{label!r}])."
     )
-    if runs is not None:
+    which = f"column '{other[0]}' holds" if len(other) == 1 else f"columns {listed(other)} hold"
+    if runs:
         msg = (
             f"Its column '{runs}' holds masks as run lengths (RLE), which are not read. Write a mask for each image, "
             f"as a PNG of the same name in a folder 'masks', or {whole}"
         )
-        raise LayoutError(msg)
-    corners = corners_of(columns)
-    points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)]
-    # x1 to x5 without y are measurements.
-    if corners and len(points) > 4:
-        if label is None:
-            return None
+    elif "region_shape_attributes" in other:
+        msg = f"Its {which} the regions of VIA, whose export as JSON is read: export them so. Or {whole}"
+    elif other:
+        msg = (
+            f"Its {which} boxes, which are read from columns xmin, ymin, xmax, ymax and class, one box in each row. "
+            f"Write them so, or {whole}"
+        )
+    elif are_points:
         named = f"{', '.join(map(repr, points[:8]))}{', …' if len(points) > 8 else ''}"
         msg = (
             f"Its columns {listed(points, 6)} are more than the two corners of a box: landmarks, or the corners of a "
             f"polygon. Say what is to be learnt, from colabstage.options: the points, layout=table_rows(labels=["
             f"{named}]), or what '{label}' says of the whole image, layout=table_rows(labels=[{label!r}])."
         )
-        raise LayoutError(msg)
-    if not corners:
-        other = _other_form(columns, has_label=label is not None)
-        if not other:
-            return None
-        which = f"column '{other[0]}' holds" if len(other) == 1 else f"columns {listed(other)} hold"
-        if "region_shape_attributes" in other:
-            msg = f"Its {which} the regions of VIA, whose export as JSON is read: export them so. Or {whole}"
-            raise LayoutError(msg)
-        msg = (
-            f"Its {which} boxes, which are read from columns xmin, ymin, xmax, ymax and class, one box in each row. "
-            f"Write them so, or {whole}"
-        )
-        raise LayoutError(msg)
-    if label is None:
+    else:
         msg = (
             f"It has boxes in {', '.join(corners)} and no column 'class' that says what is in them. Add one; if these "
             f"are numbers to be learnt, say so: layout=table_rows(labels={list(corners)!r})."
         )
-        raise LayoutError(msg)
-    return BoxColumns(corners, label)
+    raise LayoutError(msg)
 
 
 def corners_of(columns: Iterable[str]) -> tuple[str, ...]:
