@@ -10,7 +10,7 @@ import json
 import posixpath
 import threading
 from collections import OrderedDict
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ EXTENSIONS = (".parquet", ".arrow")
 # Rows of a parquet file that are in memory at once; as many as `datasets` writes into a batch of images.
 _ROWS = 100
 # Readers are a few rows apart, and files are read one after the other.
-_BATCHES_KEPT = 6
+_BATCHES_KEPT, _ROWS_KEPT = 3, 100
 _NOWHERE = -1 - _BATCHES_KEPT
 _COLUMN_BUFFER_BYTES = 1 << 20
 # The ends of streams; the second is for streams that do not begin with its first half.
@@ -74,7 +74,7 @@ def arrow_state(source: Source) -> Evidence:
     if len(source.ending_in(IMAGES)) > len(entries):
         msg = f"'{source.label}' holds separate image files beside its parquet or Arrow files."
         raise LayoutError(msg)
-    kept: _Kept = OrderedDict()
+    kept = _Kept()
     files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry), kept))
     roles = _find_roles(source.label, files[0].schema)
     # A different schema would otherwise appear as a missing column in the middle of packing.
@@ -117,8 +117,23 @@ def _import_arrow(name: str) -> Any:
     return pyarrow
 
 
-# The batches in memory, by file and number; the latest are kept.
-_Kept = OrderedDict[tuple[str, int], Any]
+class _Kept:
+    """The batches in memory, of all files: the latest, and no fewer rows than readers are apart."""
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._rows = 0
+        self._lock = threading.Lock()
+
+    def get(self, file: str, number: int) -> Any:
+        return self._batches.get((file, number))
+
+    def put(self, file: str, number: int, batch: Any) -> None:
+        with self._lock:
+            self._rows += len(batch) - len(self._batches.pop((file, number), ()))
+            self._batches[file, number] = batch
+            while len(self._batches) > _BATCHES_KEPT and self._rows > _ROWS_KEPT:
+                self._rows -= len(self._batches.popitem(last=False)[1])
 
 
 class _ArrowFile:
@@ -237,7 +252,7 @@ class _ArrowFile:
     def _read(self, row: int) -> bytes:
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         with self._lock:
-            batch = self._kept.get((self.name, number))
+            batch = self._kept.get(self.name, number)
             if batch is None:
                 with self._errors():
                     batch = self._read_batch(number)
@@ -254,11 +269,8 @@ class _ArrowFile:
             if len(batch) != self._starts[self._next + 1] - self._starts[self._next]:
                 msg = f"'{self.name}' has changed since its rows were counted. Start again when nothing writes to it."
                 raise CorruptArchiveError(msg)
-            self._kept[self.name, self._next] = batch
+            self._kept.put(self.name, self._next, batch)
             self._next += 1
-            with suppress(KeyError):
-                for _ in range(len(self._kept) - _BATCHES_KEPT):
-                    self._kept.popitem(last=False)
             if self._next == number + 1:
                 break
         # What reads on would keep its buffers, of thousands of files.
