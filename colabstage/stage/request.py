@@ -26,7 +26,6 @@ from colabstage.sources.parse import (
     ObjectSource,
     ShareSource,
     absolute_path,
-    comes_whole,
     drive_path_of,
     parse_source,
     paths_of,
@@ -320,9 +319,8 @@ def exceeds(request: StageRequest, figures: StageFigures) -> bool:
 def less_room(request: StageRequest, free_bytes: int) -> str:
     """Return what takes less space on the local disk than the whole dataset, as the end of a sentence."""
     larger = "give local_dir= on a larger disk"
-    # Plain files are here whole, and so is what has to be downloaded whole before it is packed.
-    unavoidable = request.keep != "pack" or comes_whole(request.source)
-    if unavoidable or request.disk_limit is not None or free_bytes < _LEAST_LIMIT_BYTES:
+    # Plain files are here whole.
+    if request.keep != "pack" or request.disk_limit is not None or free_bytes < _LEAST_LIMIT_BYTES:
         return larger
     # Not all of the space: other files need some. Without a blank, which a shell would take for the next argument.
     limit = format_bytes(int(0.8 * free_bytes)).replace(" ", "")
