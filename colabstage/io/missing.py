@@ -17,6 +17,9 @@ _MOST_NAMES = 2000
 # www.example.org, or example.org followed by a path, without the scheme of an address.
 _HOST = re.compile(r"www\..+|[a-z0-9-]+(\.[a-z0-9-]+)*\.(ac|ai|app|ch|co|com|de|dev|edu|gov|io|jp|net|org|uk)")
 
+# Ids of Drive look like no name that a person would give.
+_DRIVE_ID = re.compile(r"(?=.*[A-Z])(?=.*[a-z])(?=.*\d)[-\w]{19,64}")
+
 
 def whereabouts(path: Path) -> str:
     """Say which folder of a missing path exists, which names in it are most like the missing one, and what else may be
@@ -61,6 +64,8 @@ def _other_meanings(wanted: tuple[str, ...], there: Path | None) -> list[str]:
         return [f"Names are kept apart by slashes here: '{meant}'."]
     if len(wanted) > 1 and _HOST.fullmatch(first.lower()):
         return [f"An address begins with its kind: 'https://{'/'.join(wanted)}'."]
+    if len(wanted) == 1 and _DRIVE_ID.fullmatch(first):
+        return [f"If that is the id of something shared on Google Drive, write 'gdrive://{first}'."]
     return []
 
 

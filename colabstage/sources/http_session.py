@@ -70,6 +70,7 @@ class HttpSession:
         self._session = _new_session(self.label)
         self._agent = self._session.headers["User-Agent"] = agent
         self._lock = threading.Lock()
+        self._resolving = threading.Lock()
         # The answers being read, which another thread may close.
         self._open: set[requests.Response] = set()
         self._closed = False
@@ -118,9 +119,10 @@ class HttpSession:
         self._session.close()
 
     def _ask(self, headers: dict[str, str]) -> requests.Response:
-        target, fresh = self._target, ""
-        if not target:
-            target = fresh = self._resolve()
+        with self._resolving:
+            # Once for all threads that begin.
+            fresh = "" if self._target else self._resolve()
+            target = self._target = self._target or fresh
         response = self._send(target, headers)
         # An expired signed address refuses; resolving it again gives a new one.
         if target not in (self.url, fresh) and response.status_code in _EXPIRED:

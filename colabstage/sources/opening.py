@@ -537,7 +537,7 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
             case ObjectSource():
                 part = _open_object(source, opening)
             case ShareSource():
-                part = _open_shared(source, opening)
+                part = _open_shared(source, opening, along)
             case KaggleSource():
                 part = _open_kaggle(source, opening, along)
             case TreeSource():
@@ -592,7 +592,7 @@ def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
     return SourcePart(source, "object store", slow=True, opening=opening, file=file)
 
 
-def _open_shared(source: ShareSource, opening: Opening) -> SourcePart:
+def _open_shared(source: ShareSource, opening: Opening, along_bytes: int) -> SourcePart:
     from colabstage.sources.gdrive import (
         IN_FLIGHT,
         list_shared_folder,
@@ -603,7 +603,7 @@ def _open_shared(source: ShareSource, opening: Opening) -> SourcePart:
 
     link = resolve_link(source.link)
     if link.kind != "folder":
-        file = open_shared_file(link, checksum=opening.checksum)
+        file = open_shared_file(link, checksum=opening.checksum, along_bytes=along_bytes)
         return SourcePart(source, "share link", slow=True, opening=opening, file=file)
     folder = list_shared_folder(link)
     tree = RemoteFileTree(

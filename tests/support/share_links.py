@@ -54,6 +54,10 @@ _SORRY_PAGE = (
 )
 
 
+# What asks for no more wants a file's facts, or its list of contents.
+_QUESTION_BYTES = 256 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class SharedItem:
     """A file, folder or document on the imitated Drive."""
@@ -122,7 +126,7 @@ class DriveShares:
             return self._log.requests[path]
 
     def starts(self, item_id: str) -> list[int]:
-        """From which byte on each download of a file went, in their order; questions for its first byte alone not."""
+        """From which byte on each download of a file went, in their order; questions for a few bytes not."""
         with self._log.lock:
             return [start for found, start in self._log.starts if found == item_id]
 
@@ -188,10 +192,10 @@ class DriveShares:
             "x-goog-hash": "md5="
             + base64.b64encode(hashlib.md5(item.content, usedforsecurity=False).digest()).decode(),
         }
-        wanted = request.headers.get("range", "bytes=0-").removeprefix("bytes=")
-        if wanted != "0-0":
+        start, _, end = request.headers.get("range", "bytes=0-").removeprefix("bytes=").partition("-")
+        if start and (not end or int(end) - int(start) >= _QUESTION_BYTES):
             with self._log.lock:
-                self._log.starts.append((item.id, int(wanted.partition("-")[0])))
+                self._log.starts.append((item.id, int(start)))
         if not item.ranges:
             request = replace(request, headers={})
         answer = answer_file(request, item.content, headers)
