@@ -127,7 +127,12 @@ class HttpSession:
         # An expired signed address refuses; resolving it again gives a new one.
         if target not in (self.url, fresh) and response.status_code in _EXPIRED:
             response.close()
-            response = self._send(self._resolve(), headers)
+            with self._resolving:
+                # Another thread may have done it.
+                if self._target == target:
+                    self._target = self._resolve()
+                target = self._target
+            response = self._send(target, headers)
         if response.ok:
             self._target = response.url
         return response
@@ -196,6 +201,7 @@ def ask_service(
     query: Mapping[str, str] | None = None,
     json: object = None,
     auth: Any = None,
+    headers: Mapping[str, str] | None = None,
     redirects: bool = True,
     agent: str = AGENT,
 ) -> WebAnswer:
@@ -216,6 +222,7 @@ def ask_service(
                 params=query,
                 json=json,
                 auth=auth,
+                headers=headers,
                 allow_redirects=redirects,
                 stream=True,
                 timeout=timeouts,

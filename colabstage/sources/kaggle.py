@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import time
 import urllib.parse
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import Checksum
 
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
+# How long a mount that was promised is waited for.
+_MOUNT_S = 60.0
+_ON = frozenset({"1", "t", "true"})
 _SERVICE = "https://api.kaggle.com/v1/datasets.DatasetApiService"
 _SLUG = r"[A-Za-z0-9][-_A-Za-z0-9]*"
 _HANDLE = re.compile(rf"({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?/?")
@@ -139,8 +143,7 @@ def find_kaggle_folder(dataset: KaggleDataset, environ: Mapping[str, str] = os.e
 
 def _mounted(dataset: KaggleDataset, environ: Mapping[str, str]) -> KaggleFolder | None:
     """Return the dataset's read-only mount in Kaggle's notebooks or Colab's cache, whose version is unknown."""
-    named = environ.get("KAGGLE_CACHE_MOUNT_FOLDER") or environ.get("COLAB_CACHE_MOUNT_FOLDER")
-    inputs = Path(named) if named else system_root(environ) / "kaggle" / "input"
+    inputs = _mount_folder(environ)
     exact = inputs / "datasets" / dataset.owner / dataset.name
     if _is_filled(exact):
         return KaggleFolder(exact, f"Kaggle's files are read where they are mounted: '{exact}'.")
@@ -150,6 +153,58 @@ def _mounted(dataset: KaggleDataset, environ: Mapping[str, str]) -> KaggleFolder
         return None
     note = f"Kaggle's files are read where they are mounted: '{by_name}' (a path that does not tell their owner)."
     return KaggleFolder(by_name, note)
+
+
+def _mount_folder(environ: Mapping[str, str]) -> Path:
+    named = environ.get("KAGGLE_CACHE_MOUNT_FOLDER") or environ.get("COLAB_CACHE_MOUNT_FOLDER")
+    return Path(named) if named else system_root(environ) / "kaggle" / "input"
+
+
+def _mount_on_request(dataset: KaggleDataset, login: Any, environ: Mapping[str, str]) -> KaggleFolder | None:
+    """Return where Colab or a notebook on Kaggle mounts the dataset when asked to; `None` where it does not."""
+    try:
+        if environ.get("TBE_RUNTIME_ADDR") and environ.get("DISABLE_COLAB_CACHE", "").lower() not in _ON:
+            slug = _ask_colab(dataset, login, environ)
+        elif environ.get("KAGGLE_DATA_PROXY_URL") and environ.get("DISABLE_KAGGLE_CACHE", "").lower() not in _ON:
+            slug = _ask_notebook(dataset, environ)
+        else:
+            return None
+    except (SourceError, ValueError, KeyError, TypeError):
+        return None
+    # It appears a while after the answer, or never; then Kaggle's download is as good.
+    path = _mount_folder(environ) / slug
+    deadline = time.monotonic() + _MOUNT_S
+    while not _is_filled(path):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.2)
+    version = "" if dataset.version is None else str(dataset.version)
+    return KaggleFolder(path, f"Kaggle's files are read where they are mounted: '{path}'.", version)
+
+
+def _ask_colab(dataset: KaggleDataset, login: Any, environ: Mapping[str, str]) -> str:
+    version = {} if dataset.version is None else {"version": dataset.version}
+    asked = {"owner": dataset.owner, "dataset": dataset.name, **version}
+    service = f"http://{environ['TBE_RUNTIME_ADDR']}/kagglehub/datasets"
+    for action in ("is_supported", "mount"):
+        answer = ask_service(f"{service}/{action}", dataset.label, json=asked, auth=login)
+        if answer.status != 200:
+            raise KeyError(action)
+    return str(json.loads(answer.text)["slug"])
+
+
+def _ask_notebook(dataset: KaggleDataset, environ: Mapping[str, str]) -> str:
+    version = {} if dataset.version is None else {"VersionNumber": str(dataset.version)}
+    answer = ask_service(
+        f"{environ['KAGGLE_DATA_PROXY_URL']}/kaggle-jwt-handler/AttachDatasourceUsingJwtRequest",
+        dataset.label,
+        json={"datasetRef": {"OwnerSlug": dataset.owner, "DatasetSlug": dataset.name, **version}},
+        headers={
+            "X-Kaggle-Authorization": f"Bearer {environ['KAGGLE_USER_SECRETS_TOKEN']}",
+            "X-KAGGLE-PROXY-DATA": environ["KAGGLE_DATA_PROXY_TOKEN"],
+        },
+    )
+    return str(json.loads(answer.text)["result"]["mountSlug"])
 
 
 def _downloaded(dataset: KaggleDataset, version: int, environ: Mapping[str, str]) -> KaggleFolder | None:
@@ -198,6 +253,8 @@ def open_kaggle(
     if (found := find_kaggle_folder(dataset, environ)) is not None:
         return found
     login = _login()
+    if (found := _mount_on_request(dataset, login, environ)) is not None:
+        return found
     version = dataset.version or with_retries(lambda: _ask_newest(dataset, login), policy)
     if (found := _downloaded(dataset, version, environ)) is not None:
         return found
