@@ -9,14 +9,15 @@ from __future__ import annotations
 import itertools
 import posixpath
 import re
-import sys
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any, Literal
+from importlib import import_module
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Literal, cast
 
 from colabstage.errors import (
-    ColabstageError,
     DriveQuotaError,
     MissingDependencyError,
     OptionError,
@@ -27,15 +28,17 @@ from colabstage.errors import (
     WebPageError,
 )
 from colabstage.io.files import RetryPolicy, hash_block
+from colabstage.io.pipeline import DaemonPool
 from colabstage.io.redaction import show_address
 from colabstage.sources.http_file import HttpFile, open_http
-from colabstage.sources.http_session import WebAnswer, ask_service, connection_error
+from colabstage.sources.http_session import WebAnswer, ask_service
 from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError, given_up, with_retries
 from colabstage.trees.names import parent_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from colabstage.io.progress import Cancellation
     from colabstage.sources.remote import Checksum
 
 Kind = Literal["file", "folder", "unknown"]
@@ -60,9 +63,7 @@ _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
 _ONE_TRY = RetryPolicy(attempts=1)
 # Requests at once; with more of them, Google takes this machine for a robot.
 IN_FLIGHT = 6
-# Seconds to connect, and without a byte.
-_TIMEOUTS_S = (20.0, 60.0)
-# The first release that takes time limits.
+# The first release whose reader of pages is as called here.
 _OLDEST_GDOWN = (6, 3)
 
 
@@ -307,7 +308,7 @@ class SharedFolder:
     files: dict[str, ShareLink]
     """The link to each file by its name, which is unique, with folders."""
     notes: tuple[str, ...]
-    """What was renamed, one sentence each."""
+    """What was left out or renamed, one sentence each."""
 
     @property
     def version(self) -> str:
@@ -315,61 +316,86 @@ class SharedFolder:
         return hash_block("\n".join(f"{link.id} {name}" for name, link in self.files.items()).encode())
 
 
-def list_shared_folder(link: ShareLink, *, policy: RetryPolicy = _POLICY) -> SharedFolder:
-    """List a shared folder. Files with the same name, which Drive allows, get ` (1)` and so on, as in its own mount.
+def list_shared_folder(
+    link: ShareLink, *, policy: RetryPolicy = _POLICY, cancellation: Cancellation | None = None
+) -> SharedFolder:
+    """List a shared folder and all below it. Google's documents, which are no files, are left out.
+
+    Files with the same name, which Drive allows, get ` (1)` and so on, as in Drive's own mount.
 
     Raises:
         SourceAccessError, SourceNotFoundError, DriveQuotaError, TransientError: Drive refuses.
-        WebPageError: gdown does not understand the page.
+        WebPageError: gdown does not understand a page.
         MissingDependencyError: gdown is too old.
     """
-    import requests
-
-    gdown = _load_gdown()
-
-    def ask() -> list[tuple[str, str, str]]:
-        try:
-            listed = gdown.download_folder(
-                id=link.id, output="/", quiet=True, use_cookies=False, skip_download=True, timeout=_TIMEOUTS_S
+    read_page = _page_reader()
+    title, notes = "", []
+    found: list[tuple[str, ShareLink]] = []
+    # For each folder, its name in the tree, and the ids on the path to it.
+    level: list[tuple[str, frozenset[str], ShareLink]] = [("", frozenset(), link)]
+    while level:
+        with DaemonPool(min(IN_FLIGHT, len(level)), "colabstage-drive") as pool:
+            pages = pool.run(
+                lambda at: _read_folder(at[2], read_page, policy),
+                level,
+                cancellation=cancellation,
+                # Each request has its own tries and ends by itself.
+                stall_timeout_s=float("inf"),
             )
-        except requests.RequestException as error:
-            raise connection_error(error, link.label) from None
-        except (gdown.FileURLRetrievalError, gdown.DownloadError, RecursionError) as error:
-            raise _explain_folder(link, str(error)) from error
-        # A login page has no files either.
-        if not listed:
-            raise _explain_folder(link, "It shows no files.")
-        return [(one.id, one.path, one.local_path) for one in listed]
-
-    found = with_retries(ask, policy)
-    names = [("/".join(map(safe_name, path.split("/"))), ShareLink("file", identity)) for identity, path, _ in found]
-    named, notes = name_apart(names)
-    return SharedFolder(safe_name(found[0][2].split("/")[1]), named, notes)
-
-
-def _explain_folder(link: ShareLink, reason: str) -> ColabstageError:
-    """Return why gdown finds nothing in a folder."""
-    try:
-        answer = _ask_patiently(link, _FOLDER_PAGE, _ONE_TRY)
-    except ColabstageError as error:
-        return error
-    key = " Its link has a resource key, which only works for a file." if link.resource_key else ""
-    page = _page_instead_of_data(link.label, answer)
-    return WebPageError(f"{page} gdown, which lists shared folders, says: {reason.splitlines()[0]}{key}")
+        title = title or pages[0][0]
+        below = []
+        for (prefix, above, folder), (_, entries) in zip(level, pages, strict=True):
+            way = above | {folder.id}
+            for identity, shown, kind in entries:
+                name = prefix + safe_name(shown)
+                if kind.endswith("apps.folder"):
+                    # A shortcut may lead back to a parent.
+                    below += [(f"{name}/", way, ShareLink("folder", identity))] if identity not in way else []
+                elif ".google-apps." in kind:
+                    notes.append(f"'{name}' is a Google document, no file, and was left out.")
+                else:
+                    found.append((name, ShareLink("file", identity)))
+        level = below
+    named, renamed = name_apart(found)
+    return SharedFolder(safe_name(title), named, (*notes, *renamed))
 
 
-def _load_gdown() -> Any:
+# What reads a folder's page: its name, and the id, name and media type of each entry.
+PageReader = Callable[..., tuple[str, list[tuple[str, str, str]]]]
+
+
+def _page_reader() -> PageReader:
+    """Return gdown's reader of a folder's page. Its public function asks for each document too, and gives up at one
+    that cannot be exported."""
     import gdown
 
     # The version imported by an earlier cell counts, whatever was installed since.
-    version = str(getattr(sys.modules["gdown"], "__version__", "0"))
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _OLDEST_GDOWN:
-        msg = (
-            f"Listing a shared folder needs gdown 6.3, and {version} is loaded. Run: %pip install -q -U "
-            '"gdown>=6.3", restart the session, and try again.'
+    version = str(getattr(gdown, "__version__", "0"))
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= _OLDEST_GDOWN:
+        reader = getattr(import_module("gdown.download_folder"), "_parse_embedded_folder_view", None)
+        if reader is not None:
+            return cast("PageReader", reader)
+    msg = (
+        f"Listing a shared folder needs gdown 6.3 to 6.5, and {version} is loaded. Run: %pip install -q "
+        '"gdown>=6.3,<6.6", restart the session, and try again.'
+    )
+    raise MissingDependencyError(msg)
+
+
+def _read_folder(link: ShareLink, read: PageReader, policy: RetryPolicy) -> tuple[str, list[tuple[str, str, str]]]:
+    answer = _ask_patiently(link, _FOLDER_PAGE, policy)
+    page = SimpleNamespace(status_code=answer.status, text=answer.text)
+    try:
+        title, entries = read(
+            sess=SimpleNamespace(get=lambda *_, **__: page), folder_id=link.id, verify=True, timeout=None
         )
-        raise MissingDependencyError(msg)
-    return gdown
+    # gdown's own, for a page without a title.
+    except Exception as error:
+        raise _page_instead_of_data(link.label, answer) from error
+    # Otherwise an unknown page would look like a folder without files.
+    if not entries and "flip-entries" not in answer.text:
+        raise _page_instead_of_data(link.label, answer)
+    return title.strip(), entries
 
 
 def list_shared(link: ShareLink) -> dict[str, ShareLink]:

@@ -605,7 +605,7 @@ def _open_shared(source: ShareSource, opening: Opening, along_bytes: int) -> Sou
     if link.kind != "folder":
         file = open_shared_file(link, checksum=opening.checksum, along_bytes=along_bytes)
         return SourcePart(source, "share link", slow=True, opening=opening, file=file)
-    folder = list_shared_folder(link)
+    folder = list_shared_folder(link, cancellation=opening.cancellation)
     tree = RemoteFileTree(
         source.label,
         shared_openers(folder),

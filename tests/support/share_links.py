@@ -94,9 +94,11 @@ class DriveShares:
     Args:
         folder: where the loopback certificate is written.
         scan_limit_bytes: size above which a file gets the page about the virus scan first (100 MB at Google).
+        wants_form: whether only the form on that page gets past it, and no `confirm=t` in the first address.
     """
 
-    def __init__(self, folder: Path, *, scan_limit_bytes: int = 100_000_000) -> None:
+    def __init__(self, folder: Path, *, scan_limit_bytes: int = 100_000_000, wants_form: bool = False) -> None:
+        self._wants_form = wants_form
         self._items: dict[str, SharedItem] = {}
         self._scan_limit_bytes = scan_limit_bytes
         self._log = _Log()
@@ -178,7 +180,8 @@ class DriveShares:
             return answer_page("<html><title>Error 500</title></html>", 500)
         if item.state == "quota":
             return answer_page(_QUOTA_PAGE)
-        if len(item.content) > self._scan_limit_bytes and request.query.get("confirm") != "t":
+        confirmed = "uuid" in request.query if self._wants_form else request.query.get("confirm") == "t"
+        if len(item.content) > self._scan_limit_bytes and not confirmed:
             return answer_page(_scan_page(item), headers={"Set-Cookie": "NID=511=imitated; Secure; HttpOnly"})
         return self._bytes(item, request)
 
