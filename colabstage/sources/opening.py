@@ -583,7 +583,7 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
 
 
 def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
-    from colabstage.sources.objects_fsspec import ObjectTree, object_kind
+    from colabstage.sources.objects import ObjectTree, object_kind
 
     if object_kind(source.url) == "folder":
         tree = ObjectTree(source.url, workers=SLOW_LISTERS, retry=PATIENT)

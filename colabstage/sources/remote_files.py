@@ -259,7 +259,7 @@ def open_remote(
 
             return open_http(source.url, checksum=checksum, policy=policy, along_bytes=along_bytes)
         case ObjectSource():
-            from colabstage.sources.objects_fsspec import open_object
+            from colabstage.sources.objects import open_object
 
             return open_object(source.url, checksum=checksum)
         case ShareSource():
@@ -287,7 +287,7 @@ def read_small_file(source: SingleSource) -> bytes:
         As `open_remote`, and `RemoteFile.read_range`.
     """
     if isinstance(source, ObjectSource):
-        from colabstage.sources.objects_fsspec import read_at_once
+        from colabstage.sources.objects import read_at_once
 
         if (data := read_at_once(source.url)) is not None:
             return data

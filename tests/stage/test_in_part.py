@@ -37,7 +37,7 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.load.reading.reader import SplitReader
-from colabstage.sources.object_store import ObjectStore
+from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.remote import MountedFile
 from colabstage.stage import plan
 from colabstage.stage.plan import plan_stage
