@@ -14,8 +14,8 @@ from colabstage.errors import NotEnoughSpaceError, OptionError, SourceNotFoundEr
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.files import json_text
 from colabstage.io.progress import NullProgress
-from colabstage.sources.parse import ObjectSource
 from colabstage.sources.buckets import ObjectStore
+from colabstage.sources.parse import ObjectSource
 from colabstage.stage.places import BucketPlace
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.purge import list_datasets, purge_datasets
