@@ -55,7 +55,7 @@ _KINDS: tuple[tuple[type[BaseException], Judgement], ...] = (
 _OUTSIDE_CODE = "Provide the login through the environment, not in the notebook:"
 _S3_LOGIN = (
     f"{_OUTSIDE_CODE} AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (on Colab from its Secrets panel), or a profile in "
-    "~/.aws/credentials."
+    "~/.aws/credentials. Where the bucket is requester-pays, set FSSPEC_S3_REQUESTER_PAYS=true; you are billed then."
 )
 _GS_LOGIN = (
     "On Colab call google.colab.auth.authenticate_user(); elsewhere set GOOGLE_APPLICATION_CREDENTIALS to the path of "

@@ -542,7 +542,8 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
                 part = _open_kaggle(source, opening, along)
             case TreeSource():
                 part = SourcePart(source, "tree", slow=False, opening=opening, tree=source.tree)
-    if opening.checksum is not None and part.tree is not None:
+    # The zip that Kaggle sends is not what anybody has a checksum of.
+    if opening.checksum is not None and (part.tree is not None or isinstance(source, KaggleSource)):
         part.close()
         msg = f"'{source.label}' is a folder, and hash= is for one file. Leave it out."
         raise OptionError(msg)

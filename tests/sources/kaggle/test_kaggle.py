@@ -293,6 +293,20 @@ def test_what_kagglehub_has_already_is_read_there(service: KaggleService, out: P
     assert service.count("DownloadDataset") == 1
 
 
+def test_a_checksum_is_refused(service: KaggleService, out: Path) -> None:
+    """It is for one file, and Kaggle makes a new zip when it likes."""
+    service.add(HostedDataset("ann", "cats", zip_archive(FILES)))
+    with pytest.raises(OptionError, match="hash= is for one file"):
+        fetch_files("kaggle://ann/cats", out, hash="md5:" + "0" * 32, progress=False)
+
+
+def test_a_part_of_a_dataset_is_fetched_alone(service: KaggleService, out: Path) -> None:
+    """Its folder is the root, as of any source."""
+    service.add(HostedDataset("ann", "cats", zip_archive(FILES)))
+    fetch_files("kaggle://ann/cats", out, only="train", progress=False)
+    assert read_tree(out) == {"a.bin": FILES["train/a.bin"], "b.bin": FILES["train/b.bin"]}
+
+
 def test_what_is_there_already_stays(service: KaggleService, out: Path) -> None:
     """A folder of the user's is not written to."""
     service.add(HostedDataset("ann", "cats", zip_archive(FILES)))
