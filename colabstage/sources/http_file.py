@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, WebPageError
 from colabstage.io.files import RetryPolicy
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Clock
     from colabstage.sources.remote import Checksum
+
+T = TypeVar("T")
 
 _TIMEOUT_S = 30.0
 # The first request asks for this much: enough for a page's title, and it still arrives in the first round trip.
@@ -120,7 +122,7 @@ def open_http(
         tail = in_thread(lambda: _ask_for_tail(session, along_bytes), "colabstage-end") if along_bytes else None
         length = max(_LOOK_BYTES, along_bytes)
         look = with_retries(
-            lambda: _in_time(lambda: _ask_for_head(session, checksum, length), session),
+            lambda: _within(lambda: _ask_for_head(session, checksum, length), session, 2 * timeout_s + _LOOK_S),
             policy or RetryPolicy(),
             session.clock.sleep,
         )
@@ -291,7 +293,7 @@ class HttpFile(RemoteFile):
         if left:
             raise TransientError(self._short(count - left, count))
         # This also takes the end of a body in chunks, so that the connection can be used again.
-        if ends and _read_some(response, 1):
+        if ends and _read_some(response, self._session, 1):
             raise SourceReadError(self._long(count, None))
 
     def _decoded(self, response: requests.Response, coding: str, stop: int | None) -> Iterator[bytes]:
@@ -320,12 +322,12 @@ class HttpFile(RemoteFile):
         return f"The server of '{self.facts.label}' sent {more} bytes where {promised} were asked for and promised."
 
 
-def _in_time(look: Callable[[], _Look], session: HttpSession) -> _Look:
-    """Return what `look` returns, unless it takes much longer than the session allows: a socket's own time limit starts
-    over with every byte, so a server could hold its reader for as long as it likes."""
-    answer = in_thread(look, "colabstage-look")
+def _within(ask: Callable[[], T], session: HttpSession, seconds: float) -> T:
+    """Return what `ask` returns, unless it takes longer: a socket's own time limit starts over with every byte, so a
+    server could hold its reader for as long as it likes."""
+    answer = in_thread(ask, "colabstage-look")
     try:
-        return answer.result(2 * session.timeout_s + _LOOK_S)
+        return answer.result(seconds)
     except TimeoutError as error:
         if answer.done():
             raise
@@ -344,7 +346,7 @@ def _ask_for_tail(session: HttpSession, length: int) -> _Tail | None:
             return None
         data = b"".join(_read_pieces(response, session, count))
         # This also takes the end of a body in chunks, so that the connection can be used again.
-        if len(data) != count or _read_some(response, 1):
+        if len(data) != count or _read_some(response, session, 1):
             return None
         return _Tail(told.start, data, told.total, validators(response.headers))
 
@@ -358,7 +360,7 @@ def _ask_for_head(session: HttpSession, checksum: Checksum | None, length: int) 
             if told.stop == stop and content_length(response.headers) in {None, stop}:
                 head = _read_head(response, session, "", stop)
                 # This also takes the end of a body in chunks, so that the connection can be used again.
-                if len(head) < stop or not _read_some(response, 1):
+                if len(head) < stop or not _read_some(response, session, 1):
                     return _judge_answer(session, response, checksum, size, head, ranges=True)
         # An empty file has no first byte.
         if response.status_code == 416 and parse_missed_total(response.headers.get("Content-Range")) == 0:
@@ -450,18 +452,29 @@ def _read_pieces(response: requests.Response, session: HttpSession, count: int |
 
     def raw_pieces() -> Iterator[bytes]:
         left = _PIECE_BYTES if count is None else count
-        while left > 0 and (piece := _read_some(response, min(left, _PIECE_BYTES))):
+        while left > 0 and (piece := _read_some(response, session, min(left, _PIECE_BYTES))):
             left -= 0 if count is None else len(piece)
             yield piece
 
     return at_least_rate(raw_pieces(), session.label, window_s=session.timeout_s, clock=session.clock)
 
 
-def _read_some(response: requests.Response, count: int) -> bytes:
+def _read_some(response: requests.Response, session: HttpSession, count: int) -> bytes:
+    """Return the next bytes of a body, unchanged.
+
+    Raises:
+        TransientError: a body in chunks has lines of its own, and these do not end in time.
+    """
     raw: Any = response.raw
-    # urllib3 1.26 has only the read that waits for all of it: smaller, so that less is lost with a connection.
-    piece: bytes = raw.read1(count, False) if hasattr(raw, "read1") else raw.read(min(count, 65536), False)
-    return piece
+
+    def read() -> bytes:
+        # urllib3 1.26 has only the read that waits for all of it: smaller, so that less is lost with a connection.
+        return bytes(raw.read1(count, False) if hasattr(raw, "read1") else raw.read(min(count, 65536), False))
+
+    if not raw.chunked:
+        return read()
+    # As of a head: the socket's own time limit starts over with every byte of a line, and of trailers with every line.
+    return _within(read, session, session.timeout_s)
 
 
 def _inflated(pieces: Iterator[bytes], coding: str, label: str) -> Iterator[bytes]:

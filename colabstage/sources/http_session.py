@@ -101,7 +101,9 @@ class HttpSession:
             finally:
                 with self._lock:
                     self._open.discard(response)
-                # Reads to its end have given the connection back already; else it is closed for good.
+                # Reads to its end have given the connection back already; else it is closed for good. A thread that
+                # is left behind in it is woken.
+                _shut_down(response)
                 response.close()
                 # Given back to a session that was closed meanwhile, it would stay open.
                 if self._closed:
@@ -113,9 +115,7 @@ class HttpSession:
             self._closed = True
             reading = list(self._open)
         for response in reading:
-            # Not there before urllib3 2.3: the reader then ends at its time limit. Fails for an answer that just ended.
-            with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):
-                response.raw.shutdown()
+            _shut_down(response)
         self._session.close()
 
     def _ask(self, headers: dict[str, str]) -> requests.Response:
@@ -178,6 +178,12 @@ class HttpSession:
                 msg = f"'{self.label}' redirects in a loop. Open it in a browser; it may want a login or cookies."
                 raise SourceReadError(msg) from None
             raise connection_error(error, self.label) from None
+
+
+def _shut_down(response: requests.Response) -> None:
+    # Not there before urllib3 2.3: the reader then ends at its time limit. Fails for an answer that just ended.
+    with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):
+        response.raw.shutdown()
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def fetch(link: ShareLink, out: Path) -> FetchReport:
 
 def read_tree(folder: Path) -> dict[str, bytes]:
     """All files below a folder by name."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = (path for path in folder.rglob("*") if path.is_file() and ".colabstage" not in path.name)
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
