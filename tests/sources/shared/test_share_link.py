@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from colabstage.sources.fetching import FetchReport
-
 FILE = "1FileAbcdefghijklmnopqrstuvwxyz_0"
 OTHER = "1OtherAbcdefghijklmnopqrstuvwxyz0"
 FOLDER = "1FolderAbcdefghijklmnopqrstuvwxy0"
@@ -82,11 +80,11 @@ def change(drive: DriveShares, number: str, **changes: object) -> None:
     drive.add(replace(drive.item(number), **changes))  # type: ignore[arg-type]  # replace checks the names
 
 
-def fetch(link: ShareLink, out: Path) -> FetchReport:
-    """Fetch what a link leads to."""
+def fetch(link: ShareLink, out: Path) -> tuple[str, ...]:
+    """Fetch what a link leads to; return the report's notes."""
     key = f"?resourcekey={link.resource_key}" if link.resource_key else ""
     where = "" if link.kind == "unknown" else f"{link.kind}s/"
-    return fetch_files(f"gdrive://{where}{link.id}{key}", out, progress=False)
+    return tuple(fetch_files(f"gdrive://{where}{link.id}{key}", out, progress=False).notes)
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:
@@ -363,10 +361,10 @@ def test_documents_in_a_folder_are_left_out_with_a_note(drive: DriveShares, out:
         SharedItem(item_id(3), "Survey", kind="forms"),
         SharedItem(FOLDER, "Set", kind="folder", entries=(item_id(1), item_id(2), item_id(3))),
     )
-    report = fetch(ShareLink("folder", FOLDER), out)
+    notes = fetch(ShareLink("folder", FOLDER), out)
     assert read_tree(out) == {"a.png": b"a"}
-    assert any("Notes" in note for note in report.notes)
-    assert any("Survey" in note for note in report.notes)
+    assert any("Notes" in note for note in notes)
+    assert any("Survey" in note for note in notes)
 
 
 def test_files_of_one_name_are_told_apart(drive: DriveShares, out: Path) -> None:
@@ -378,9 +376,9 @@ def test_files_of_one_name_are_told_apart(drive: DriveShares, out: Path) -> None
         SharedItem(item_id(4), "../evil", content=b"4"),
         SharedItem(FOLDER, "Set", kind="folder", entries=(item_id(2), item_id(1), item_id(3))),
     )
-    report = fetch(ShareLink("folder", FOLDER), out)
+    notes = fetch(ShareLink("folder", FOLDER), out)
     assert read_tree(out) == {"a (1).png": b"1", "a (2).png": b"2", "a.png/.._evil": b"4"}
-    assert sum("more than one 'a.png'" in note for note in report.notes) == 2
+    assert sum("more than one 'a.png'" in note for note in notes) == 2
 
 
 def test_names_do_not_depend_on_the_order_of_a_listing() -> None:
