@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -206,7 +205,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
 
 
 def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
-    from colabstage.sources.share_download import share_link_facts
+    from colabstage.sources.gdrive import share_link_facts
 
     facts = share_link_facts(source.link, policy=_ONE_TRY)
     if facts is None:
@@ -221,10 +220,10 @@ def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
 
 
 def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
-    from colabstage.sources.kaggle_datasets import mounted_files, newest_version
+    from colabstage.sources.kaggle import find_kaggle_folder, newest_version
 
-    mounted = mounted_files(source.dataset, os.environ)
-    if mounted is not None:
+    mounted = find_kaggle_folder(source.dataset)
+    if mounted is not None and not mounted.version:
         return _ask_disk(mounted.path, recorded, workers, heard)
     if source.dataset.version is not None:
         return Look("same", "a version of a dataset on Kaggle does not change")
