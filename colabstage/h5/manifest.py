@@ -37,7 +37,7 @@ from colabstage.io.workspace import EXCHANGE, is_abandoned, is_made_here, owned_
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
@@ -363,26 +363,32 @@ def check_replaceable_pack(file: Path) -> None:
     check_place_of_manifest(file)
 
 
-def place_pack(file: Path, out: Path, *, staged: bool = False) -> None:
+def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None) -> None:
     """Move a finished pack with its manifest to its place. None of the steps needs space.
 
     Args:
         file: the pack, in a workspace.
         out: its place.
-        staged: whether that is in a dataset's own folder, where only a pack of ours makes room; elsewhere somebody said
-            that what is there is to be replaced.
+        replaces: whether what is there may be replaced; `None` if nothing may. `is_replaceable_pack` in a dataset's own
+            folder, where only a pack of ours makes room.
 
     Raises:
         TargetExistsError: what is there is not ours to replace. Nothing has changed.
     """
-    if staged:
+    if replaces is is_replaceable_pack:
         check_replaceable_pack(out)
     else:
         check_place_of_manifest(out)
     if not os.path.lexists(out):
         # Readers of a pattern take what they find, so a new file has to appear in one step, its manifest before it.
         put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
-        put_file(file, out, replaces=whatever_is_there)
+        put_file(file, out, replaces=replaces or (lambda _: False))
+    elif replaces is None:
+        msg = (
+            f"'{out}' has come into being since packing began. Rename it, then pack again: finished work is kept. Or "
+            "give overwrite=True to replace it."
+        )
+        raise TargetExistsError(msg)
     else:
         manifest = read_manifest(file)
         assert manifest is not None, "a finished pack has one"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.h5.manifest import manifest_of_pack, place_pack, write_manifest
+from colabstage.h5.manifest import is_replaceable_pack, manifest_of_pack, place_pack, write_manifest
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -38,7 +38,9 @@ from colabstage.h5.schema import (
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.geometry import ImageOptions, fit_boxes
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly, typed_write_errors
+from colabstage.io.ownership import whatever_is_there
 from colabstage.io.units import counted
+from colabstage.layouts.evidence import take_targets
 from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space
 from colabstage.pack.plan import SplitPlan, pack_content
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.manifest import Manifest
     from colabstage.pack.job import PackJob
-    from colabstage.pack.journal import SampleFacts
+    from colabstage.pack.journal import SampleColumn
     from colabstage.pack.plan import PackPlan
 
 # For HDF5's own structures around the samples.
@@ -111,7 +113,7 @@ class DecodedPack(NamedTuple):
     """Byte offsets of its datasets."""
     spool: Path
     """The file of bytes that had no place yet."""
-    facts: SampleFacts | None
+    facts: SampleColumn | None
     """What was recorded about each sample; `None` where nothing had to be."""
 
     @property
@@ -197,12 +199,11 @@ def _split_boxes(
         sizes: int64 `(N, 2)`, height and width of every sample's upright image before it was resized.
         options: how the stored image was made from it; without a size, boxes stay where they are.
     """
-    counts = np.diff(boxes.offsets)[split.samples]
-    owner = np.repeat(np.arange(len(split.samples)), counts)
-    rows = np.repeat(boxes.offsets[split.samples] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
-    rows = (rows + np.arange(len(rows))).astype(np.int64)
+    own_boxes = take_targets(boxes, split.samples)
+    assert isinstance(own_boxes, Boxes)
+    owner = np.repeat(np.arange(len(own_boxes)), np.diff(own_boxes.offsets))
     own = sizes[split.samples][owner]
-    places = boxes.boxes[rows].astype(np.float64)
+    places = own_boxes.boxes.astype(np.float64)
     # YOLO and others give fractions of the image's sides.
     if boxes.relative:
         places *= own[:, [1, 0, 1, 0]]
@@ -212,11 +213,11 @@ def _split_boxes(
     group = y_name(split.name)
     found: dict[str, NDArray[Any]] = {
         f"{group}/{OFFSETS}": np.concatenate([[0], np.cumsum(kept_counts)]).astype(np.int64),
-        f"{group}/{BOXES}": _filled(places[kept].astype(np.float32), len(rows), 0),
+        f"{group}/{BOXES}": _filled(places[kept].astype(np.float32), len(owner), 0),
     }
-    for name, values in boxes.columns.items():
+    for name, values in own_boxes.columns.items():
         unused = 0 if values.dtype.kind in "bu" else _UNUSED
-        found[f"{group}/{name}"] = _filled(values[rows[kept]], len(rows), unused)
+        found[f"{group}/{name}"] = _filled(values[kept], len(owner), unused)
     return found
 
 
@@ -335,7 +336,7 @@ def place_joined(
     stored = {name: rows for name, rows in samples.items() if rows}
     manifest = manifest_of_pack(joined, key=key, identity=identity, samples=stored, skipped=skipped)
     write_manifest(joined, manifest)
-    place_pack(joined, out, staged=bool(key))
+    place_pack(joined, out, replaces=is_replaceable_pack if key else whatever_is_there)
     return manifest
 
 

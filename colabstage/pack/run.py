@@ -33,17 +33,18 @@ from colabstage.h5.parts import (
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.geometry import ImageOptions
-from colabstage.io.arguments import GOES_ON, read_options, stops_with, takes
+from colabstage.io.arguments import GOES_ON, read_options, refuse_argument, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.redaction import show_address
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
 from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
-from colabstage.pack.job import CallersDataset, open_samples, plan_job
+from colabstage.pack.job import CallersDataset, open_source, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image, remedies_for_batches
-from colabstage.pack.remote_target import RemoteTarget
+from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import ShardSet
 from colabstage.sources.parse import absolute_path, check_outside, refuse_address
 
@@ -217,6 +218,10 @@ def pack_dataset(
     Whatever is raised, nothing at `target` has changed.
     """
     packing = read_options(PackOptions, options, arguments)
+    if executor is not None and not hasattr(executor, "submit"):
+        refuse_argument(
+            "executor", executor, "a concurrent.futures.Executor", remedy="For example ProcessPoolExecutor(5)."
+        )
     shown = resolve_progress(progress)
     # Before any mount is asked for: these names may be ones that no path can have.
     target, append_to = (None if place is None else _as_meant(place) for place in (target, append_to))
@@ -241,12 +246,14 @@ def pack_dataset(
         if target is None:
             msg = "Neither target nor append_to= says where the pack goes; give a file's name, for example 'data.h5'."
             raise OptionError(msg)
-        remote = RemoteTarget.of(target)
+        remote = remote_address(target)
         if remote is not None:
             if not in_shards:
-                msg = f"target='{remote.label}' is an address, where shards are written; give shards=, or a path."
+                msg = (
+                    f"target='{show_address(remote)}' is an address, where shards are written; give shards=, or a path."
+                )
                 raise OptionError(msg)
-            return ShardSet(source, remote.scratch, packing, shards, executor, overwrite, remote.write).pack(shown)
+            return ShardSet(source, remote, packing, shards, executor, overwrite=overwrite).pack(shown)
         path = Path(target)
         if isinstance(source, str | os.PathLike):
             _check_apart(Path(source), path, in_shards=in_shards)
@@ -258,8 +265,8 @@ def pack_dataset(
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if in_shards:
             return ShardSet(source, path, packing, shards, executor, overwrite=overwrite).pack(shown)
-        with open_samples(source, packing, beside=path) as opened:
-            job = plan_job(opened.tree, opened.table, packing, free_bytes=space_for(path))
+        with open_source(source, packing, beside=path) as opened:
+            job = plan_job(opened.tree, opened.find(), packing, free_bytes=space_for(path))
             make_folder(path.parent)
             return run_pack(
                 job,
@@ -268,13 +275,14 @@ def pack_dataset(
                 progress=shown,
                 cancellation=cancellation_of(shown),
                 identity=opened.identity,
+                overwrite=overwrite,
             )
 
     # All of them are watched: the work ends with a reason whichever of the mounts dies.
     places = [place for place in (target, append_to) if place is not None]
 
     def pack_there(source: PackSource | CallersDataset) -> PackReport:
-        with required_to_stay(*(place for place in places if RemoteTarget.of(place) is None)):
+        with required_to_stay(*(place for place in places if remote_address(place) is None)):
             return pack(source)
 
     if isinstance(source, str | os.PathLike):
@@ -288,7 +296,7 @@ def _as_meant(place: str | PathLike[str]) -> str | PathLike[str]:
     Raises:
         OptionError: no path can be called so.
     """
-    if RemoteTarget.of(place) is not None:
+    if remote_address(place) is not None:
         return place
     absolute_path(place)
     return os.path.expanduser(place)  # noqa: PTH111 - a Path would lose the slash of a folder
@@ -333,8 +341,8 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
         target = next_appended(dataset)
         if isinstance(source, str | os.PathLike):
             check_outside([Path(source)], target, "append_to")
-        with open_samples(source, options, beside=target, is_more=True) as opened:
-            table = with_classes(opened.table, base.classes)
+        with open_source(source, options, beside=target) as opened:
+            table = with_classes(opened.find(is_more=True), base.classes)
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
             check_fits(base, job.table, job.plan, options)
             report = run_pack(
@@ -344,6 +352,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
                 progress=progress,
                 cancellation=cancellation_of(progress),
                 identity=opened.identity,
+                overwrite=False,
             )
         # A note and not an error: names repeat where two sources number their files from 1.
         again = repeated_names(dataset, job.table, but=target)

@@ -251,8 +251,8 @@ def test_records_of_another_form_start_afresh(
     packer.end(signal.SIGKILL)
     assert len(leftovers(out.parent)) == 1
     fields = [("length", "<i8", (2,)), ("start", "<i8", (2,)), ("width", "<i4"), ("height", "<i4")]
-    for module in ("journal", "execute"):
-        monkeypatch.setattr(f"colabstage.pack.{module}.RECORD", np.dtype(fields))
+    for module in ("writer", "execute"):
+        monkeypatch.setattr(f"colabstage.pack.{module}.FACTS", np.dtype(fields))
     report = pack_dataset(many, out, encoding="jpeg:90", progress=False)
     assert report.resumed == 0
     pack_dataset(many, tmp_path / "undisturbed.h5", encoding="jpeg:90", progress=False)
