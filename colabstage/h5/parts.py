@@ -82,11 +82,7 @@ def field_schema(info: FieldInfo) -> FieldSchema:
 
 
 def pack_schema(info: PackInfo, split: str) -> PackSchema:
-    """Return the schema of one split of a file.
-
-    Raises:
-        SplitNotFoundError: it has no such split.
-    """
+    """Return the schema of one split of a file."""
     fields = info.split(split)
     return PackSchema(info.classes, field_schema(fields.x), None if fields.y is None else field_schema(fields.y))
 
@@ -120,11 +116,7 @@ def _list(classes: tuple[str, ...]) -> str:
 
 
 def check_schemas(infos: list[PackInfo], split: str) -> None:
-    """Make sure that files can be read as one.
-
-    Raises:
-        PackFormatError: one differs from the first; the message says how.
-    """
+    """Make sure that files can be read as one."""
     first = infos[0]
     # The first file decides: with thousands of shards each is compared once.
     expected = pack_schema(first, split)
@@ -225,11 +217,7 @@ def _paths_like(target: Path, pattern: str) -> list[Path]:
 
 
 def next_appended(target: Path) -> Path:
-    """Return the name of the next file to append to the dataset `target`.
-
-    Raises:
-        OptionError: the numbers are used up.
-    """
+    """Return the name of the next file to append to the dataset `target`."""
     found = appended_beside(target)
     # After the last one and not in a gap: a file in between would change the numbers of the rows behind it.
     number = PartName.of(found[-1]).number + 1 if found else 1
@@ -240,16 +228,14 @@ def next_appended(target: Path) -> Path:
 
 
 def check_files(files: object) -> None:
-    """Refuse what is no path, pattern or list of paths.
-
-    Raises:
-        OptionError: it is something else; an open file's message has its path.
-    """
+    """Refuse what is no path, pattern or list of paths."""
     # Not whatever has items: those of an open h5py.File are names in it, and a set has an order in this process only.
     is_list = isinstance(files, Sequence | np.ndarray) or hasattr(files, "to_list")
     given: Any = files if is_list and not isinstance(files, str | bytes) else (files,)
     for one in given:
         if isinstance(one, str | os.PathLike):
+            if "\0" in str(one):
+                refuse_argument("path", one, "a name without the character \\0, which no file has")
             continue
         opened = getattr(one, "filename", None)
         remedy = path_for(one, several=True) or "stage_dataset and pack_dataset make such files."
@@ -269,11 +255,6 @@ def find_parts(files: Files) -> tuple[Path, ...]:
     A path means that file alone, even when shards or appended files of its name exist. A pattern (`*`, `?`, `[`) means
     every file that matches: for each name the single file, its shards, then the appended files. A list is taken as it
     is.
-
-    Raises:
-        SourceNotFoundError: nothing matches the pattern, or shards of a set are missing.
-        DamagedPackError: shards of two sets match it.
-        OptionError: the list is empty.
     """
     if isinstance(files, str | os.PathLike):
         # Absolute, because a loader's workers may be started from another folder.

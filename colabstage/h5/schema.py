@@ -75,11 +75,7 @@ def split_of(name: str) -> str | None:
 
 
 def check_split_name(split: str) -> str:
-    """Return `split` if it can be part of a dataset's name.
-
-    Raises:
-        OptionError: it is empty or has characters that HDF5 paths give a meaning.
-    """
+    """Return `split` if it can be part of a dataset's name."""
     if not _SPLIT.fullmatch(split):
         msg = f"{split!r} cannot name a split. Use letters, digits, '_', '-' and '.', starting with a letter or digit."
         raise OptionError(msg)
@@ -152,9 +148,6 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
 
     Returns:
         Offset in the file, in bytes, of each reserved dataset. Datasets without elements are left out.
-
-    Raises:
-        OSError: as the disk answers.
     """
     offsets: dict[str, int] = {}
     with _disk_errors(path), _new_file(path) as file:

@@ -34,9 +34,6 @@ def check_complete(data: bytes) -> ImageFacts:
     A JPEG's segments are tried without the codes of its pixels, which are looked through for stray markers. A PNG's
     checksums are taken. What follows the end (padding, a second picture) is no matter. Any other file passes when it
     can be decoded.
-
-    Raises:
-        DecodeError: it is cut off, damaged, or not an image.
     """
     facts = probe_image(data)
     empty = _without_codes(data) if facts.format == "JPEG" else None

@@ -166,9 +166,6 @@ def encode_jpeg(pixels: NDArray[Any], quality: int) -> bytes:
     Args:
         pixels: uint8 `(H, W, C)` of 1 or 3 channels.
         quality: 1 to 100.
-
-    Raises:
-        DecodeError: JPEG cannot hold such an image.
     """
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or max(pixels.shape) > 65500:
         msg = (
@@ -237,9 +234,6 @@ def decode_image(data: bytes, options: ImageOptions, *, scratch: bytearray | Non
     Returns:
         C-contiguous, writable array `(H, W, C)`; uint8, except for `color_mode="keep"` of 16-bit (uint16) and
         floating-point (float32) grayscale files.
-
-    Raises:
-        DecodeError: the file is truncated, broken, too large, or no image; the message says which.
     """
     return decode_sized(data, options, scratch=None if scratch is None else Scratch(scratch)).pixels
 
@@ -281,9 +275,6 @@ def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer 
         pixels: `(H, W)` or `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
         options: size, colours and fitting of the result.
         resizer: as for `resample`.
-
-    Raises:
-        DecodeError: it is none of these kinds of image, or has no agreed form in the colours asked for.
     """
     values = pixels[..., None] if pixels.ndim == 2 else pixels
     if values.ndim != 3 or values.shape[2] not in (1, 3, 4) or values.dtype not in _IMAGE_DTYPES or not values.size:
@@ -324,9 +315,6 @@ def decode_image_into(
 ) -> None:
     """Decode one image file into `out`, a C-contiguous array of exactly the result's shape and dtype; `resizer` and
     `scratch` as in `decode_sized`.
-
-    Raises:
-        DecodeError: as `decode_image`; also when the image is not of `out`'s shape or dtype.
     """
     pixels = decode_sized(data, options, resizer=resizer, scratch=scratch).pixels
     if pixels.shape != out.shape or pixels.dtype != out.dtype:
@@ -340,11 +328,7 @@ def decode_image_into(
 
 
 def probe_image(data: bytes) -> ImageFacts:
-    """Read an image's facts from its header; the beginning of the file is enough for most formats.
-
-    Raises:
-        DecodeError: no image, or its header is broken or promises too many pixels.
-    """
+    """Read an image's facts from its header; the beginning of the file is enough for most formats."""
     if is_jpeg(data):
         header = read_jpeg_header(data)
         height, width = upright_size((header.height, header.width), header.orientation)
@@ -436,11 +420,7 @@ def decode_turbo(
 
 @contextmanager
 def open_upright(data: bytes) -> Iterator[Image.Image]:
-    """Decode an image file by Pillow, turned as its EXIF or XMP orientation asks.
-
-    Raises:
-        DecodeError: the file is truncated, broken, too large, or no image; also for what Pillow raises inside `with`.
-    """
+    """Decode an image file by Pillow, turned as its EXIF or XMP orientation asks."""
     with _open_pillow(data) as image, _upright(image, data) as upright:
         yield upright
 
@@ -497,11 +477,7 @@ def _orientation_left(image: Image.Image, data: bytes) -> int:
 
 
 def _open_pillow(data: bytes) -> Image.Image:
-    """Open the header, and nothing else.
-
-    Raises:
-        DecodeError: no image format fits, or it promises too many pixels.
-    """
+    """Open the header, and nothing else."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -546,11 +522,7 @@ def _is_heic(data: bytes) -> bool:
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Refuse what no image has, or more pixels than are accepted.
-
-    Raises:
-        DecodeError: the sides, in pixels, are such.
-    """
+    """Refuse what no image has, or more pixels than are accepted."""
     # Before any memory is taken: a header may promise whatever it likes.
     if min(width, height) < 1:
         msg = f"The image header says {width} x {height} pixels."

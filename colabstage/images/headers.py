@@ -85,11 +85,7 @@ def is_jpeg(data: bytes) -> bool:
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader:
-    """Walk the markers up to the frame header.
-
-    Raises:
-        DecodeError: there is no frame header.
-    """
+    """Walk the markers up to the frame header."""
     exif = xmp = b""
     position = 2
     while position + 4 <= len(data):

@@ -104,9 +104,6 @@ def scale_by_torch(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     """Scale C-contiguous, writable uint8 `(H, W, C)` of 1 or 3 channels into C-contiguous `out`, `(h, w, C)`.
 
     This order of memory is what torch calls channels-last, so that nothing is copied, nor shared out among threads.
-
-    Raises:
-        ImportError: there is no torch.
     """
     _kernel().scale(pixels, out)
 

@@ -50,10 +50,6 @@ def run_tasks(
         signs: returns another value whenever a worker has done something since the last call.
         stop: called when the results are no longer wanted, so that running tasks end.
         silence_s: after this many seconds without a result or a sign, the workers count as lost.
-
-    Raises:
-        WorkersLostError: a task lost its worker again and again, or there is no sign of work.
-        Exception: what `function` raises, for the first task that fails; the others are cancelled.
     """
     run = _PendingTasks(executor, function, tasks)
     watch = _WorkerWatch(signs, silence_s)
@@ -79,11 +75,7 @@ class _WorkerWatch:
         self._heard = time.monotonic()
 
     def look(self, finished: int, pending: int) -> None:
-        """Look for a sign of work.
-
-        Raises:
-            WorkersLostError: there has been none for too long.
-        """
+        """Look for a sign of work."""
         sign = self._signs()
         if finished or sign != self._sign:
             self._sign, self._heard = sign, time.monotonic()

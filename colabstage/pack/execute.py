@@ -163,10 +163,6 @@ def run_pack(
         shard: which part of a set of files this is; `None` for a single file.
         stream: lets readers in before everything is packed; its `plan` was called with this job.
         overwrite: whether a file at `out` may be replaced.
-
-    Raises:
-        ReplanError: the shard's samples contradict the plan, so that all shards have to be planned again.
-        Exception: as `pack_dataset`.
     """
     began = time.monotonic()
     # Batches of the planned form may have been returned already.
@@ -389,12 +385,7 @@ class _PackRun:
         )
 
     def _compare_masks(self, work: WriteJob) -> tuple[str, ...]:
-        """Return notes on the values of all masks.
-
-        Raises:
-            ReplanError: they are a foreground, of which the few that were looked at had nothing.
-            BrokenDatasetError: they are neither a foreground nor class indices.
-        """
+        """Return notes on the values of all masks."""
         if work.levels is None:
             return ()
         masks = self.job.table.targets

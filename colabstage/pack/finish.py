@@ -141,10 +141,6 @@ def finish_pack(
 
     Returns:
         The file to publish; the plan that it follows, without the samples that were left out; and their odd boxes.
-
-    Raises:
-        LayoutError: nothing is left.
-        NotEnoughSpaceError: the disk cannot hold a second file beside the first.
     """
     # Every sample is in its final place, so nothing has to be copied.
     if not skipped and not job.plan.is_open:
@@ -323,9 +319,6 @@ def place_joined(
         samples: rows of each split, in the order of the file.
         skipped: one sentence for each sample that was left out.
         key, identity, address: as for `run_pack`.
-
-    Raises:
-        NotEnoughSpaceError, TargetNotWritableError: it could not be written; what was at `out` is unchanged.
     """
     nbytes = sum(shard.stat().st_size for shard in shards)
     check_space(out.parent, nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")

@@ -81,9 +81,6 @@ class ReplanError(LayoutError):
         Args:
             job: the one that they do not.
             fixed: why nothing else will do, where that is so.
-
-        Raises:
-            LayoutError: nothing else will do, or pixels were asked for.
         """
         if self.again is keeps_files and (fixed or job.options.encoding == "pixels"):
             msg = f"These images cannot be stored as pixels{fixed}: {self}."
@@ -140,9 +137,6 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
     """Open a path on this machine, or a dataset.
 
     `beside`: a file on the disk that has space for the unpacked form of a compressed tar, which goes beside it.
-
-    Raises:
-        SourceNotFoundError, SourceReadError, ArchiveError, NotEnoughSpaceError: as `pack_dataset`.
     """
     if not isinstance(source, str | os.PathLike):
         yield OpenSource(None, source, options.layout, slow=False, identity=dict)
@@ -187,13 +181,7 @@ class _Prepared:
 
 
 def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) -> SampleTable:
-    """Return the table with `prepare(x)` for every x; its shape and dtype are those of the first sample.
-
-    Raises:
-        OptionError: there are masks or boxes, which would have to change with x in a way that is unknown.
-        LayoutError: it does not return an array of numbers.
-        DecodeError: the first sample is broken.
-    """
+    """Return the table with `prepare(x)` for every x; its shape and dtype are those of the first sample."""
     if isinstance(table.targets, Masks | Boxes | UnreadBoxes):
         kind = "masks" if isinstance(table.targets, Masks) else "boxes"
         msg = f"prepare= changes the inputs, and the {kind} on them would not follow."
@@ -234,12 +222,7 @@ class PackJob:
 
 
 def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) -> PackJob:
-    """Find the samples of a tree and plan their pack, reading names, and the headers of a few images where needed.
-
-    Raises:
-        LayoutError, OptionError: as `pack_dataset`.
-        SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source cannot be read.
-    """
+    """Find the samples of a tree and plan their pack, reading names, and the headers of a few images where needed."""
     return plan_job(tree, detect_layout(tree, options.layout), options, free_bytes=free_bytes)
 
 

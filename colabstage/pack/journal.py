@@ -218,11 +218,7 @@ class SampleColumn(Closing):
     """
 
     def __init__(self, path: Path, dtype: np.dtype[Any], count: int) -> None:
-        """Open the file of an earlier run, or make it.
-
-        Raises:
-            OSError: the disk has no room.
-        """
+        """Open the file of an earlier run, or make it."""
         self._path, self._dtype, self._count = path, dtype, count
         self.is_new = not path.exists()
         path.touch()

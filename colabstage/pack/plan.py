@@ -114,11 +114,6 @@ def split_rows(
 
     Returns:
         Split name to int64 sample indices into `table`; no split is empty.
-
-    Raises:
-        OptionError: fractions are given for a source that has splits of its own, or are so small that a split would
-            get nothing.
-        LayoutError: there are no samples, or one file has samples in two splits or in two groups.
     """
     if len(table) == 0:
         msg = "The source has no samples to split."
@@ -214,11 +209,7 @@ def _strata(table: SampleTable) -> NDArray[np.int64]:
 
 
 def groups_of_keys(keys: Sequence[str], pattern: str) -> tuple[str, ...]:
-    """Return what a regular expression finds in each key: its first group where it has one, else all that matches.
-
-    Raises:
-        OptionError: it finds nothing in some key; the message names one.
-    """
+    """Return what a regular expression finds in each key: its first group where it has one, else all that matches."""
     found = [re.search(pattern, key) for key in keys]
     missing = next((key for key, match in zip(keys, found, strict=True) if match is None), None)
     if missing is not None:
@@ -497,10 +488,6 @@ def plan_pack(
         facts: those of a few images, where `needs_facts` says so.
         free_bytes: the free space of the disk; `None` to skip the question whether the pack fits.
         has_torch: whether torch's kernel is available to resize images.
-
-    Raises:
-        LayoutError: pixels are asked for, but the images have different sizes.
-        OptionError: splits are given for a source that has its own, or an encoding that these samples cannot have.
     """
     rows = split_rows(table, options.fractions, seed=options.seed, group_by=options.group_by)
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())

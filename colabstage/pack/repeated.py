@@ -34,11 +34,7 @@ class ContentDigests(SampleColumn):
     """The digest of each image file that another may equal, for N samples."""
 
     def __init__(self, path: Path, sizes: NDArray[np.int64]) -> None:
-        """Open the file of an earlier run, or make it. `sizes`: int64 `(N,)`, the lengths of the image files in bytes.
-
-        Raises:
-            OSError: the disk has no room.
-        """
+        """Open the file of an earlier run, or make it; `sizes`: int64 `(N,)`, of the image files."""
         super().__init__(path, _DIGEST, len(sizes))
         self._is_repeated = np.bincount(sizes % _LENGTHS, minlength=_LENGTHS) > 1
 

@@ -61,12 +61,7 @@ if TYPE_CHECKING:
 
 
 def read_base(target: Path) -> PackInfo:
-    """Return the pack that is appended to: the file `target`, or the first of its shards.
-
-    Raises:
-        SourceNotFoundError: there is neither, or shards are missing.
-        PackFormatError, NewerFormatError, DamagedPackError: it cannot be read.
-    """
+    """Return the pack that is appended to: the file `target`, or the first of its shards."""
     # `find_parts` refuses an incomplete set. One shard speaks for all, because they have one form.
     shards = [] if target.exists() else shards_beside(target)
     if shards:
@@ -112,11 +107,7 @@ def with_classes(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
 
 
 def check_fits(base: PackInfo, table: SampleTable, plan: PackPlan, options: PackOptions) -> None:
-    """Make sure that what is planned can be read as one with `base`.
-
-    Raises:
-        OptionError: it cannot; the message says how it differs.
-    """
+    """Make sure that what is planned can be read as one with `base`."""
     expected = pack_schema(base, next(iter(base.splits)))
     difference = schema_difference(expected, _planned_schema(table, plan))
     # Shapes may agree although values differ: a function is compared by its code, the encoding by its name.
@@ -291,11 +282,7 @@ def pack_dataset(
 
 
 def _as_meant(place: str | PathLike[str]) -> str | PathLike[str]:
-    """Return where a pack goes, with `~` expanded; an address as it is.
-
-    Raises:
-        OptionError: no path can be called so.
-    """
+    """Return where a pack goes, with `~` expanded; an address as it is."""
     if remote_address(place) is not None:
         return place
     absolute_path(place)
@@ -303,12 +290,7 @@ def _as_meant(place: str | PathLike[str]) -> str | PathLike[str]:
 
 
 def _check_apart(source: Path, target: Path, *, in_shards: bool) -> None:
-    """Refuse a pack that would replace its own source, or be a part of it.
-
-    Raises:
-        OptionError: it would.
-        DriveDisconnectedError: the mount of the source does not answer.
-    """
+    """Refuse a pack that would replace its own source, or be a part of it."""
     require_answer(source)
     goes = {source: target, manifest_path(target): source}
     # All shards of the set that was there are removed.

@@ -171,11 +171,7 @@ class LocalStore:
         return disk_use(self.folder)
 
     def find_others(self, names: Sequence[ShardName], *, overwrite: bool) -> None:
-        """Find the files that are removed at the end: all but this set's own shards and those to be replaced.
-
-        Raises:
-            TargetExistsError: there are such files, but they must not be replaced.
-        """
+        """Find the files that are removed at the end: all but this set's own shards and those to be replaced."""
         # Shards of this very set were placed by a run that was interrupted while it put them there.
         own = {self._final(name): name for name in names}
         there = [path for path in (self.target, *shards_beside(self.target)) if os.path.lexists(path)]
@@ -381,11 +377,7 @@ class RemoteStore:
 
 
 def remote_address(target: object) -> str | None:
-    """Return a target that is an address; `None` for a path.
-
-    Raises:
-        OptionError: it is an address that cannot be written to.
-    """
+    """Return a target that is an address; `None` for a path."""
     text = str(target)
     if not _ADDRESS.match(text):
         return None

@@ -83,11 +83,7 @@ def default_shards(job: PackJob) -> int:
 
 
 def check_shards(count: int, job: PackJob) -> int:
-    """Return `count` if that many shards can be made.
-
-    Raises:
-        OptionError: they cannot, because some would be empty.
-    """
+    """Return `count` if that many shards can be made."""
     # A shard without a row in any split would be a file that nobody can read.
     most = min(_MOST, max(len(split.samples) for split in job.plan.splits))
     if not 1 <= count <= most:
@@ -244,15 +240,7 @@ def _pickled(table: SampleTable, opened: object) -> bytes | None:
 
 
 def write_shard(task: ShardTask) -> ShardResult:
-    """Write one shard unless it exists. Called in a worker, and again when a worker died.
-
-    Raises:
-        SourceChangedError: the source differs from the one that the caller planned with.
-        ReplanError: all shards have to be planned again.
-        CancelledError: the caller no longer wants the shard.
-        MissingDependencyError: the caller planned with torch as the resizer, which cannot be used here.
-        Exception: as `pack_dataset`.
-    """
+    """Write one shard unless it exists. Called in a worker, and again when a worker died."""
     with task.store.open() as store:
         if (done := store.finished(task.name)) is not None:
             return done
@@ -276,11 +264,7 @@ def write_shard(task: ShardTask) -> ShardResult:
 
 
 def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
-    """Return the samples that were planned.
-
-    Raises:
-        SourceChangedError: the source has others here.
-    """
+    """Return the samples that were planned."""
     if task.table is not None:
         table: SampleTable = _TableUnpickler(io.BytesIO(task.table), opened.tree or opened.dataset).load()
         is_same = _is_listed(table, opened)
@@ -430,11 +414,7 @@ class ShardSet:
         return Path(tempfile.gettempdir()) / self.target.rpartition("/")[2]
 
     def pack(self, progress: Progress) -> PackReport:
-        """Write all shards.
-
-        Raises:
-            As `pack_dataset`.
-        """
+        """Write all shards."""
         began = time.monotonic()
         with open_source(self.source, self.options, beside=self._path) as opened:
             # Workers use the resizer that is planned here, so it has to be certain and not only expected.
@@ -569,9 +549,6 @@ def pack_by_executor(
 
     Args:
         key, identity, address: as for `run_pack`.
-
-    Raises:
-        Exception: as `pack_dataset`; an existing `out` is replaced only at the very end.
     """
     began = time.monotonic()
     model = out.with_name(f"{out.stem}-parts{out.suffix}")

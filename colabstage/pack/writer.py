@@ -113,11 +113,6 @@ class SampleEncoder:
             index: the sample's number in the table.
             raw: its content.
             scratch: this thread's memory; the result may point into it and is valid until the next call.
-
-        Raises:
-            BrokenSampleError: a part of it cannot be decoded.
-            ReplanError: it does not have the planned shape.
-            SourceReadError: a file is not as long as it was listed.
         """
         name = self._table.inputs.source.name(index)
         try:
@@ -241,11 +236,7 @@ def _check_size(mask: tuple[int, int], image: tuple[int, int]) -> None:
 
 
 def _row(values: NDArray[Any], place: StoredField, name: str) -> memoryview:
-    """Return an array as the bytes of its row.
-
-    Raises:
-        LayoutError: its shape or dtype differs from what was planned.
-    """
+    """Return an array as the bytes of its row."""
     if values.shape != place.shape or values.dtype != place.dtype:
         msg = (
             f"'{name}' has shape {values.shape} and dtype {values.dtype}; expected {place.shape} and {place.dtype}, as "
@@ -293,15 +284,7 @@ def write_samples(
     cancellation: Cancellation,
     stream: PackStream | None = None,
 ) -> PipelineResult:
-    """Write every sample that is not in `journal` yet to its place, in the order of `stream` where there is one.
-
-    Raises:
-        DecodeError: a sample cannot be decoded, and `on_error` is `"raise"`; the message names it.
-        ReplanError: an image has another shape than the plan assumed.
-        SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source failed for good.
-        NotEnoughSpaceError, TargetNotWritableError: the disk filled up meanwhile, or fails.
-        CancelledError: the caller asked to stop.
-    """
+    """Write every sample that is not in `journal` yet to its place, in the order of `stream` where there is one."""
     # In the order of the source: one pass over an archive, and no seeking on a mount.
     left = journal.unfinished() if stream is None else stream.left
     start_at(step, len(work.order) - len(left))
@@ -392,11 +375,7 @@ def _store(  # noqa: PLR0917 - the parts of one step, each named once
 
 
 def check_share(options: PackOptions, left_out: Sized, total: int, a_reason: Callable[[], str]) -> None:
-    """Stop when more of `total` samples are left out than `on_error` allows.
-
-    Raises:
-        DecodeError: they are; the message has the share, the limit and one of the reasons.
-    """
+    """Stop when more of `total` samples are left out than `on_error` allows."""
     share, out = options.skip_share, len(left_out)
     if share is not None and out > share * total:
         msg = (

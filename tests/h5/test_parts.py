@@ -178,3 +178,10 @@ def test_what_several_files_hold_together(tmp_path: Path) -> None:
     for some in (infos[:2], infos[1::-1]):
         some[0] = replace(some[0], splits={"train": replace(some[0].split("train"), y=None)})
         assert joined_info(some).split("train").y is None
+
+
+def test_a_name_that_no_file_has_is_refused() -> None:
+    """With the argument, whether it is one path or one of several."""
+    for files in ("a\0b", ["a.h5", "a\0b"]):
+        with pytest.raises(OptionError, match="path="):
+            check_files(files)

@@ -29,10 +29,13 @@ from colabstage.errors import (
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.pack.run import pack_dataset
+from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from colabstage.trees.listing import FileEntry
 
 Fixture = Any
 
@@ -493,3 +496,32 @@ def test_rows_are_read_by_h5py_without_any_filter(tmp_path: Path, photos: Path) 
         assert rows.compression is None
         assert rows.id.get_offset() % 4096 == 0
         assert rows[-1].shape == (16, 20, 3)
+
+
+def test_what_comes_to_the_target_meanwhile_is_not_replaced(
+    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without overwrite=True it stays as it is, and what is packed is kept for the next call."""
+    out, read = tmp_path / "place" / "out.h5", FolderTree.read
+    out.parent.mkdir()
+
+    def read_and_write(tree: FolderTree, entry: FileEntry) -> bytes:
+        out.write_bytes(b"of somebody else")
+        return read(tree, entry)
+
+    with monkeypatch.context() as patch, pytest.raises(TargetExistsError, match="overwrite=True"):
+        patch.setattr(FolderTree, "read", read_and_write)
+        pack_dataset(photos, out, progress=False)
+    assert out.read_bytes() == b"of somebody else"
+    assert not out.with_name("out.h5.json").exists()
+    out.unlink()
+    report = pack_dataset(photos, out, progress=False)
+    assert report.resumed == sum(report.samples.values())
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out.h5", "out.h5.json"]
+
+
+@pytest.mark.parametrize("executor", [5, "threads", object()])
+def test_what_is_no_executor_is_refused(tmp_path: Path, photos: Path, executor: Any) -> None:
+    """Before anything is opened."""
+    with pytest.raises(OptionError, match="executor="):
+        pack_dataset(photos, tmp_path / "out.h5", executor=executor, progress=False)
