@@ -509,9 +509,10 @@ def test_what_comes_to_the_target_meanwhile_is_not_replaced(
         out.write_bytes(b"of somebody else")
         return read(tree, entry)
 
-    with monkeypatch.context() as patch, pytest.raises(TargetExistsError, match="overwrite=True"):
-        patch.setattr(FolderTree, "read", read_and_write)
+    monkeypatch.setattr(FolderTree, "read", read_and_write)
+    with pytest.raises(TargetExistsError, match="overwrite=True"):
         pack_dataset(photos, out, progress=False)
+    monkeypatch.undo()
     assert out.read_bytes() == b"of somebody else"
     assert not out.with_name("out.h5.json").exists()
     out.unlink()
