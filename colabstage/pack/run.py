@@ -22,6 +22,7 @@ from colabstage.h5.parts import (
     PartName,
     appended_beside,
     boxes_schema,
+    encoded_schema,
     find_parts,
     next_appended,
     pack_schema,
@@ -139,7 +140,7 @@ def _planned_schema(table: SampleTable, plan: PackPlan) -> PackSchema:
     """Return what `pack_schema` will return for the file once it is written."""
     targets = table.targets
     if isinstance(targets, Values):
-        y: FieldSchema | None = rows_schema(targets.values.shape[1:], targets.values.dtype)
+        y = rows_schema(targets.values.shape[1:], targets.values.dtype)
     elif isinstance(targets, Boxes):
         y = boxes_schema(("boxes", *targets.columns))
     elif isinstance(targets, UnreadBoxes):
@@ -152,14 +153,14 @@ def _planned_schema(table: SampleTable, plan: PackPlan) -> PackSchema:
 def _stored_schema(field: StoredField) -> FieldSchema:
     if field.shape is not None:
         return rows_schema(field.shape, field.dtype)
-    if MASK_OPTIONS_ATTRIBUTE in field.attributes:
-        return FieldSchema("encoded masks", {"mask_options": field.attributes[MASK_OPTIONS_ATTRIBUTE]})
-    return FieldSchema("encoded images", field.attributes.get(IMAGE_OPTIONS_ATTRIBUTE, {}))
+    masks = field.attributes.get(MASK_OPTIONS_ATTRIBUTE)
+    return encoded_schema(
+        field.attributes.get(IMAGE_OPTIONS_ATTRIBUTE, {}) if masks is None else masks, masks=masks is not None
+    )
 
 
 @takes(
     PackOptions,
-    renamed={"out": "target"},
     remedies=remedies_for_batches('make_loader(dataset_h5("file.h5"), 64'),
 )
 @stops_with(GOES_ON)
