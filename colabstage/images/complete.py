@@ -11,16 +11,18 @@ from __future__ import annotations
 import struct
 import zlib
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
 from colabstage.errors import DecodeError
 from colabstage.images.decode import ImageFacts, decode_image, open_upright, probe_image
 from colabstage.images.geometry import ImageOptions
-from colabstage.images.headers import END_BYTES
+from colabstage.images.headers import END_BYTES, is_jpeg, read_jpeg_header
 
 _PNG_HEAD_BYTES = 8
 _COMMON_FRAMES, _RESTART_INTERVAL, _SCAN = (0xC0, 0xC1, 0xC2), 0xDD, 0xDA
+_SCAN_BYTES = bytes((0xFF, _SCAN))
 _SEGMENTS = frozenset((*_COMMON_FRAMES, 0xC4, 0xDB, _RESTART_INTERVAL, *range(0xE0, 0xF0), 0xFE, _SCAN))
 # What libjpeg takes, in pixels.
 _MOST_SIDE, _BLOCK_SIDE = 65_500, 8
@@ -34,23 +36,19 @@ def check_complete(data: bytes) -> ImageFacts:
     A JPEG's segments are tried without the codes of its pixels, which are looked through for stray markers. A PNG's
     checksums are taken. What follows the end (padding, a second picture) is no matter. Any other file passes when it
     can be decoded.
+
+    Raises:
+        DecodeError: it is cut off, damaged, or not an image.
     """
+    segments = _segments(data) if is_jpeg(data) else None
+    facts = None if segments is None else _sound_facts(segments)
+    if facts is not None:
+        return facts
     facts = probe_image(data)
-    empty = _without_codes(data) if facts.format == "JPEG" else None
     # Decoding is the last word, and takes far longer than looking.
-    if not (_has_checksums(data) if facts.format == "PNG" else empty is not None and _is_decodable(empty)):
+    if facts.format != "PNG" or not _has_checksums(data):
         decode_image(data, ImageOptions(color_mode="keep"))
     return facts
-
-
-# Most files of a dataset come from one program, and have the same segments.
-@lru_cache(maxsize=32)
-def _is_decodable(empty: bytes) -> bool:
-    try:
-        with open_upright(empty):
-            return True
-    except DecodeError:
-        return False
 
 
 def _has_checksums(data: bytes) -> bool:
@@ -68,34 +66,64 @@ def _has_checksums(data: bytes) -> bool:
     return {b"IHDR", b"IDAT", b"IEND"} <= kinds
 
 
-def _without_codes(data: bytes) -> bytes | None:
-    """Return a JPEG's segments and its end, of an image of 8 x 8 pixels, and no codes of pixels between them.
+def _segments(data: bytes) -> bytes | None:
+    """Return a JPEG without the codes of its pixels.
 
-    Any decoder takes that if it takes the segments, with a warning, as if the codes were damaged. `None` where the file
-    is not as nearly all are: segments and the codes of scans that follow each other, up to the mark of the end.
+    `None` where it is not as nearly all are: segments and the codes of scans that follow each other, up to the mark of
+    the end.
     """
-    kept, frame_at, restarts, scans = bytearray(data[:2]), 0, False, 0
-    position = 2
-    while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] in _SEGMENTS:
-        marker, begin, body = data[position + 1], position, position + 4
-        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-        if position > len(data) or (marker == _SCAN and not frame_at):
+    runs, position, restarts = [data[:2]], 2, False
+    while data[position : position + 2] != END_BYTES:
+        at = position
+        # Those in a thumbnail, which is inside of a segment, are not the next scan's.
+        while (at := data.find(_SCAN_BYTES, at)) >= 0:
+            run = data[position : at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")]
+            if (found := _read_run(run, is_first=position == 2)) is not None:
+                break
+            at += 2
+        else:
             return None
+        runs.append(run)
+        restarts = restarts if found == "as before" else found == "restarts"
+        position = _end_of_codes(data, position + len(run), restarts=restarts)
+    return b"".join(runs)
+
+
+# Most files of a dataset come from one program, and have the same segments, or few that differ in the size.
+@lru_cache(maxsize=64)
+def _read_run(run: bytes, *, is_first: bool) -> Literal["restarts", "no restarts", "as before"] | None:
+    """Say whether marks to restart at may be among the codes behind a run of segments that ends with a scan's header.
+
+    `None` where it is no such run, or does not have the frame of the image just where it is the first.
+    """
+    position, frames = 0, 0
+    found: Literal["restarts", "no restarts", "as before"] = "as before"
+    while position + 4 <= len(run) and run[position] == 0xFF and run[position + 1] in _SEGMENTS:
+        marker, body = run[position + 1], position + 4
+        position += 2 + int.from_bytes(run[position + 2 : position + 4], "big")
+        frames += marker in _COMMON_FRAMES
         if marker == _RESTART_INTERVAL:
-            restarts = any(data[body : body + 2])
-        elif marker in _COMMON_FRAMES:
-            if frame_at or max(struct.unpack_from(">HH", data, body + 1)) > _MOST_SIDE:
-                return None
-            frame_at = body - begin + len(kept)
-        kept += data[begin:position]
+            found = "restarts" if any(run[body : body + 2]) else "no restarts"
         if marker == _SCAN:
-            scans += 1
-            position = _end_of_codes(data, position, restarts=restarts)
-    if not scans or data[position : position + 2] != END_BYTES:
+            return found if position == len(run) and frames == is_first else None
+    return None
+
+
+@lru_cache(maxsize=64)
+def _sound_facts(segments: bytes) -> ImageFacts | None:
+    """Return what the header of a JPEG says of which there are no codes; `None` where no decoder takes its segments."""
+    header = read_jpeg_header(segments)
+    if max(header.height, header.width) > _MOST_SIDE:
         return None
-    # As small as can be: whether a decoder takes the segments does not depend on the size, which follows the precision.
-    struct.pack_into(">HH", kept, frame_at + 1, _BLOCK_SIDE, _BLOCK_SIDE)
-    return bytes(kept) + END_BYTES
+    # Any decoder takes that if it takes the segments, with a warning, as if the codes were damaged. As small as can be:
+    # whether it does does not depend on the size, which follows the precision.
+    small = bytearray(segments + END_BYTES)
+    struct.pack_into(">HH", small, header.frame_at + 1, _BLOCK_SIDE, _BLOCK_SIDE)
+    try:
+        with open_upright(bytes(small)):
+            return probe_image(segments)
+    except DecodeError:
+        return None
 
 
 def _end_of_codes(data: bytes, start: int, *, restarts: bool) -> int:

@@ -104,7 +104,7 @@ class SampleEncoder:
 
     def __init__(self, job: PackJob) -> None:
         self._table, self._plan, self._options = job.table, job.plan, job.options
-        self._compares_masks = compares_masks(job.table)
+        self._target, self._compares_masks = target_source(job.table), compares_masks(job.table)
 
     def encode(self, index: int, raw: RawSample, scratch: Scratch) -> StoredSample:
         """Make the bytes of one sample.
@@ -114,19 +114,17 @@ class SampleEncoder:
             raw: its content.
             scratch: this thread's memory; the result may point into it and is valid until the next call.
         """
-        name = self._table.inputs.source.name(index)
         try:
             x, size, animated = self._encode_x(index, raw.x, scratch)
             self._check_drawn_size(index, size)
         except DecodeError as error:
-            raise BrokenSampleError(name, error) from error
-        target = target_source(self._table)
-        if self._plan.y is None or raw.y is None or target is None:
+            raise BrokenSampleError(self._table.inputs.source.name(index), error) from error
+        if self._target is None or raw.y is None:
             return StoredSample((x,), size, animated)
         try:
             y, levels = self._encode_y(index, raw.y, size)
         except DecodeError as error:
-            raise BrokenSampleError(target.name(index), error) from error
+            raise BrokenSampleError(self._target.name(index), error) from error
         return StoredSample((x, y), size, animated, levels)
 
     def _encode_x(self, index: int, content: Content, scratch: Scratch) -> tuple[memoryview, tuple[int, int], bool]:
@@ -357,12 +355,11 @@ def _store(  # noqa: PLR0917 - the parts of one step, each named once
 ) -> bool:
     """Decode one sample and write it; return whether only its first frame is stored."""
     stored = encoder.encode(index, raw, scratch)
-    facts = np.zeros((), FACTS)
-    facts["height"], facts["width"] = stored.size
+    starts, lengths = [0, 0], [0, 0]
     for number, (field, part, places) in enumerate(zip(work.job.plan.fields, stored.parts, work.places, strict=True)):
         if field.is_open:
             assert work.spool is not None
-            facts["start"][number], facts["length"][number] = work.spool.append(part), len(part)
+            starts[number], lengths[number] = work.spool.append(part), len(part)
         else:
             file.write(part, int(places[index]))
     if work.levels is not None and stored.levels is not None:
@@ -370,6 +367,9 @@ def _store(  # noqa: PLR0917 - the parts of one step, each named once
     if work.contents is not None and isinstance(raw.x, bytes):
         work.contents.note(index, raw.x)
     if work.facts is not None:
+        facts = np.zeros((), FACTS)
+        facts["height"], facts["width"] = stored.size
+        facts["start"], facts["length"] = starts, lengths
         work.facts.write(index, facts.tobytes())
     return stored.animated
 

@@ -25,7 +25,6 @@ from colabstage.pack import execute, writer
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.options import PackOptions
-from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import Tree
 
@@ -51,21 +50,6 @@ class WatchedTree(Tree):
         """The content, after `before`."""
         self._before(entry)
         return self._tree.read(entry)
-
-
-@pytest.mark.parametrize("encoding", ["pixels", "encoded", "jpeg:80"])
-def test_one_thread_and_many_write_the_same_bytes(
-    tmp_path: Path, make_images: MakeImages, monkeypatch: pytest.MonkeyPatch, encoding: str
-) -> None:
-    """The order in which samples arrive leaves no trace in the file."""
-    packed = []
-    photos = make_images(tmp_path / "photos", 150)
-    for threads in (1, 8):
-        limits = PipelineLimits(readers=threads, max_readers=2 * threads, workers=threads)
-        monkeypatch.setattr(execute, "pipeline_limits", lambda *_, limits=limits, **__: limits)
-        pack_dataset(photos, tmp_path / f"{threads}.h5", encoding=encoding, progress=False)
-        packed.append((tmp_path / f"{threads}.h5").read_bytes())
-    assert packed[0] == packed[1]
 
 
 @pytest.mark.parametrize(
