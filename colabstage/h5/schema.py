@@ -128,17 +128,6 @@ class PackContent:
         return reserved + arrays + sum(len(texts) * _longest(texts) for texts in self.texts.values())
 
 
-def is_pack(file: Path) -> bool:
-    """Tell whether colabstage made an HDF5 file, whole or not, by what is written in it."""
-    import h5py
-
-    try:
-        with h5py.File(file, "r") as opened:
-            return FORMAT_ATTRIBUTE in opened.attrs
-    except OSError:
-        return False
-
-
 def create_pack(path: Path, content: PackContent) -> dict[str, int]:
     """Write a new file with everything but its samples.
 
