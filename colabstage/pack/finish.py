@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -352,6 +352,53 @@ def _first_byte(node: Any) -> int:
     return int(data.id.get_offset() or 0)
 
 
+# The value of other columns in rows that cropping left without a box; these rows come last.
+_UNUSED = -1
+
+
+class _Column(NamedTuple):
+    """A dataset of a joined file."""
+
+    name: str
+    """Its path."""
+    nodes: list[Any]
+    """The datasets of the shards that it is made of, in order."""
+    used: list[int]
+    """How many rows of each come first; unused ones of all come last."""
+    values: NDArray[Any] | None
+    """All of it, where it is not copied."""
+
+    @property
+    def is_reserved(self) -> bool:
+        """Return whether it was created to be written without HDF5."""
+        from h5py import h5d
+
+        # HDF5 stores this property, and for small datasets it is another one.
+        found: bool = self.nodes[0].id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
+        return found
+
+    @property
+    def reserved(self) -> ReservedDataset:
+        """Return the dataset to be written later."""
+        rows = sum(len(node) for node in self.nodes) if self.values is None else len(self.values)
+        return ReservedDataset(self.name, (rows, *self.nodes[0].shape[1:]), self.nodes[0].dtype)
+
+    def write(self, target: TargetFile, place: int) -> None:
+        """Write it from a byte on, without HDF5, which would copy through its own buffers, holding its lock."""
+        if self.values is not None:
+            target.write(array_bytes(self.values), place)
+            return
+        first = [(node, 0, used) for node, used in zip(self.nodes, self.used, strict=True)]
+        last = [(node, used, len(node)) for node, used in zip(self.nodes, self.used, strict=True)]
+        for node, begin, end in (*first, *last):
+            row_bytes = node.dtype.itemsize * int(np.prod(node.shape[1:], dtype=np.int64))
+            start, nbytes = (node.id.get_offset() or 0) + begin * row_bytes, (end - begin) * row_bytes
+            with open(os.fsdecode(node.file.filename), "rb") as file:
+                for offset, length in block_ranges(nbytes, _COPY_BYTES):
+                    target.write(pread_exactly(file.fileno(), length, start + offset), place + offset)
+            place += nbytes
+
+
 def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:
     """Write the file that the shards are parts of.
 
@@ -363,140 +410,60 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
     """
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_with_any_locking(path)) for path in shards]
-        parts = [_Joined.of(split, files) for split in splits]
-        content = _joined_content(files, parts, attributes)
+        columns = [column for split in splits for column in _columns_of(split, files)]
+        large = [column for column in columns if column.is_reserved]
+        arrays = {column.name: _values(column) for column in columns if not column.is_reserved}
+        # All shards of a set have the same classes: they were planned together.
+        arrays[CLASSES] = _decoded_texts(files[0][CLASSES][()].tolist())
+        skipped = [text for file in files if SKIPPED in file for text in file[SKIPPED][()].tolist()]
+        if skipped:
+            arrays[SKIPPED] = _decoded_texts(skipped)
+        # The format is written by `create_pack`; the other two would make the file a shard.
+        left_out = {FORMAT_ATTRIBUTE, SHARD_SET_ATTRIBUTE, "shard"}
+        own = {name: value for name, value in _attributes(files[0]).items() if name not in left_out}
+        groups: dict[str, dict[str, Any]] = {}
+        for column in columns:
+            top = column.name.partition("/")[0]
+            if len(found := _attributes(column.nodes[0].file[top])):
+                groups[top] = found
+        content = PackContent([column.reserved for column in large], arrays, {**own, **attributes}, groups)
         offsets = create_pack(out, content)
-        # Without HDF5, which would copy through its own buffers, holding its lock.
         with TargetFile(out, fresh=False) as target:
-            for part in parts:
-                for name, pieces in part.pieces.items():
-                    place = offsets.get(name, 0)
-                    for data in _bytes_of(pieces):
-                        target.write(data, place)
-                        place += len(data)
+            for column in large:
+                column.write(target, offsets.get(column.name, 0))
 
 
-# The value of other columns in rows that cropping left without a box; these rows come last.
-_UNUSED = -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """Bytes in a shard's file."""
-
-    path: Path | str
-    """The shard."""
-    start: int
-    """Where they begin in it."""
-    nbytes: int
-    """How many there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """One split of the joined file."""
-
-    arrays: dict[str, NDArray[Any]]
-    """Its small datasets."""
-    reserved: list[ReservedDataset]
-    """Its large datasets, to be written without HDF5."""
-    pieces: dict[str, list[_Stored | NDArray[Any]]]
-    """The pieces of each large dataset, in order."""
-    group_attributes: dict[str, dict[str, Any]]
-    """The attributes of its groups."""
-
-    @classmethod
-    def of(cls, split: str, files: Sequence[Any]) -> _Joined:
-        """Return the split, from those shards that have rows of it."""
-        joined = cls({}, [], {}, {})
-        # A small split may have fewer rows than there are shards.
-        having = [file for file in files if key_name(split) in file]
-        keys = [text for file in having for text in file[key_name(split)][()].tolist()]
-        joined.arrays[key_name(split)] = _decoded_texts(keys)
-        for top in (x_name(split), y_name(split)):
-            nodes = [file[top] for file in having if top in file]
-            if nodes and hasattr(nodes[0], "keys"):
-                joined.group_attributes.update({top: _attributes(nodes[0])} if len(nodes[0].attrs) else {})
-                joined._add_group(top, nodes)
-            elif nodes:
-                joined._add(top, nodes)
-        # In the order in which a single process lays them out, since the bytes must not show who wrote the parts.
-        joined.reserved.sort(key=lambda spec: _rank(spec.name, split))
-        return joined
-
-    def _add_group(self, top: str, groups: Sequence[Any]) -> None:
-        """Add rows of different lengths: first those that offsets refer to, then unused ones."""
-        # Offsets count from 0 in each shard; in the joined file each continues where the one before ends.
-        counted = [group[OFFSETS][()] for group in groups]
-        used = [int(offsets[-1]) for offsets in counted]
-        starts = np.cumsum([0, *used])
-        parts = [offsets[1:] + start for offsets, start in zip(counted, starts[:-1], strict=True)]
-        whole = np.concatenate([[0], *parts]).astype(np.int64)
-        for name in groups[0]:
-            nodes = [group[name] for group in groups]
-            path = f"{top}/{name}"
-            if name != OFFSETS:
-                self._add(path, nodes, used)
-            elif _is_reserved(nodes[0]):
-                self.reserved.append(ReservedDataset(path, whole.shape, whole.dtype))
-                self.pieces[path] = [whole]
-            else:
-                self.arrays[path] = whole
-
-    def _add(self, path: str, nodes: Sequence[Any], used: Sequence[int] | None = None) -> None:
-        if not _is_reserved(nodes[0]):
-            self.arrays[path] = np.concatenate([node[()] for node in nodes])
-            return
-        rows = sum(len(node) for node in nodes)
-        # Every shard has its unused rows at the end; in the joined file they all come last.
-        self.reserved.append(ReservedDataset(path, (rows, *nodes[0].shape[1:]), nodes[0].dtype))
-        ends = [len(node) for node in nodes] if used is None else used
-        first = [_rows(node, 0, end) for node, end in zip(nodes, ends, strict=True)]
-        self.pieces[path] = [*first, *(_rows(node, end, len(node)) for node, end in zip(nodes, ends, strict=True))]
-
-
-def _joined_content(files: Sequence[Any], parts: Sequence[_Joined], attributes: Mapping[str, Any]) -> PackContent:
-    arrays = {name: array for part in parts for name, array in part.arrays.items()}
-    # All shards of a set have the same classes: they were planned together.
-    arrays[CLASSES] = _decoded_texts(files[0][CLASSES][()].tolist())
-    skipped = [text for file in files if SKIPPED in file for text in file[SKIPPED][()].tolist()]
-    if skipped:
-        arrays[SKIPPED] = _decoded_texts(skipped)
-    # The format is written by `create_pack`; the other two would make the file a shard.
-    own = {FORMAT_ATTRIBUTE, SHARD_SET_ATTRIBUTE, "shard"}
-    return PackContent(
-        reserved=[spec for part in parts for spec in part.reserved],
-        arrays=arrays,
-        attributes={**{k: v for k, v in _attributes(files[0]).items() if k not in own}, **attributes},
-        group_attributes={name: values for part in parts for name, values in part.group_attributes.items()},
-    )
-
-
-def _bytes_of(pieces: Sequence[_Stored | NDArray[Any]]) -> Iterator[bytes]:
-    for piece in pieces:
-        if not isinstance(piece, _Stored):
-            yield piece.tobytes()
+def _columns_of(split: str, files: Sequence[Any]) -> list[_Column]:
+    """Return the datasets of a split, in the order in which a single process lays them out, since the bytes must not
+    show who wrote the parts."""
+    # A small split may have fewer rows than there are shards.
+    having = [file for file in files if key_name(split) in file]
+    columns = []
+    for top in (key_name(split), x_name(split), y_name(split)):
+        if not having or top not in having[0]:
             continue
-        with open(piece.path, "rb") as file:
-            for offset, length in block_ranges(piece.nbytes, _COPY_BYTES):
-                yield pread_exactly(file.fileno(), length, piece.start + offset)
+        if not hasattr(having[0][top], "keys"):
+            nodes = [file[top] for file in having]
+            columns.append(_Column(top, nodes, [len(node) for node in nodes], None))
+            continue
+        # Offsets count from 0 in each shard; in the joined file each continues where the one before ends.
+        counted = [file[top][OFFSETS][()] for file in having]
+        used = [int(offsets[-1]) for offsets in counted]
+        starts = np.cumsum([0, *used])[:-1]
+        parts = [offsets[1:] + start for offsets, start in zip(counted, starts, strict=True)]
+        whole = np.concatenate([[0], *parts]).astype(np.int64)
+        for name in having[0][top]:
+            nodes = [file[top][name] for file in having]
+            columns.append(_Column(f"{top}/{name}", nodes, used, whole if name == OFFSETS else None))
+    return sorted(columns, key=lambda column: _rank(column.name, split))
 
 
-def _rows(node: Any, first: int, end: int) -> _Stored:
-    """Return where some rows of a contiguous dataset are stored."""
-    row_bytes = node.dtype.itemsize * int(np.prod(node.shape[1:], dtype=np.int64))
-    return _Stored(
-        os.fsdecode(node.file.filename), (node.id.get_offset() or 0) + first * row_bytes, (end - first) * row_bytes
-    )
-
-
-def _is_reserved(node: Any) -> bool:
-    """Return whether a dataset was created to be written without HDF5."""
-    from h5py import h5d
-
-    # HDF5 stores this property, and for small datasets it is another one.
-    found: bool = node.id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
-    return found
+def _values(column: _Column) -> NDArray[Any]:
+    if column.values is not None:
+        return column.values
+    if column.nodes[0].dtype.kind == "S":
+        return _decoded_texts([text for node in column.nodes for text in node[()].tolist()])
+    return np.concatenate([node[()] for node in column.nodes])
 
 
 def _rank(path: str, split: str) -> tuple[int, int, str]:
