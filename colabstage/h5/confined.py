@@ -48,12 +48,7 @@ class Reach:
         self._seen: set[tuple[bytes, object]] = set()
 
     def check(self, group: Any, name: str) -> None:
-        """Follow `name` from an open group, and judge every file on the way and behind it.
-
-        Args:
-            group: h5py's low-level `GroupID`.
-            name: a path in the file, as h5py takes it.
-        """
+        """Follow `name` from an open `GroupID`, and judge every file on the way and behind it."""
         self._follow(group, name.encode(errors="surrogateescape"), 0, self.check_sources)
 
     def check_sources(self, node: Any, report: Report | None = None, above: tuple[object, ...] = ()) -> None:

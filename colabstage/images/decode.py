@@ -161,12 +161,7 @@ class Scratch:
 
 
 def encode_jpeg(pixels: NDArray[Any], quality: int) -> bytes:
-    """Encode one image as JPEG, colours at half their resolution as cameras do.
-
-    Args:
-        pixels: uint8 `(H, W, C)` of 1 or 3 channels.
-        quality: 1 to 100.
-    """
+    """Encode uint8 `(H, W, C)` of 1 or 3 channels as JPEG, colours at half their resolution as cameras do."""
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or max(pixels.shape) > 65500:
         msg = (
             f"JPEG cannot hold an image of {pixels.dtype} {' x '.join(map(str, pixels.shape))}. Pass color_mode='rgb' "
@@ -243,11 +238,7 @@ def decode_sized(
 ) -> DecodedImage:
     """Decode one image file, as `decode_image`; also return what else shows on the way.
 
-    Args:
-        data: the whole file.
-        options: size, colours and fitting of the result.
-        resizer: as for `resample`.
-        scratch: this thread's memory; the result may be in it, until the next call.
+    `scratch`: this thread's memory; the result may be in it, until the next call.
     """
     # What is not resized is the result itself, so it needs memory of its own.
     decoded = scratch.decoded if scratch is not None and options.size is not None else None
@@ -271,10 +262,7 @@ def decode_sized(
 def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer = "pillow") -> NDArray[Any]:
     """Bring an image that is decoded already to the colours and size asked for, as `decode_image` does a file's.
 
-    Args:
-        pixels: `(H, W)` or `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
-        options: size, colours and fitting of the result.
-        resizer: as for `resample`.
+    `pixels`: `(H, W)` or `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
     """
     values = pixels[..., None] if pixels.ndim == 2 else pixels
     if values.ndim != 3 or values.shape[2] not in (1, 3, 4) or values.dtype not in _IMAGE_DTYPES or not values.size:

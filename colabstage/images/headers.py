@@ -123,14 +123,8 @@ def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
     The rest of the file stays, as where in it a row begins is known only to who decodes it; decoders pass over it,
     and warn of it. The last of the rows may lack what colours of the next one would have added to it.
 
-    Args:
-        data: the whole file.
-        header: of it.
-        rows: how many, at least 1 and less than the file's.
-
-    Returns:
-        `None` where rows do not come one after the other (progressive files, several scans), or the file has no end:
-        it is cut off, which nobody would notice any more, or other data follows it.
+    `None` where rows do not come one after the other (progressive files, several scans), or the file has no end: it is
+    cut off, which nobody would notice any more, or other data follows it.
     """
     if not comes_by_rows(data, header):
         return None

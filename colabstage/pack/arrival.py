@@ -180,13 +180,7 @@ class Needs:
     """What readers will read, of which the next is packed first; readers take turns."""
 
     def __init__(self, units: int, changed: Callable[[NDArray[np.int64], NDArray[np.int64]], None]) -> None:
-        """Begin without needs.
-
-        Args:
-            units: how many there are.
-            changed: called whenever needs change, with the turn of each unit, `(units,)`, and with the rows that come
-                first, `(F,)`.
-        """
+        """Call `changed` whenever needs change, with the turn of each unit, and with the rows that come first."""
         self._units = units
         self._changed = changed
         self._lock = threading.Lock()

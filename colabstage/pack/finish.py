@@ -74,12 +74,9 @@ def without_samples(plan: PackPlan, left_out: NDArray[np.int64]) -> PackPlan:
 def copy_rows(
     plan: PackPlan, sources: Sequence[tuple[Path, NDArray[np.int64]]], *, target: Path, offsets: Mapping[str, int]
 ) -> None:
-    """Copy `plan`'s samples to their places in a new file.
+    """Copy a plan's samples to their places in a new file, which has room for them at `offsets`.
 
-    Args:
-        plan: the plan of the samples that remain.
-        sources: where each field's samples are now: a file, and the byte offset of each in it.
-        target: the new file, which has room for them at `offsets`, as `create_pack` returned them.
+    `sources`: where each field's samples are now: a file, and the byte offset of each in it.
     """
     kept = np.concatenate([split.samples for split in plan.splits])
     with TargetFile(target, fresh=False) as new:
@@ -133,12 +130,6 @@ def finish_pack(
 ) -> tuple[Path, PackPlan, OddBoxes]:
     """Make the final file from decoded samples. May be called again after it was interrupted.
 
-    Args:
-        job: the plan.
-        decoded: the samples.
-        left_out: int64, samples that could not be decoded; `skipped` says why, one sentence for each.
-        attributes: those of the file's root.
-
     Returns:
         The file to publish; the plan that it follows, without the samples that were left out; and their odd boxes.
     """
@@ -189,11 +180,7 @@ def _split_boxes(
 ) -> dict[str, NDArray[Any]]:
     """Return the content of the datasets that `reserve_boxes` names.
 
-    Args:
-        boxes: those of all samples.
-        split: the split, with its samples in row order.
-        sizes: int64 `(N, 2)`, height and width of every sample's upright image before it was resized.
-        options: how the stored image was made from it; without a size, boxes stay where they are.
+    `sizes`: int64 `(N, 2)`, height and width of every sample's upright image before it was resized.
     """
     own_boxes = take_targets(boxes, split.samples)
     assert isinstance(own_boxes, Boxes)
@@ -259,14 +246,7 @@ _EDGE_SLACK, _EDGE_SLACK_OF_PARTS = 1.0, 0.01
 def odd_boxes(
     boxes: Boxes, sizes: NDArray[np.int64], samples: NDArray[np.int64], name: Callable[[int], str]
 ) -> OddBoxes:
-    """Count the odd boxes of some samples.
-
-    Args:
-        boxes: those of all samples.
-        sizes: int64 `(N, 2)`, height and width of each sample's upright image, zeros where it is no image.
-        samples: which count.
-        name: returns what the image of a sample is called.
-    """
+    """Count the odd boxes of some samples; `sizes`: as for `_split_boxes`, zeros where a sample is no image."""
     counts = np.zeros(len(boxes), np.bool_)
     counts[samples] = True
     of_image = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets))
@@ -310,15 +290,9 @@ def place_joined(
     identity: Mapping[str, Any],
     address: str,
 ) -> Manifest:
-    """Join shards in `folder`, and put the pack with its manifest, which is returned, in its place.
+    """Join all shards of a set in `folder`, and put the pack with its manifest, which is returned, in its place.
 
-    Args:
-        shards: all of one set, in order.
-        folder: a folder on the disk of `out`, to work in.
-        out: the pack.
-        samples: rows of each split, in the order of the file.
-        skipped: one sentence for each sample that was left out.
-        key, identity, address: as for `run_pack`.
+    `samples`: rows of each split, in the order of the file.
     """
     nbytes = sum(shard.stat().st_size for shard in shards)
     check_space(out.parent, nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
@@ -402,11 +376,7 @@ class _Column(NamedTuple):
 def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:
     """Write the file that the shards are parts of.
 
-    Args:
-        shards: all of one set, in order.
-        out: the file to make; one that exists is overwritten.
-        splits: in the order of the file.
-        attributes: of its root, in place of the shards' own.
+    `splits`: in the order of the file. `attributes`: of its root, in place of the shards' own.
     """
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_with_any_locking(path)) for path in shards]

@@ -76,12 +76,7 @@ class ReplanError(LayoutError):
         self.again = again
 
     def plan_again(self, job: PackJob, *, fixed: str = "") -> PackJob:
-        """Return the job that all samples agree with.
-
-        Args:
-            job: the one that they do not.
-            fixed: why nothing else will do, where that is so.
-        """
+        """Return the job that all samples agree with; `fixed`: why only `job` will do, where that is so."""
         if self.again is keeps_files and (fixed or job.options.encoding == "pixels"):
             msg = f"These images cannot be stored as pixels{fixed}: {self}."
             raise LayoutError(msg) from self

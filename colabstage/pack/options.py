@@ -59,11 +59,7 @@ Splits = Mapping[str, float] | Sequence[float] | Sequence[tuple[str, float]] | f
 
 
 def remedies_for_batches(loader: str) -> dict[str, str]:
-    """Return what to write instead of the loader's arguments, which packing does not have.
-
-    Args:
-        loader: the call that makes a loader, without its closing bracket.
-    """
+    """Return what to write instead of the loader's arguments; `loader`: its call, without the closing bracket."""
     remedies = {name: f"It is an argument of the loader: {loader}, {name}=…)." for name in _FOR_BATCHES}
     remedies["batch_size"] = f"It is an argument of the loader: {loader})."
     for name in ("augment", "augmentation", "transform", "transforms"):

@@ -52,10 +52,7 @@ def repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequ
 
     Images that are there twice with one label, in one split, are no mistake that anybody need hear of.
 
-    Args:
-        digests: uint64 `(N,)`, those of all samples.
-        table: the samples.
-        splits: what was packed of them.
+    `splits`: what was packed of the table.
     """
     ordered = np.sort(digests)
     repeated = np.unique(ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)])

@@ -343,12 +343,7 @@ def write_shards(
 ) -> list[ShardResult]:
     """Return the results of all shards, in order: those that were `done` before, and those that are written now.
 
-    Args:
-        names: all shards.
-        job: the plan of all samples.
-        done: results by number.
-        write: writes some shards, and shows their samples as a part of one step.
-        progress: where that step is shown.
+    `write`: writes some shards, and shows their samples as a part of one step.
     """
     results = dict(done)
     left = [name for name in names if name.number not in results]
@@ -546,9 +541,6 @@ def pack_by_executor(
     """Write one file whose parts an executor's workers make; they need access to `source` and to `out`'s folder.
 
     Shards that are finished when this fails are kept for the next attempt.
-
-    Args:
-        key, identity, address: as for `run_pack`.
     """
     began = time.monotonic()
     model = out.with_name(f"{out.stem}-parts{out.suffix}")

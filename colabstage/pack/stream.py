@@ -63,12 +63,7 @@ class PackStream:
     """
 
     def __init__(self, first_epoch: FirstEpoch, begun: Callable[[PackArrival], None]) -> None:
-        """Prepare.
-
-        Args:
-            first_epoch: says how a reader will visit what is packed, before there is one.
-            begun: called once, in any thread, when readers can wait for rows.
-        """
+        """Call `begun` once, in any thread, when readers can wait for rows."""
         self._first_epoch = first_epoch
         self._begun = begun
         self._source: OpenSource | None = None
@@ -147,12 +142,7 @@ class PackStream:
         """Prepare to let readers in: the file has its final layout, and the rows that an earlier run packed. The source
         starts now, unless it has: what is packed need not come again.
 
-        Args:
-            workspace: where the file is made.
-            place: where it will be.
-            job: what is packed.
-            order: int64 `(N,)`, the sample at each position of the reading order.
-            journal: the samples that are packed already.
+        `place`: where the file will be. `order`: the sample at each position of the reading order.
         """
         path = workspace / _MAP
         self._rows = RowMap.create(path, sum(len(split.units) for split in self._splits.values()))

@@ -107,13 +107,7 @@ class SampleEncoder:
         self._target, self._compares_masks = target_source(job.table), compares_masks(job.table)
 
     def encode(self, index: int, raw: RawSample, scratch: Scratch) -> StoredSample:
-        """Make the bytes of one sample.
-
-        Args:
-            index: the sample's number in the table.
-            raw: its content.
-            scratch: this thread's memory; the result may point into it and is valid until the next call.
-        """
+        """Make the bytes of one sample, which may be in this thread's `scratch` until the next call."""
         try:
             x, size, animated = self._encode_x(index, raw.x, scratch)
             self._check_drawn_size(index, size)

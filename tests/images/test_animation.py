@@ -1,31 +1,39 @@
-"""Further frames and pages of an image are noticed when its first is decoded, or its header read."""
+"""Further frames and pages of an image are noted; its first is what is stored."""
 
 from __future__ import annotations
 
-import io
+from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.images.complete import check_complete
-from colabstage.images.decode import decode_sized
-from colabstage.images.geometry import ImageOptions
+from colabstage import pack_dataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KINDS = {"gif": "GIF", "png": "PNG", "webp": "WEBP", "tif": "TIFF", "jpg": "MPO"}
 
 
-def _frames(kind: str, count: int) -> bytes:
-    rng = np.random.default_rng(count)
-    frames = [Image.fromarray(rng.integers(0, 256, (12, 17, 3), dtype=np.uint8)) for _ in range(count)]
-    buffer = io.BytesIO()
-    frames[0].save(buffer, kind, save_all=True, append_images=frames[1:])
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF", "MPO"])
-def test_more_than_one_frame_is_an_animation(kind: str, count: int) -> None:
-    """As Pillow counts them; but the second picture of a photograph is a preview. The first frame is the image."""
-    data = _frames(kind, count)
-    found = decode_sized(data, ImageOptions())
-    assert found.animated == check_complete(data).animated == (count > 1 and kind != "MPO")
-    np.testing.assert_array_equal(found.pixels, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+@pytest.mark.parametrize("options", [{"encoding": "pixels"}, {"encoding": "encoded"}, {"encoding": "jpeg:90"}])
+def test_more_than_one_frame_is_an_animation(tmp_path: Path, options: dict[str, Any]) -> None:
+    """In every format that has them; but the second picture of a photograph is a preview."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for suffix, kind in KINDS.items():
+        for count in (1, 2, 5):
+            frames = [Image.fromarray(rng.integers(0, 256, (12, 17, 3), dtype=np.uint8)) for _ in range(count)]
+            path = tmp_path / "photos" / f"{suffix}{count}.{suffix}"
+            frames[0].save(path, kind, save_all=True, append_images=frames[1:])
+    report = pack_dataset(tmp_path / "photos", tmp_path / "out.h5", layout="images", progress=False, **options)
+    assert set(report.animated) == {
+        f"{suffix}{count}.{suffix}" for suffix in KINDS if suffix != "jpg" for count in (2, 5)
+    }
+    assert any("several frames or pages" in note for note in report.notes)
+    if options["encoding"] == "pixels":
+        with h5py.File(tmp_path / "out.h5") as file:
+            for row, key in enumerate(file["key_train"].asstr()):
+                with Image.open(tmp_path / "photos" / key) as image:
+                    np.testing.assert_array_equal(file["X_train"][row], np.asarray(image.convert("RGB")))

@@ -261,7 +261,7 @@ def test_a_journal_that_says_nothing_of_this_work_counts_for_nothing(
     assert go_on(interrupted, lambda journal: content if isinstance(content, bytes) else content(journal)) == 0
 
 
-@given(cut=st.integers(1, 400))
+@given(cut=st.integers(1, 150))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_journal_that_was_cut_off_costs_what_it_lost(interrupted: tuple[Path, Path], cut: int) -> None:
     """A line that a kill tore is dropped, and its block is packed again; the others count."""

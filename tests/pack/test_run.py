@@ -29,13 +29,10 @@ from colabstage.errors import (
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.pack.run import pack_dataset
-from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from colabstage.trees.listing import FileEntry
 
 Fixture = Any
 
@@ -498,21 +495,31 @@ def test_rows_are_read_by_h5py_without_any_filter(tmp_path: Path, photos: Path) 
         assert rows[-1].shape == (16, 20, 3)
 
 
-def test_what_comes_to_the_target_meanwhile_is_not_replaced(
-    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class _Writing:
+    """A progress at which somebody writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def step(self, name: str, *, total: int | None, unit: str) -> _Writing:
+        return self
+
+    def advance(self, amount: int = 1) -> None:
+        self._path.write_bytes(b"of somebody else")
+
+    def __enter__(self) -> _Writing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+def test_what_comes_to_the_target_meanwhile_is_not_replaced(tmp_path: Path, photos: Path) -> None:
     """Without overwrite=True it stays as it is, and what is packed is kept for the next call."""
-    out, read = tmp_path / "place" / "out.h5", FolderTree.read
+    out = tmp_path / "place" / "out.h5"
     out.parent.mkdir()
-
-    def read_and_write(tree: FolderTree, entry: FileEntry) -> bytes:
-        out.write_bytes(b"of somebody else")
-        return read(tree, entry)
-
-    monkeypatch.setattr(FolderTree, "read", read_and_write)
     with pytest.raises(TargetExistsError, match="overwrite=True"):
-        pack_dataset(photos, out, progress=False)
-    monkeypatch.undo()
+        pack_dataset(photos, out, progress=_Writing(out))
     assert out.read_bytes() == b"of somebody else"
     assert not out.with_name("out.h5.json").exists()
     out.unlink()

@@ -29,15 +29,12 @@ from colabstage.errors import (
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.h5.parts import shards_beside
 from colabstage.load.reading.reader import SplitReader
-from colabstage.pack import job
+from colabstage.options import Images, SampleTable, TreeFiles
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.run import pack_dataset
-from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from colabstage.pack.execute import PackReport
 
 
 def _bytes_of(target: Path) -> dict[str, bytes]:
@@ -338,18 +335,28 @@ def test_workers_that_see_another_source_are_refused(tmp_path: Path, photos: Pat
     )
 
 
-def test_the_source_is_looked_through_once_however_many_shards_there_are(
-    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+_READ: list[int] = []
+
+
+def _count(x: Any) -> Any:
+    _READ.append(1)
+    return x
+
+
+def test_samples_are_found_and_read_once_however_many_shards_there_are(tmp_path: Path, photos: Path) -> None:
     """Workers get the rows that were planned, and read the files of these alone."""
-    detected, read = [], []
-    detect, read_now = job.detect_layout, FolderTree.read
-    monkeypatch.setattr(job, "detect_layout", lambda *args, **named: detected.append(1) or detect(*args, **named))
-    monkeypatch.setattr(FolderTree, "read", lambda tree, entry: read.append(entry.name) or read_now(tree, entry))
+    found: list[int] = []
+
+    def layout(tree: Any) -> SampleTable:
+        found.append(1)
+        return SampleTable("mine", [entry.name for entry in tree.entries], Images(TreeFiles(tree, tree.entries)), None)
+
+    options: dict[str, Any] = {"layout": layout, "prepare": _count, "image_size": (8, 8), "progress": False}
     with ThreadPoolExecutor(2) as pool:
-        pack_dataset(photos, tmp_path / "set.h5", shards=5, executor=pool, image_size=(8, 8), progress=False)
-    assert len(detected) == 1
-    assert len(read) == len(set(read)) == len([path for path in photos.rglob("*") if path.is_file()])
+        report = pack_dataset(photos, tmp_path / "set.h5", shards=5, executor=pool, **options)
+    assert len(found) == 1
+    # The first is also read for the form that they have.
+    assert len(_READ) == sum(report.samples.values()) + 1
 
 
 @pytest.mark.parametrize("workers", [False, True])
@@ -361,7 +368,7 @@ def test_other_content_of_the_same_length_is_another_set(tmp_path: Path, photos:
             path.unlink()
     first = min(photos.rglob("*.bmp"))
 
-    def pack() -> PackReport:
+    def pack() -> Any:
         pool = ThreadPoolExecutor(2) if workers else None
         return pack_dataset(photos, tmp_path / "set.h5", shards=3, executor=pool, overwrite=True, progress=False)
 
