@@ -522,6 +522,12 @@ class PackArrival:
         """Return the unit of each row, `(N,)`; counted from 0 without those of other splits alone."""
         return number_units(self._splits[split].units)
 
+    def row_states(self, split: str) -> NDArray[np.uint8]:
+        """Return the `RowState` of each row of a split, uint8 `(N,)`; it changes while they arrive."""
+        start, units = self._splits[split]
+        rows = self._rows()
+        return np.full(len(units), RowState.HERE, np.uint8) if rows is None else rows.rows[start : start + len(units)]
+
     def left_out(
         self, split: str, rows: NDArray[np.intp], *, cancellation: Cancellation | None = None
     ) -> NDArray[np.bool_]:
