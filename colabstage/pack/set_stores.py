@@ -31,7 +31,7 @@ from colabstage.io.ownership import remove_vouched, whatever_is_there
 from colabstage.io.redaction import show_address
 from colabstage.io.workspace import disk_use, open_workspace, remove_own
 from colabstage.pack.finish import OddBoxes
-from colabstage.sources.writable_store import WritableStore
+from colabstage.sources.buckets import ObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -226,7 +226,7 @@ class RemoteStore:
     look_s: float = 2.0
     """Each look is a request to the storage."""
     _others: list[str] = field(default_factory=list)
-    _store: WritableStore | None = None
+    _store: ObjectStore | None = None
 
     def __getstate__(self) -> tuple[str, str, float]:
         return self.url, self.made_of, self.look_s
@@ -238,11 +238,11 @@ class RemoteStore:
     @contextlib.contextmanager
     def open(self) -> Iterator[Self]:
         """Yield the store with a connection of its own."""
-        with contextlib.closing(WritableStore(self.url)) as store:
+        with contextlib.closing(ObjectStore(self.url)) as store:
             yield replace(self, _store=store)
 
     @property
-    def _open(self) -> WritableStore:
+    def _open(self) -> ObjectStore:
         assert self._store is not None, "used without open()"
         return self._store
 
