@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from colabstage.errors import DamagedPackError, DecodeError, NotEnoughSpaceError, PackFormatError
 from colabstage.h5.schema import BOXES
-from colabstage.h5.untrusted import HeapReferences, check_parts, home_of, ragged_trouble, reading_contents
+from colabstage.h5.untrusted import check_parts, home_of, ragged_trouble, reading_contents
 from colabstage.images.geometry import fit_boxes
 from colabstage.io.units import format_bytes, format_count
 from colabstage.load.reading.memory import SHARE_BYTES, cut_off, empty_array, spare_memory
@@ -454,7 +454,6 @@ class Ragged:
         self._path = path
         self._texts = texts
         self._name = str(dataset.name).lstrip("/")
-        self._references = HeapReferences(dataset, self._name)
         self._every: list[Any] | None = None
 
     def load(self, most_bytes: int) -> bool:
@@ -487,7 +486,6 @@ class Ragged:
         # h5py takes only ascending lists; a run of neighbours is faster as a slice.
         chosen = slice(first, last + 1) if last - first == len(wanted) - 1 else wanted
         with reading_contents(self._path):
-            self._references.check(wanted)
             found = self._dataset[chosen].tolist()
         taken = [found[place] for place in places.tolist()]
         if len(wanted) == len(rows):
@@ -592,14 +590,9 @@ def read_keys(dataset: Any, rows: NDArray[np.intp] | None) -> list[str]:
     """Return texts of an open dataset; all of them if `rows` is `None`.
 
     A few are read one by one, so that showing one page of 200,000 keys does not read them all.
-
-    Raises:
-        DamagedPackError: a pointer does not lead to its text.
     """
-    references, texts = HeapReferences(dataset, str(dataset.name).lstrip("/")), dataset.asstr()
+    texts = dataset.asstr()
     if rows is not None and len(rows) <= _FEW_KEYS:
-        references.check(np.unique(rows))
         return [str(texts[row]) for row in rows.tolist()]
-    references.check()
     every = texts[()].tolist()
     return [str(key) for key in (every if rows is None else (every[row] for row in rows.tolist()))]
