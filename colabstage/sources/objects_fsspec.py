@@ -17,7 +17,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import left_out
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, TransientError
-from colabstage.sources.transfer.connections import RetryBudget, read_directly, read_through
+from colabstage.sources.retry import RetryBudget, read_directly, read_through
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.folder import GOOGLE_NATIVE
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, unknown_entry

@@ -19,10 +19,10 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import disk_use, find_orphans, open_workspace, remove_own, rename_own
 from colabstage.machine.resources import check_space
+from colabstage.sources.arriving import fetch_file
 from colabstage.sources.remote import RemoteFacts, TransientError, given_up
 from colabstage.sources.share_gdown import fetch_by_gdown, file_facts_by_gdown
 from colabstage.sources.share_service import IN_FLIGHT, DriveWeb, open_shared
-from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.trees.names import check_collisions, clean_member_name
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from colabstage.pack.shards import ShardResult, check_set, shard_job, shard_name
 from colabstage.pack.stream import MemberRanges
 from colabstage.pack.writer import MixedImagesError
 from colabstage.sources.identity import compare_states
-from colabstage.sources.partial.file import fixed_bytes
+from colabstage.sources.in_part import fixed_bytes
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.stage.cache import CachedPack, find_shards
 from colabstage.stage.places import look_at_file

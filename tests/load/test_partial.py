@@ -45,10 +45,10 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
+from colabstage.sources.blocks import Edges
+from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, fixed_bytes
+from colabstage.sources.order import Visits
 from colabstage.sources.parse import local_source
-from colabstage.sources.partial.file import BlockwiseFile, fixed_bytes
-from colabstage.sources.partial.local import Edges
-from colabstage.sources.partial.plan import FileOfSet, FileSet, Visits
 from colabstage.sources.remote import RemoteFacts, RemoteFile
 from tests.support.http_server import WebServer
 from tests.support.staged import disk_sampled

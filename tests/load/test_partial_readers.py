@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from colabstage.sources.partial import fetcher
 from torch.utils.data import DataLoader
 
 from colabstage.h5.manifest import manifest_path
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.sources.partial import fetcher
-from colabstage.sources.partial.file import BlockwiseFile
-from colabstage.sources.partial.local import LocalPart
+from colabstage.sources.blocks import LocalPart
+from colabstage.sources.in_part import BlockwiseFile
 from tests.load.test_partial import LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
 from tests.support.http_server import WebServer
 from tests.support.staged import disk_sampled

@@ -19,7 +19,7 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.machine import watched
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
-from colabstage.sources.partial.file import BlockwiseFile
+from colabstage.sources.in_part import BlockwiseFile
 from tests.io.test_board import wait_until
 from tests.load.test_partial import LIMIT, ROWS, check_epoch, make_pack, part_of
 from tests.support.staged import use_small_blocks

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
+from colabstage.sources.partial import fetcher
 
 from colabstage.errors import SourceReadError
 from colabstage.h5.manifest import manifest_path
@@ -20,8 +21,7 @@ from colabstage.io.files import RetryPolicy
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.sources import http_file, opening, store_adapters
-from colabstage.sources.partial import fetcher
-from colabstage.sources.partial.file import BlockwiseFile
+from colabstage.sources.in_part import BlockwiseFile
 from tests.load.test_partial import BLOCK, LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
 from tests.sources.servers import BucketService, use_login
 from tests.support.http_knobs import WebFault, WebKnobs

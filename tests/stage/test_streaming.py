@@ -33,8 +33,8 @@ from colabstage.io.progress import TqdmProgress
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
 from colabstage.load.strategies import FileSource
-from colabstage.sources.transfer.connections import Transfer
-from colabstage.sources.transfer.streaming_copy import StreamingCopy
+from colabstage.sources.arriving import StreamingCopy
+from colabstage.sources.fetcher import Transfer
 from colabstage.stage.streaming import _UntilHandedOut
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip import ZipTree

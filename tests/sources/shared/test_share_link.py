@@ -27,6 +27,7 @@ from colabstage.errors import (
     TargetExistsError,
     WebPageError,
 )
+from colabstage.h5.manifest import BLOCK_BYTES
 from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.sources.http_answers import disposition_name
@@ -34,7 +35,6 @@ from colabstage.sources.remote import Checksum, TransientError
 from colabstage.sources.share_download import download_share_link, share_link_facts
 from colabstage.sources.share_pages import ShareLink, WebAnswer, judge_answer, parse_share_link, safe_name
 from colabstage.sources.share_service import SharedFile, name_apart
-from colabstage.sources.transfer.partial_file import BLOCK_BYTES
 from tests.support.https_hosts import HostAnswer, HostRequest, answer_page
 from tests.support.share_links import DriveShares, SharedItem
 

@@ -15,8 +15,8 @@ from colabstage.errors import DriveDisconnectedError, SourceChangedError, Source
 from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation
 from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
+from colabstage.sources.arriving import fetch_file
 from colabstage.sources.remote import MountedFile, TransientError
-from colabstage.sources.transfer.whole_file import fetch_file
 from tests.sources.remotes import random_bytes
 
 if TYPE_CHECKING:
