@@ -210,6 +210,8 @@ class Fetcher:
         self._arriving: dict[int, Arriving] = {}
         self.landed: dict[int, str] = {}
         self._tries: dict[int, int] = {}
+        # What each file is called in messages.
+        self._labels: dict[int, str] = {}
         self._come = 0
         self.writing: set[int] = set()
         self._last_moved, self._fetched = clock.now(), 0
@@ -267,7 +269,11 @@ class Fetcher:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, deadline - SYSTEM_CLOCK.now()))
         self._remotes.close()
-        return not any(thread.is_alive() for thread in self._threads)
+        have_ended = not any(thread.is_alive() for thread in self._threads)
+        if have_ended:
+            # An order may have this object, too.
+            self._order = None
+        return have_ended
 
     def first_missing(self, begin: int, end: int) -> int | None:
         """Return the first byte of a range in one file that has not arrived, with the lock held."""
@@ -313,7 +319,7 @@ class Fetcher:
             while not condition():
                 if self.error is not None:
                     # A new error for each waiting thread: one that several raise collects all their tracebacks.
-                    raise copy.copy(self.error).with_traceback(self.error.__traceback__) from self.error
+                    raise copy.copy(self.error) from self.error
                 # Otherwise threads would wait for those that have ended.
                 if self._stopping:
                     raise stopped_error(self._label)
@@ -392,7 +398,7 @@ class Fetcher:
         with self.lock:
             # The first failure is the cause; the others follow from it, or from closing.
             if not self.has_ended():
-                self.error = error
+                self.error = _without_frames(error)
             self._end_order()
 
     def _grow(self) -> None:
@@ -470,6 +476,7 @@ class Fetcher:
             asked = remote.without_version_check() if is_hashed else remote
             with self.lock:
                 run.ask_again(self._clock.now())
+                self._labels[number] = remote.facts.label
                 if not self._is_tuned:
                     self._is_tuned, self._tuner = True, self._tune(remote.facts)
                     self._grow()
@@ -586,7 +593,7 @@ class Fetcher:
             if tries >= _BLOCK_TRIES:
                 del self._tries[block]
                 msg = (
-                    f"'{self._label}' is damaged: the {length:,} bytes from {offset:,} on are not those that were "
+                    f"'{self._labels[number]}' is damaged: the {length:,} bytes from {offset:,} on are not those that were "
                     f"written, in {_BLOCK_TRIES} readings."
                 )
                 self.failures[block] = error or DamagedPackError(msg)
@@ -636,3 +643,12 @@ class Fetcher:
 
     def _is_done(self) -> bool:
         return not self._arriving and not bool((self._blocks.state == MISSING).any())
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Return an error without the frames that it passed, which would keep the files open that they use."""
+    one: BaseException | None = error
+    while one is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
+    return error

@@ -457,6 +457,13 @@ class Lookahead:
             self._outlook = reached, look_ahead(readers, len(blocks.state))
         return self._outlook[1]
 
+    def _sooner(self, block: int, outlook: Outlook) -> int:
+        """Count blocks that are on their way and needed before this one: room is theirs first."""
+        if self._blocks.wanted[block]:
+            return 0
+        coming = [one for one in self._busy if self._blocks.state[one] not in (WHOLE, WRITING, UNPROVED)]
+        return int((outlook.next_use[coming] < outlook.next_use[block]).sum())
+
     def _make_room(self, block: int, outlook: Outlook) -> bool:
         """Let go what is needed later, and reserve the room; return whether that was possible."""
         blocks, capacity = self._blocks, int(self._blocks.counters[CAPACITY])
@@ -467,7 +474,8 @@ class Lookahead:
                     if int(blocks.taken().sum()) >= capacity:
                         blocks.reclaim(self._fetcher.writing)
                     taken = blocks.taken()
-                    candidates, used = taken & (blocks.state != WRITING), int(taken.sum())
+                    candidates = taken & (blocks.state != WRITING)
+                    used = int(taken.sum()) + self._sooner(block, outlook)
                     while used >= capacity:
                         victim = outlook.victim(candidates, block, needed_now=bool(blocks.wanted[block]))
                         if victim is None:
@@ -776,12 +784,12 @@ class BlockwiseFile:
     def _wait_for(self, blocks: NDArray[np.int64], edges: NDArray[np.int64], cancellation: Cancellation | None) -> None:
         def are_here() -> bool:
             missing = self._missing(blocks, edges)
-            # Said again each time, because what has come may have been let go.
+            # Each time, because what has come may have been let go.
             self._blocks.wanted[missing] = 1
             self._show()
             return not len(missing)
 
-        if not are_here():
+        if len(self._missing(blocks, edges)):
             self._wait(np.union1d(blocks, edges), are_here, cancellation, look_s=_LOOK_S)
 
     def _wait(
@@ -815,6 +823,9 @@ class BlockwiseFile:
         except ColabstageError as error:
             self.check()
             raise self._with_what_is_here(error) from error
+        finally:
+            # A block must not come again because a reader once waited for it.
+            self._blocks.wanted[needed] = 0
 
     def _show(self) -> None:
         if self._step is not None and (fetched := self.figures["fetched"]) > self._shown_bytes:

@@ -313,7 +313,7 @@ def test_a_source_that_is_silent_is_an_error_within_its_time(pack: Pack, tmp_pat
     assert manifest is not None
     files = FileSet([FileOfSet(local_source(pack.path), "data.h5", manifest)])
     silent = BlockwiseFile(files, tmp_path, LIMIT, openers=[Silent], stall_timeout_s=0.2)
-    with pytest.raises(SourceReadError, match="Nothing has come"), silent.hold(np.array([3])):
+    with pytest.raises(SourceReadError, match="has not moved"), silent.hold(np.array([3])):
         pass
     silent.close()
 
