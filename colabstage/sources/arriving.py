@@ -254,7 +254,7 @@ class StreamingCopy(Closing):
                 except SourceReadError:
                     # A server may have no connection to spare for this request, but the bytes arrive with the rest.
                     self._wait_for(fetcher, offset, end, patient=True)
-            return fetcher.read(offset, end)
+            return self._blocks_here().read(offset, end - offset)
 
     def read_here(self, length: int, offset: int) -> bytes:
         """Read as `pread`, but never with a separate request: for reading the file from beginning to end."""
@@ -263,7 +263,11 @@ class StreamingCopy(Closing):
         with self._reading() as fetcher:
             assert fetcher is not None
             self._wait_for(fetcher, offset, end, patient=True)
-            return fetcher.read(offset, end)
+            return self._blocks_here().read(offset, end - offset)
+
+    def _blocks_here(self) -> Blocks:
+        assert self._blocks is not None
+        return self._blocks
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Fetcher | None]:

@@ -397,18 +397,13 @@ class Blocks:
             pwrite_exactly(self._handles[number], data, offset)
 
     def put(self, block: int, pieces: Sequence[bytes | memoryview], digest: str) -> None:
-        """Write a block that was verified, and note it."""
+        """Note a block that was verified; `pieces`: its bytes, if they are not written yet."""
         address, _ = self.layout.span(block)
-        if self.gives_back and not self.layout.offsets[block]:
+        if pieces and not self.layout.offsets[block]:
             pieces = [with_mark(b"".join(pieces), 0)]
-        self.state[block] = WRITING
         for piece in pieces:
             self.write(piece, address)
             address += len(piece)
-        self.note(block, digest)
-
-    def note(self, block: int, digest: str) -> None:
-        """Note that a block is written."""
         self.hashes[block] = int(digest, 16)
         self.state[block] = WHOLE
         self.counters[FETCHED] += self.layout.lengths[block]

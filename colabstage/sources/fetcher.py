@@ -1,6 +1,7 @@
 """Fetch blocks of remote files over several connections, each a thread, and let readers wait for their bytes.
 
-A block is in memory until all of it has arrived and has the right hash, and is written once there is room for it.
+A block counts once all of it has arrived, has the right hash, and is written. Where room is limited, it is in memory
+until there is room for it; otherwise its bytes are written as they arrive, and can be read at once.
 
 A failed connection is reopened at the byte where it stopped. The retry budget starts over with every byte that arrives
 on any connection: a download of hours survives any number of interruptions. A connection that is refused while others
@@ -105,20 +106,27 @@ class OneRemote:
 
 
 class Arriving:
-    """One block that is on its way: its bytes, by the address at which each piece begins."""
+    """One block that is on its way: which of its bytes have arrived, and, where it is written once it is verified,
+    these."""
 
     def __init__(self, begin: int, end: int) -> None:
-        self._begin, self._end = begin, end
-        self.missing = end - begin
-        self._offsets: list[int] = []
-        # A piece that was written before the block was complete is only a length.
-        self._pieces: dict[int, bytes | memoryview | int] = {}
+        import xxhash
 
-    def add(self, data: memoryview, address: int) -> None:
+        self.missing = end - begin
+        self._end, self._hashed, self._hasher = end, begin, xxhash.xxh3_64()
+        # By the address at which each piece begins; one that is written is only a length.
+        self._offsets: list[int] = []
+        self._pieces: dict[int, memoryview | int] = {}
+
+    def add(self, data: memoryview, address: int, *, is_written: bool) -> None:
         """Take in new bytes."""
         bisect.insort(self._offsets, address)
-        self._pieces[address] = data
+        self._pieces[address] = len(data) if is_written else data
         self.missing -= len(data)
+        # Bytes that have just arrived are still in the processor's cache.
+        if address == self._hashed:
+            self._hasher.update(data)
+            self._hashed += len(data)
 
     def first_missing(self, begin: int, end: int) -> int | None:
         """Return the first missing byte of a range in the block; `None` if there is none."""
@@ -131,35 +139,23 @@ class Arriving:
             reach = max(reach, offset + (piece if isinstance(piece, int) else len(piece)))
         return reach if reach < end else None
 
-    def write_to(self, blocks: Blocks) -> None:
-        """Write what is in memory, to make room there."""
-        # A copy, because bytes arrive meanwhile.
-        for offset, piece in list(self._pieces.items()):
-            if not isinstance(piece, int):
-                blocks.write(piece, offset)
-                self._pieces[offset] = len(piece)
-
-    def pieces(self, blocks: Blocks, begin: int, end: int) -> list[bytes | memoryview]:
-        """Return bytes that have arrived, in order."""
-        found: list[bytes | memoryview] = []
-        for offset in self._offsets[max(0, bisect.bisect_right(self._offsets, begin) - 1) :]:
-            if offset >= end:
-                break
-            piece = self._pieces[offset]
-            length = piece if isinstance(piece, int) else len(piece)
-            first, last = max(begin, offset), min(end, offset + length)
-            if isinstance(piece, int):
-                found.append(blocks.read(first, last - first))
-            elif (last - first) == length:
-                found.append(piece)
-            else:
-                found.append(piece[first - offset : last - offset])
-        return found
-
     @property
-    def is_in_memory(self) -> bool:
-        """Tell whether no piece was written before the block was complete."""
-        return not any(isinstance(piece, int) for piece in self._pieces.values())
+    def pieces(self) -> list[memoryview]:
+        """Return the bytes that are in memory, in order."""
+        found = (self._pieces[offset] for offset in self._offsets)
+        return [piece for piece in found if not isinstance(piece, int)]
+
+    def digest(self, blocks: Blocks) -> str:
+        """Return the hash of the block, once all of it has arrived."""
+        rest = self.pieces
+        if rest:
+            import xxhash
+
+            hasher = self._hasher if self._hashed == self._end else xxhash.xxh3_64(b"".join(rest))
+            return hasher.hexdigest()
+        if self._hashed < self._end:
+            self._hasher.update(blocks.read(self._hashed, self._end - self._hashed))
+        return self._hasher.hexdigest()
 
 
 class Fetcher:
@@ -288,22 +284,6 @@ class Fetcher:
                     return missing
             begin = stop
         return None
-
-    def read(self, begin: int, end: int) -> bytes:
-        """Return bytes of one file that have arrived."""
-        layout, state, found = self._blocks.layout, self._blocks.state, list[bytes | memoryview]()
-        with self.lock:
-            on_disk = begin
-            for block in range(begin // layout.block_bytes, -(-end // layout.block_bytes)):
-                if state[block] != WHOLE:
-                    first, last = layout.span(block)
-                    if on_disk < (first := max(first, begin)):
-                        found.append(self._blocks.read(on_disk, first - on_disk))
-                    on_disk = min(last, end)
-                    found += self._arriving[block].pieces(self._blocks, first, on_disk)
-        if on_disk < end:
-            found.append(self._blocks.read(on_disk, end - on_disk))
-        return found[0] if len(found) == 1 and isinstance(found[0], bytes) else b"".join(found)
 
     def wait_until(
         self, condition: Callable[[], bool], cancellation: Cancellation | None = None, *, look_s: float = LOOK_S
@@ -492,21 +472,26 @@ class Fetcher:
         with self.lock:
             if self.has_ended():
                 return False
+            data, address = data[: run.left], run.position
+        is_written = not self._blocks.gives_back
+        if is_written:
+            self._blocks.write(data, address)
+        with self.lock:
+            if self.has_ended():
+                return False
             assert self._order is not None
+            # Another connection may have taken the end over meanwhile.
             data, now = data[: run.left], self._clock.now()
-            complete = self._store(data, run.position)
+            complete = self._store(data, address, is_written=is_written)
             waited = bool(data and self.waits_for)
             if data:
                 self.waits_for = ""
                 self._come += len(data)
                 self._last_moved = now
-                self._order.advance(run, run.position + len(data), now)
+                self._order.advance(run, address + len(data), now)
                 self._tuner.look(now, self._come)
                 self._grow()
                 self._moved.notify_all()
-            crowded = self._crowded() if not complete else []
-        for arriving in crowded:
-            arriving.write_to(self._blocks)
         if waited:
             self._on_wait("")
         if data:
@@ -515,7 +500,7 @@ class Fetcher:
             self._land(block, run)
         return run.left > 0
 
-    def _store(self, data: memoryview, address: int) -> list[int]:
+    def _store(self, data: memoryview, address: int, *, is_written: bool) -> list[int]:
         """Take in bytes with the lock held; return the blocks that are complete by them."""
         complete, layout = [], self._blocks.layout
         while data:
@@ -525,27 +510,15 @@ class Fetcher:
             if arriving is None:
                 arriving = self._arriving[block] = Arriving(begin, end)
             part, data = data[: end - address], data[end - address :]
-            arriving.add(part, address)
+            arriving.add(part, address, is_written=is_written)
             if not arriving.missing:
                 complete.append(block)
             address += len(part)
         return complete
 
-    def _crowded(self) -> list[Arriving]:
-        """Return incomplete blocks to write, where more are in memory than connections fill; with the lock held."""
-        if len(self._arriving) <= 2 * self._tuner.wanted + 2 or self._blocks.gives_back:
-            return []
-        waiting = [one for one in self._arriving.values() if one.missing and one.is_in_memory]
-        return waiting[: len(waiting) - self._tuner.wanted]
-
     def _land(self, block: int, run: Run) -> None:
         """Verify a block that has arrived, and write it if there is room."""
-        import xxhash
-
-        hasher, (begin, end) = xxhash.xxh3_64(), self._blocks.layout.span(block)
-        for piece in self._arriving[block].pieces(self._blocks, begin, end):
-            hasher.update(piece)
-        digest, expected = hasher.hexdigest(), self._blocks.layout.hashes[block]
+        digest, expected = self._arriving[block].digest(self._blocks), self._blocks.layout.hashes[block]
         if expected and digest != expected:
             self._reject(block, run, None)
             return
@@ -554,7 +527,7 @@ class Fetcher:
         self.write_landed()
 
     def write_landed(self) -> None:
-        """Write the blocks for which there is room now."""
+        """Write the blocks for which there is room now, and note them."""
         while self.landed and not self.has_ended():
             with self.lock:
                 assert self._order is not None
@@ -563,14 +536,9 @@ class Fetcher:
                 if block is None:
                     return
                 self.writing.add(block)
-                arriving, digest = self._arriving[block], self.landed[block]
+                pieces, digest = self._arriving[block].pieces, self.landed[block]
             try:
-                if arriving.is_in_memory:
-                    begin, end = self._blocks.layout.span(block)
-                    self._blocks.put(block, arriving.pieces(self._blocks, begin, end), digest)
-                else:
-                    arriving.write_to(self._blocks)
-                    self._blocks.note(block, digest)
+                self._blocks.put(block, pieces, digest)
             finally:
                 with self.lock:
                     self.writing.discard(block)
@@ -593,8 +561,8 @@ class Fetcher:
             if tries >= _BLOCK_TRIES:
                 del self._tries[block]
                 msg = (
-                    f"'{self._labels[number]}' is damaged: the {length:,} bytes from {offset:,} on are not those that were "
-                    f"written, in {_BLOCK_TRIES} readings."
+                    f"'{self._labels[number]}' is damaged: the {length:,} bytes from {offset:,} on are not those that "
+                    f"were written, in {_BLOCK_TRIES} readings."
                 )
                 self.failures[block] = error or DamagedPackError(msg)
             # From its beginning; whatever else the run would have fetched is handed out again too.

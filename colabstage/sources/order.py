@@ -40,6 +40,10 @@ _GRAIN_BYTES = 1024 * 1024
 _DOUBLINGS = 6
 # The first preferred bytes are requested in parts of this share of a stretch, and up to this much more.
 _LEAST_PART, _PARTS = 0.35, 0.8
+# Neighbours among the next preferred ranges are combined in one request if that is needed to keep the line full: at
+# most this many ranges, and this many times what the line delivers between a request and its first byte, divided by the
+# connections.
+_SOON, _FULL = 64, 3.0
 # Ranges begin and end where pages do.
 _PAGE_BYTES = 64 * 1024
 # Taking a range over must spare this many seconds beyond what another request costs.
@@ -120,6 +124,8 @@ class RangeOrder:
         self._longest_silence_s = 0.0
         self._first_byte_s: float | None = None
         self._bytes_per_s: float | None = None
+        # The bytes that have arrived, and when the first did.
+        self._come, self._began = 0, math.inf
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
         """Hand out these byte ranges `(begin, end)` first, in this order, and with `alone` no others; replaces earlier
@@ -157,6 +163,8 @@ class RangeOrder:
         if run.first_byte_at is None:
             run.first_byte_at = now
             self._first_byte_s = _moving_mean(self._first_byte_s, now - run.asked_at)
+            self._began = min(self._began, now)
+        self._come += position - run.position
         run.position, run.moved_at = position, now
         if not run.left:
             self.release(run, now)
@@ -193,6 +201,8 @@ class RangeOrder:
         number, begin, end = self._preferred_gap() or (0, *self._gaps[0])
         length, grain, is_preferred = self._length(), _GRAIN_BYTES, bool(self._wanted)
         if is_preferred:
+            if self._preferred >= self._connections:
+                end = self._join_neighbours(begin, end, self._gaps[number][1], now)
             # A reader waits for the first of them: all connections fetch it together, and twice as much each time.
             length = min(length, _GRAIN_BYTES << min(self._preferred // self._connections, _DOUBLINGS))
             if self._preferred < self._connections:
@@ -206,6 +216,15 @@ class RangeOrder:
         first, last = self._gaps[number]
         self._gaps[number : number + 1] = [rest for rest in ((first, begin), (cut, last)) if rest[0] < rest[1]]
         return Run(begin, cut, now, is_preferred)
+
+    def _join_neighbours(self, begin: int, end: int, most: int, now: float) -> int:
+        """Return the end of a request that starts at `begin`: `end`, or that of neighbours that are preferred soon."""
+        pace = self._come / max(now - self._began, 1e-3)
+        wanted = _FULL * pace * (self._first_byte_s or 0.0) / self._connections
+        soon = dict(islice(self._wanted, _SOON)) if end - begin < wanted else {}
+        while end - begin < wanted and end < most and end in soon:
+            end = min(most, soon[end])
+        return end
 
     def _preferred_gap(self) -> tuple[int, int, int] | None:
         """Return the number of the gap that a reader needs first, and the part of it that is preferred."""

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
-from colabstage.sources.partial import fetcher
 
 from colabstage.errors import SourceReadError
 from colabstage.h5.manifest import manifest_path
 from colabstage.io.files import RetryPolicy
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.sources import http_file, opening, store_adapters
+from colabstage.sources import http_file, in_part, opening, store_adapters
 from colabstage.sources.in_part import BlockwiseFile
 from tests.load.test_partial import BLOCK, LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
 from tests.sources.servers import BucketService, use_login
@@ -47,7 +46,7 @@ def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = http_file.open_http.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "timeout_s", SILENCE_S)
-    for module in (opening, fetcher):
+    for module in (opening, in_part):
         monkeypatch.setattr(module, "PATIENT", RetryPolicy(first_wait_s=0.05, patience_s=PATIENCE_S))
 
 
