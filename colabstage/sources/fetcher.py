@@ -212,8 +212,9 @@ class Fetcher:
         self.writing: set[int] = set()
         self._last_moved, self._fetched = clock.now(), 0
         self._window = (self._last_moved, 0)
-        self._stopping = self._watching = False
-        self._working = 0
+        self._stopping = False
+        # Connections that work or wait for work, and those of them that wait.
+        self._working = self._idle = 0
         self._threads: list[threading.Thread] = []
 
     def start(self, begin: Callable[[], Order]) -> None:
@@ -421,12 +422,9 @@ class Fetcher:
                 if (run := self._order.take(self._clock.now())) is not None:
                     return run
                 # One of the free connections looks for work; the others are woken.
-                if self._watching:
-                    self._clock.wait(self._freed, LOOK_S)
-                else:
-                    self._watching = True
-                    self._clock.wait(self._freed, self._order.look_s)
-                    self._watching = False
+                self._idle += 1
+                self._clock.wait(self._freed, self._order.look_s if self._idle == 1 else LOOK_S)
+                self._idle -= 1
         return None
 
     def _proves(self, run: Run) -> bool:
@@ -579,7 +577,7 @@ class Fetcher:
             wait_s = budget.count(error, arrived=come, moved=moved)
             in_time = wait_s <= self._stall_timeout_s
             spent = budget.is_spent or not in_time
-            last = spent and self._working == 1
+            last = spent and self._working - self._idle == 1
             if spent or (not moved and self._working > 1):
                 self._order.release(run, self._clock.now())
                 self._freed.notify_all()

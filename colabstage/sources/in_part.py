@@ -31,6 +31,7 @@ from colabstage.errors import (
     PackFormatError,
     SourceChangedError,
     SourceError,
+    SourceReadError,
     error_from_json,
     error_to_json,
 )
@@ -65,6 +66,7 @@ from colabstage.sources.blocks import (
 )
 from colabstage.sources.fetcher import Fetcher
 from colabstage.sources.order import NEVER, ConnectionTuner, Reader, Run, Visits, look_ahead, plan_misses
+from colabstage.sources.remote import TransientError
 from colabstage.sources.remote_files import remote_opener
 from colabstage.sources.retry import stopped_error
 
@@ -163,11 +165,6 @@ class FileSet(Layout):
             for split, rows in one.manifest.samples.items():
                 found[split] = found.get(split, 0) + rows
         return found
-
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """Return one sentence for each sample that was left out of any file."""
-        return tuple(text for one in self.files for text in one.manifest.skipped)
 
     @property
     def digest(self) -> str:
@@ -282,10 +279,12 @@ class OpenedFiles:
 
     @contextlib.contextmanager
     def lend(self, number: int) -> Iterator[RemoteFile]:
-        """Lend the file of a number. After an error it is opened again, and closed once nobody reads it."""
+        """Lend the file of a number. After an error that stays it is opened again, and closed once nobody reads it."""
         remote = self._take(number)
         try:
             yield remote
+        except TransientError:
+            raise
         except ColabstageError:
             # Another one may not have what is wrong with this one.
             with self._lock:
@@ -738,7 +737,7 @@ class BlockwiseFile:
                 # A reader that waits for room must not take it from another that does. So one waits at a time, on this
                 # whole computer.
                 stack.close()
-                with locks.turn(lambda: None if cancellation is None else cancellation.check()):
+                with locks.turn(self._patience(cancellation)):
                     while True:
                         with locks.held(blocks.tolist()):
                             self._wait_for(blocks, edges, cancellation)
@@ -763,6 +762,22 @@ class BlockwiseFile:
             in_thread(lambda: _close_once_written(fetchers, handles), "colabstage-blocks")
         else:
             close_all(handles)
+
+    def _patience(self, cancellation: Cancellation | None) -> Callable[[], None]:
+        """Return what raises, when it is called while another reader waits, once nothing has come for too long."""
+        fetched, moved_at = -1, time.monotonic()
+
+        def check() -> None:
+            nonlocal fetched, moved_at
+            if cancellation is not None:
+                cancellation.check()
+            if fetched != (fetched := self.figures["fetched"]):
+                moved_at = time.monotonic()
+            if time.monotonic() - moved_at > self._stall_timeout_s:
+                msg = f"Nothing has come from '{self.files.label}' for {self._stall_timeout_s:.0f} s."
+                raise self._with_what_is_here(SourceReadError(msg))
+
+        return check
 
     def _missing(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
         state = self._blocks.state
