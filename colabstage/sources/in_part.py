@@ -167,6 +167,11 @@ class FileSet(Layout):
         return found
 
     @property
+    def skipped(self) -> tuple[str, ...]:
+        """Return one sentence for each sample that was left out of any file."""
+        return tuple(text for one in self.files for text in one.manifest.skipped)
+
+    @property
     def digest(self) -> str:
         """Return 64 hexadecimal digits that change with the content of any block."""
         return hashlib.sha256("".join(self.hashes).encode()).hexdigest()
