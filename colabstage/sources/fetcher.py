@@ -163,7 +163,7 @@ class Fetcher:
 
     `landed`: the hashes of blocks that are verified and not written yet. `writing`: those that are being written.
     `failures`: of blocks that cannot be fetched, while others can, why. `error`: what ended fetching; `None` while it
-    continues. `waits_for`: why requested bytes are not arriving at present; "" if they are.
+    continues.
     """
 
     def __init__(
@@ -195,7 +195,8 @@ class Fetcher:
         self.lock = threading.RLock()
         self.failures: dict[int, Exception] = {}
         self.error: BaseException | None = None
-        self.waits_for = ""
+        # What is waited for, and how many bytes had come by then.
+        self._waits = "", 0
         self._label, self._blocks, self._remotes = label, blocks, remotes
         self._policy, self._stall_timeout_s, self._clock = policy, stall_timeout_s, clock
         self._on_bytes, self._on_wait = on_bytes, on_wait
@@ -213,8 +214,8 @@ class Fetcher:
         self._last_moved, self._fetched = clock.now(), 0
         self._window = (self._last_moved, 0)
         self._stopping = False
-        # Connections that work or wait for work, and those of them that wait.
-        self._working = self._idle = 0
+        # Connections, those of them that wait for work, and those that wait for their next try.
+        self._working = self._idle = self._paused = 0
         self._threads: list[threading.Thread] = []
 
     def start(self, begin: Callable[[], Order]) -> None:
@@ -236,6 +237,11 @@ class Fetcher:
     def has_begun(self) -> bool:
         """Tell whether there is an order by now."""
         return self._order is not None
+
+    @property
+    def waits_for(self) -> str:
+        """Return why requested bytes are not arriving at present; "" if they are."""
+        return self._waits[0] if self._waits[1] == self._come else ""
 
     @property
     def connections(self) -> int:
@@ -483,7 +489,6 @@ class Fetcher:
             complete = self._store(data, address, is_written=is_written)
             waited = bool(data and self.waits_for)
             if data:
-                self.waits_for = ""
                 self._come += len(data)
                 self._last_moved = now
                 self._order.advance(run, address + len(data), now)
@@ -578,7 +583,8 @@ class Fetcher:
             in_time = wait_s <= self._stall_timeout_s
             spent = budget.is_spent or not in_time
             last = spent and self._working - self._idle == 1
-            if spent or (not moved and self._working > 1):
+            # Others that deliver take over from one that is refused.
+            if spent or (not moved and self._working - self._idle - self._paused > 1):
                 self._order.release(run, self._clock.now())
                 self._freed.notify_all()
             if last and not (in_time and budget.is_patient):
@@ -587,18 +593,20 @@ class Fetcher:
             resting = spent and not last
             self._working -= resting
             if last:
-                self.waits_for = budget.waits_for
+                self._waits = budget.waits_for, come
         if last:
             # Outside the lock: whoever shows progress may be slow.
             self._on_wait(budget.waits_for)
         with self.lock:
-            self._pause(min(wait_s, LONGEST_WAIT_S) if resting else wait_s, come)
+            self._paused += not resting
+            self._pause(min(wait_s, LONGEST_WAIT_S) if resting else wait_s)
+            self._paused -= not resting
             # Its tries are used up: it does not retry before another connection has received something.
             while resting and not self.has_ended() and self._come == come:
                 self._clock.wait(self._freed, LOOK_S)
             self._working += resting
 
-    def _pause(self, seconds: float, come: int) -> None:
+    def _pause(self, seconds: float) -> None:
         """Wait with the lock held."""
         deadline = self._clock.now() + seconds
         while not self.has_ended() and not self._is_done():
