@@ -382,8 +382,8 @@ class Lookahead:
         for block in waited[np.argsort(outlook.next_use[waited], kind="stable")].tolist():
             if (run := self._claim(block, now)) is not None:
                 return run
-        # In memory there are as many blocks without room as keep the connections busy.
-        if len(self._fetcher.landed) >= self._fetcher.connections:
+        # In memory there are as many blocks, with or without room, as keep the connections busy.
+        if len(self._busy) >= self._fetcher.connections:
             return None
         own = look_ahead(self._readers.own, len(state))
         while (ahead := own.first_of(candidates)) is not None:
