@@ -99,7 +99,7 @@ _BESIDE_BYTES, _BESIDE_A_BLOCK = 2 * 1024 * 1024, 128
 # Part of the room that is for what is read now, and next: the rest keeps what the next epoch needs.
 _AHEAD_PART = 8
 _LEAST_AHEAD, _MOST_AHEAD = 3, 32
-_MOST_CONNECTIONS = 8
+_MOST_CONNECTIONS, _FIRST_WINDOW = 8, 2
 # To a file that comes whole from a mount: one block is read while another is written. On the simulated Drive the first
 # batch came after 2.2 s with two readers and after 3.2 s with four, and all of 200 MB in 4.0 s and in 4.8 s.
 _WHOLE_CONNECTIONS = 2
@@ -365,6 +365,10 @@ class Lookahead:
         self._busy: set[int] = set()
         self._outlook: tuple[tuple[int, ...], Outlook] | None = None
         self._idle_at: tuple[int, ...] = ()
+        # How many blocks may be on their way. Requests that begin together share the line and end together: so there
+        # are few at first, and one more with each block that has come.
+        self._window = _FIRST_WINDOW
+        self._has_readers = False
 
     def take(self, now: float) -> Run | None:
         """Return a block that no other process fetches; `None` if none is needed, or there is no memory for it."""
@@ -383,7 +387,7 @@ class Lookahead:
             if (run := self._claim(block, now)) is not None:
                 return run
         # In memory there are as many blocks, with or without room, as keep the connections busy.
-        if len(self._busy) >= self._fetcher.connections:
+        if len(self._busy) >= min(self._window, self._fetcher.connections):
             return None
         own = look_ahead(self._readers.own, len(state))
         while (ahead := own.first_of(candidates)) is not None:
@@ -422,6 +426,7 @@ class Lookahead:
         """Note that a block is here, or will not come."""
         if block in self._busy:
             self._busy.discard(block)
+            self._window += 1
             assert self._blocks.locks is not None
             self._blocks.wanted[block] = 0
             self._blocks.locks.unclaim(block)
@@ -456,6 +461,9 @@ class Lookahead:
             here = set(np.flatnonzero((blocks.state == WHOLE) | (blocks.state == UNPROVED)).tolist())
             plan_misses(readers, max(1, capacity - ahead), here)
             self._outlook = None
+            if not self._has_readers:
+                self._window = _FIRST_WINDOW
+        self._has_readers = bool(self._readers.own)
         reached = tuple(reader.reached for reader in readers)
         if changed or self._outlook is None or self._outlook[0] != reached:
             self._outlook = reached, look_ahead(readers, len(blocks.state))
