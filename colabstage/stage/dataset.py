@@ -341,7 +341,6 @@ class StagedDataset:
 
     @takes(
         LoaderOptions,
-        renamed={"prefetch": "prefetch_factor"},
         remedies={**TORCH_REMEDIES, "batch_size": 'Write data.loader("train", 64); training depends on it.'},
     )
     def loader(

@@ -131,7 +131,6 @@ class PublishReport(Generic[P]):
 
 
 @takes(
-    renamed={"to": "target"},
     remedies={"target": 'Write publish_file("model.pt", "/content/drive/MyDrive/checkpoints/").'},
 )
 @stops_with(GOES_ON)
@@ -578,7 +577,7 @@ class RestoreReport:
         return " ".join([text, *(f"Passed over: {reason}" for reason in self.passed_over)])
 
 
-@takes(renamed={"to": "target"})
+@takes()
 @stops_with(GOES_ON)
 @typed("published", writes=("target",))
 def restore_file(

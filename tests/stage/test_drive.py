@@ -17,10 +17,10 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.h5.manifest import check_whole, read_manifest
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.run import stage_dataset
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset

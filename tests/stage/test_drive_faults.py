@@ -19,11 +19,11 @@ from colabstage.errors import (
     SourceChangedError,
     SourceReadError,
 )
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, ListingFault, OpFault
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import ContentFault, DriveFaults, DriveKnobs, ListingFault, OpFault
 from tests.io.test_board import wait_until
 
 if TYPE_CHECKING:

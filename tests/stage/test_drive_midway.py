@@ -18,8 +18,8 @@ from colabstage.errors import DriveDisconnectedError, SourceReadError
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.machine import watched
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
 from colabstage.sources.in_part import BlockwiseFile
+from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.io.test_board import wait_until
 from tests.load.test_partial import LIMIT, ROWS, check_epoch, make_pack, part_of
 from tests.support.staged import use_small_blocks
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = [pytest.mark.fuse, pytest.mark.torch]
 
@@ -67,7 +67,7 @@ def hangs(drive: SimulatedDrive) -> None:
 
 
 def clients() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "colabstage.simulate.server" in one.cmdline()]
+    return [one for one in psutil.Process().children() if "simulated_drive.server" in one.cmdline()]
 
 
 def recovers(drive: SimulatedDrive, mountpoint: Path) -> None:

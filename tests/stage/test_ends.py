@@ -30,16 +30,16 @@ from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine import mounts
 from colabstage.machine.mounts import run_watched
-from colabstage.simulate.knobs import DriveFaults, FaultOp, OpFault
 from colabstage.sources.download import Download
 from colabstage.sources.opening import copy_name, sweep_copies
 from colabstage.stage.purge import list_datasets
 from colabstage.stage.request import lock_path, make_request
+from simulated_drive.knobs import DriveFaults, FaultOp, OpFault
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 MakeImages = Callable[..., Path]
 

@@ -37,14 +37,14 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.load.reading.reader import SplitReader
+from colabstage.notebook.browser import browse_dataset
+from colabstage.notebook.samples import open_splits, read_labels, read_samples
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import MountedFile
 from colabstage.stage import plan
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.run import stage_dataset
-from colabstage.ui.browser import browse_dataset
-from colabstage.ui.samples import open_splits, read_labels, read_samples
 from tests.support.staged import SMALL_BLOCK, contents, use_small_blocks
 
 if TYPE_CHECKING:

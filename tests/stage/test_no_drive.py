@@ -14,9 +14,9 @@ import pytest
 import colabstage
 from colabstage.diagnose.compare import compare_sources
 from colabstage.errors import ColabstageError, DriveNotMountedError, TargetExistsError
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
 from colabstage.stage.purge import list_datasets, purge_datasets, sweep_leftovers
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.stage.conftest import OneStep
 from tests.support.colab import simulated_colab
 

@@ -24,9 +24,7 @@ from PIL import Image
 from colabstage.diagnose.compare import compare_sources
 from colabstage.errors import NotEnoughSpaceError, OptionError, TargetExistsError, TargetNotWritableError
 from colabstage.io import ownership, workspace
-from colabstage.io.environment import SYSTEM_ROOT_VARIABLE
 from colabstage.io.files import make_folder
-from colabstage.machine.drive import _drives, ask_drives
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
@@ -36,8 +34,6 @@ from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from colabstage.simulate.drive import SimulatedDrive
 
 
 def write(path: Path, text: str) -> Path:
@@ -425,18 +421,6 @@ class TestOursIsNoSource:
         workspace.leave_for_next(left.parent)
         stage_dataset(source, **options)
         assert list((tmp_path / "local").glob(".colabstage-*.tmp")) == []
-
-
-@pytest.mark.fuse
-def test_a_drive_to_practise_on_is_nobody_elses(
-    drive: SimulatedDrive, my_drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that knows nothing of the practice machine finds no Drive; the machine's own does."""
-    monkeypatch.setenv(SYSTEM_ROOT_VARIABLE, str(tmp_path))
-    assert ask_drives().folder == my_drive
-    monkeypatch.delenv(SYSTEM_ROOT_VARIABLE)
-    # Not by ask_drives(), which asks every Drive that is mounted for other tests meanwhile.
-    assert drive.mountpoint not in [mount.mountpoint for mount in _drives()]
 
 
 class TestSharedMachine:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from colabstage.io.progress import ProgressStep
-    from colabstage.simulate.drive import SimulatedDrive
     from colabstage.stage.dataset import StagedDataset
+    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.fuse
 MakeImages = Callable[..., Path]

@@ -18,14 +18,14 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import Manifest, check_whole, read_manifest, write_manifest
 from colabstage.io.files import block_ranges, hash_ranges
-from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.stage.publish import publish_file
+from simulated_drive.knobs import DriveFaults, OpFault
 from tests.stage.conftest import OneStep
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import BLOCK_BYTES, check_whole, manifest_path, read_manifest
 from colabstage.io.ownership import put_file
-from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.stage.publish import FileState, check_unchanged, previous_path, publish_file, restore_file
 from colabstage.stage.run import stage_dataset
+from simulated_drive.knobs import DriveFaults, OpFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from colabstage.io.progress import ProgressStep
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 
 @pytest.fixture

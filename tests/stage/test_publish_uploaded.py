@@ -19,15 +19,15 @@ from colabstage.errors import (
     SourceChangedError,
     SourceNotFoundError,
 )
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 from colabstage.stage.publish import await_upload, publish_file
 from colabstage.stage.run import stage_dataset
+from simulated_drive.knobs import DriveFaults, DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.fuse
 

@@ -9,14 +9,14 @@ import pytest
 
 from colabstage.errors import DamagedPackError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import manifest_path
-from colabstage.simulate.knobs import ContentFault, DriveFaults
 from colabstage.stage.publish import previous_path, publish_file, restore_file
+from simulated_drive.knobs import ContentFault, DriveFaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 OLD, NEW = os.urandom(9_000_000), os.urandom(9_500_000)
 

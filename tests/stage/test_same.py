@@ -20,7 +20,6 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import NotEnoughSpaceError, TargetExistsError
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 from colabstage.sources import look as looking
 from colabstage.sources.fetching import fetch_files
 from colabstage.sources.identity import MD5_PROOF, file_seal
@@ -30,13 +29,14 @@ from colabstage.stage.record import read_record, write_record
 from colabstage.stage.request import make_request
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.listing import FileEntry, TreeKind
+from simulated_drive.knobs import DriveFaults, DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colabstage.simulate.drive import SimulatedDrive
     from colabstage.sources.identity import SourceIdentity
     from colabstage.stage.dataset import StagedDataset
+    from simulated_drive.drive import SimulatedDrive
 
 MakeImages = Callable[..., Path]
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image
 
-from colabstage.simulate.knobs import DriveKnobs
 from colabstage.sources.opening import SLOW_LISTERS
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
+from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = [pytest.mark.fuse, pytest.mark.alone]
 _FILES, _FOLDERS = 2_000, 10

@@ -38,8 +38,8 @@ from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from colabstage.simulate.drive import SimulatedDrive
     from colabstage.stage.dataset import StagedDataset
+    from simulated_drive.drive import SimulatedDrive
     from tests.sources.servers import BucketService
 
 pytestmark = pytest.mark.torch
