@@ -412,6 +412,7 @@ class Lookahead:
         """Note that the bytes of a run before `position` have arrived."""
         run.position, run.moved_at = position, now
         block = run.begin // self._blocks.layout.block_bytes
+        self._window += not run.left
         if not run.left and self._blocks.state[block] == WHOLE:
             self.done(block)
 
@@ -426,7 +427,6 @@ class Lookahead:
         """Note that a block is here, or will not come."""
         if block in self._busy:
             self._busy.discard(block)
-            self._window += 1
             assert self._blocks.locks is not None
             self._blocks.wanted[block] = 0
             self._blocks.locks.unclaim(block)

@@ -408,28 +408,31 @@ def test_a_full_disk_is_told_although_nothing_can_be_noted(pack: Pack, small_dis
     part_of(dataset).close()
 
 
-class Held(RemoteFile):
-    """A file that gives nothing until so many blocks are asked for at once; then it gives each, and counts them."""
+class Counted(RemoteFile):
+    """A file that counts the blocks that are asked for."""
 
-    facts = RemoteFacts("held", "data.h5", None)
+    facts = RemoteFacts("counted", "data.h5", None)
 
-    def __init__(self, content: bytes, together: int) -> None:
-        self.content, self.together = content, together
+    def __init__(self, content: bytes) -> None:
+        self.content = content
         self.asked: list[int] = []
-        self.open = threading.Event()
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         assert length is not None
         self.asked.append(offset // BLOCK)
-        if len(self.asked) >= self.together:
-            self.open.set()
-        assert self.open.wait(30)
         yield self.content[offset : offset + length]
+
+    def wait_for(self, blocks: int) -> None:
+        """Wait until so many have been asked for."""
+        deadline = time.monotonic() + 30
+        while len(self.asked) < blocks:
+            assert time.monotonic() < deadline, self.asked
+            time.sleep(0.01)
 
     def close(self) -> None: ...
 
 
-def few_blocks(pack: Pack, folder: Path, source: Held, capacity: int) -> BlockwiseFile:
+def few_blocks(pack: Pack, folder: Path, source: Counted, capacity: int) -> BlockwiseFile:
     """Open a pack with room for so many blocks at once."""
     manifest = read_manifest(pack.path)
     assert manifest is not None
@@ -442,15 +445,15 @@ def few_blocks(pack: Pack, folder: Path, source: Held, capacity: int) -> Blockwi
 
 
 def test_a_limit_of_few_blocks_leaves_as_many_under_way_as_any(pack: Pack, tmp_path: Path) -> None:
-    """Twice as many blocks as there is room for are asked for at once; each is fetched once, put where it belongs when
-    there is room, and the disk never holds more than the limit."""
-    source = Held(pack.path.read_bytes(), together=8)
+    """Eight blocks more than there is room for are asked for before any is read; each is fetched once, written where it
+    belongs when there is room, and the disk never holds more than the limit."""
+    source = Counted(pack.path.read_bytes())
     file = few_blocks(pack, tmp_path, source, 4)
     turns = np.arange(file.blocks)
     with disk_sampled(tmp_path) as taken:
         expected = file.expect(Visits(turns, turns, turns))
         assert expected is not None
-        assert source.open.wait(30)
+        source.wait_for(4 + 8)
         for block in turns.tolist():
             with file.hold(np.array([block])):
                 length = int(file.files.lengths[block])
@@ -465,12 +468,12 @@ def test_a_limit_of_few_blocks_leaves_as_many_under_way_as_any(pack: Pack, tmp_p
 
 def test_what_came_for_a_reader_that_has_gone_makes_way(pack: Pack, tmp_path: Path) -> None:
     """Blocks that came without room are forgotten with the reader that expected them; another gets its own."""
-    source = Held(pack.path.read_bytes(), together=8)
+    source = Counted(pack.path.read_bytes())
     file = few_blocks(pack, tmp_path, source, 4)
     turns = np.arange(20)
     gone = file.expect(Visits(turns, turns, turns))
     assert gone is not None
-    assert source.open.wait(30)
+    source.wait_for(4 + 8)
     gone.close()
     others = np.arange(40, 20, -1)
     expected = file.expect(Visits(others, turns, turns))
