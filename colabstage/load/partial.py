@@ -30,7 +30,7 @@ from colabstage.load.places import bring_kept, find_fields, find_places
 from colabstage.sources.blocks import is_part
 from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, WholeFile
 from colabstage.sources.order import find_visits
-from colabstage.sources.parse import LocalSource, ShareSource, local_source, parse_source, read_local_dir
+from colabstage.sources.parse import LocalSource, ShareSource, local_source, parse_source, read_local_dir, share_source
 from colabstage.sources.remote_files import FileSource, read_small_file, remote_opener
 
 if TYPE_CHECKING:
@@ -504,9 +504,9 @@ def _beside(source: SingleSource, address: str | os.PathLike[str]) -> SingleSour
 
 def _find_shared(source: ShareSource) -> list[tuple[SingleSource, SingleSource]]:
     """Find the one pack in a shared folder, or all shards of the one set."""
-    from colabstage.sources.share_service import list_shared
+    from colabstage.sources.gdrive import list_shared
 
-    shared = list_shared(source)
+    shared = {name: share_source(link) for name, link in list_shared(source.link).items()}
     packs = {name: one for name, one in shared.items() if f"{name}.json" in shared}
     sets = {PartName.of(Path(name)).dataset for name in packs}
     if not packs:

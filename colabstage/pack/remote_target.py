@@ -24,7 +24,7 @@ from colabstage.io.workspace import open_workspace, remove_own
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.shards import WANTED, ShardResult, check_set, set_report, write_shard, write_shard_of
 from colabstage.pack.writer import MixedImagesError
-from colabstage.sources.writable_store import WritableStore
+from colabstage.sources.buckets import ObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -80,7 +80,7 @@ class RemoteTarget:
     def open(self) -> Iterator[_SetFolder]:
         """Yield the storage, and close it at the end."""
         # Opened where it is used: connections cannot be pickled.
-        store = WritableStore(self.url)
+        store = ObjectStore(self.url)
         try:
             yield _SetFolder(store)
         finally:
@@ -204,7 +204,7 @@ def _as_long_as_wanted(remote: _SetFolder, name: ShardName, file: Path) -> Itera
 class _SetFolder:
     """The remote folder that shards are uploaded to."""
 
-    def __init__(self, store: WritableStore) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self.store = store
         self._folder, _, self._name = store.path.rpartition("/")
 

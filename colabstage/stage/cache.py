@@ -46,7 +46,7 @@ from colabstage.sources.blocks import TABLE, Edges
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.identity import compare_states
 from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
-from colabstage.sources.parse import ObjectSource, comes_whole
+from colabstage.sources.parse import ObjectSource
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.places import BucketPlace, FolderPlace
 from colabstage.stage.publish import PREVIOUS_SUFFIX
@@ -418,8 +418,8 @@ def find_current(call: StageCall, source: SourceOnce, cache: Cache) -> CurrentPa
             return None
         found = f"found '{cached.label.rpartition('/')[2]}'"
         # What the comparison asks of a mount takes about a second for a folder of some thousand files, and longer the
-        # more there are; the copy takes longer. A download would take the disk's room from the copy.
-        if not exceeds_limit(request, cached) and not comes_whole(request.source):
+        # more there are; the copy takes longer.
+        if not exceeds_limit(request, cached):
             step.note = found
             return CurrentPack(cached, identity, Comparison(call, source, identity))
         freshness = compare_source(call, source, identity)

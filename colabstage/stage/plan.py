@@ -22,7 +22,6 @@ from colabstage.machine.resources import free_space
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.stream import PackStream
-from colabstage.sources.parse import comes_whole
 from colabstage.stage.cache import Cache, CachedPack, exceeds_limit, is_published
 from colabstage.stage.dataset import found_in
 from colabstage.stage.record import (
@@ -244,9 +243,6 @@ def plan_call(call: StageCall) -> StagePlan:
                 in_part=in_part,
             )
         reasons.append(_why_not_cached(request, cache, cached))
-        if comes_whole(request.source) and request.disk_limit is None:
-            reasons.append("It would be downloaded first; what is in it is known only then.")
-            return planned("stage", StageFigures(), {})
         opened = source.open()
         if not opened.opens_at_once or opened.unpacks_first or opened.is_walked:
             reasons.append(_why_unknown(opened))

@@ -26,7 +26,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import damage_of, read_manifest
 from colabstage.io.environment import OFFLINE_VARIABLE, is_set
-from colabstage.io.files import Closing, make_own_folder, read_json, write_json
+from colabstage.io.files import Closing, read_json, write_json
 from colabstage.io.ownership import look_at
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation
@@ -34,10 +34,10 @@ from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
 from colabstage.sources.identity import SourceIdentity, compare_states, file_seal, proof_of
 from colabstage.sources.look import check_freshness
-from colabstage.sources.opening import SLOW_LISTERS, ComesWholeError, Opening, open_source
-from colabstage.sources.parse import LocalSource, ObjectSource, TreeSource, comes_whole, parts_of
+from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
+from colabstage.sources.parse import LocalSource, ObjectSource, TreeSource, parts_of
 from colabstage.stage.dataset import StageReport
-from colabstage.stage.request import RECORD_NAME, check_disk_limit
+from colabstage.stage.request import RECORD_NAME
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -231,8 +231,6 @@ class SourceOnce(Closing):
         if self.opened is not None:
             return self.opened
         request = self._call.request
-        sparing = request.disk_limit is not None
-        whole = comes_whole(request.source) and not sparing
         # Beside the dataset's own folder, so that the same source with other options finds what was downloaded.
         opening = Opening(
             request.folder.parent,
@@ -240,11 +238,9 @@ class SourceOnce(Closing):
             self._call.cancellation,
             only=request.options.parts,
             zip_encoding=request.options.zip_encoding,
-            sparing=sparing,
+            sparing=request.disk_limit is not None,
         )
-        if whole:
-            make_own_folder(request.folder.parent)
-        with (report or self._call.report).timed("download" if whole else "open source", unit="B", moves=whole) as step:
+        with (report or self._call.report).timed("open source", unit="B") as step:
             try:
                 with contextlib.ExitStack() as undo:
                     source = open_source(request.source, opening, unpack=True)
@@ -252,10 +248,6 @@ class SourceOnce(Closing):
                     # Before anything is read: what is written to the source meanwhile has to show as a change.
                     source.take_state()
                     self._stack.enter_context(undo.pop_all())
-            except ComesWholeError as error:
-                step.unit, step.note = "", str(error)
-                check_disk_limit(request, None)
-                raise
             except (SourceError, DriveError, ArchiveError) as error:
                 step.unit, step.note = "", str(error)
                 raise

@@ -20,13 +20,10 @@ from colabstage.machine.mounts import drive_root, place_in, require_drive
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments, remedies_for_batches
 from colabstage.sources.parse import (
-    KaggleSource,
     LocalSource,
     ManySource,
     ObjectSource,
-    ShareSource,
     absolute_path,
-    comes_whole,
     drive_path_of,
     parse_source,
     paths_of,
@@ -320,9 +317,8 @@ def exceeds(request: StageRequest, figures: StageFigures) -> bool:
 def less_room(request: StageRequest, free_bytes: int) -> str:
     """Return what takes less space on the local disk than the whole dataset, as the end of a sentence."""
     larger = "give local_dir= on a larger disk"
-    # Plain files are here whole, and so is what has to be downloaded whole before it is packed.
-    unavoidable = request.keep != "pack" or comes_whole(request.source)
-    if unavoidable or request.disk_limit is not None or free_bytes < _LEAST_LIMIT_BYTES:
+    # Plain files are here whole.
+    if request.keep != "pack" or request.disk_limit is not None or free_bytes < _LEAST_LIMIT_BYTES:
         return larger
     # Not all of the space: other files need some. Without a blank, which a shell would take for the next argument.
     limit = format_bytes(int(0.8 * free_bytes)).replace(" ", "")
@@ -345,6 +341,13 @@ def beyond_limit(request: StageRequest) -> list[str]:
     return [said]
 
 
+# What to do with a source that has to be here whole.
+_INSTEAD = (
+    "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
+    "is. Or make the pack smaller: image_size=, encoding='jpeg:90'."
+)
+
+
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
     """Refuse to make what the disk limit does not allow here, and which cannot be made in shards either.
 
@@ -361,28 +364,10 @@ def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> Non
         takes = f"{format_bytes(figures.peak_bytes)} of the local disk"
     msg = (
         f"Packing '{request.source.name}' takes {takes}, and disk_limit={format_bytes(limit)}. No pack of it is in the "
-        f"cache yet. {_instead(request.source)} Or stage it once where there is room, without disk_limit=; every later "
+        f"cache yet. {_INSTEAD} Or stage it once where there is room, without disk_limit=; every later "
         "call opens that pack in part."
     )
     raise NotEnoughSpaceError(msg)
-
-
-def _instead(source: Source) -> str:
-    """Return what to do with a source that has to be here whole, in a sentence."""
-    if isinstance(source, ShareSource):
-        return (
-            "Add a shortcut to it to your own Drive (in its menu on drive.google.com: Organise, Add shortcut), mount "
-            'Drive, and read it there: stage_dataset("/content/drive/MyDrive/NAME", disk_limit=…).'
-        )
-    if isinstance(source, KaggleSource):
-        return (
-            'On Kaggle itself the dataset is mounted: stage_dataset("/kaggle/input/NAME", disk_limit=…). Elsewhere '
-            "unpack it into a folder on a disk that has room for it, or in a bucket, which is read where it is."
-        )
-    return (
-        "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
-        "is. Or make the pack smaller: image_size=, encoding='jpeg:90'."
-    )
 
 
 def lock_path(folder: Path) -> Path:

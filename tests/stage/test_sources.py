@@ -273,18 +273,19 @@ def shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveSha
 
 
 def test_share_links(shares: DriveShares, photos: Path, archive: Path) -> None:
-    """A shared archive and a shared folder are downloaded, packed and removed again; the second call asks one thing."""
+    """A shared archive is packed while it arrives, and the copy removed again; the second call asks one thing."""
     shares.add(SharedItem(FILE_ID, "photos.zip", content=archive.read_bytes()))
     link = f"https://drive.google.com/file/d/{FILE_ID}/view?usp=sharing"
     planned = plan_stage(link, cache_dir=None)
-    assert "downloaded first" in str(planned)
+    assert "cat" in str(planned)
     staged = stage(link)
     check_rows(staged, photos)
     assert left_in(staged.path.parent) == WHOLE
     # What was downloaded only to be packed is beside the dataset's own folder, and gone.
     assert {path.name for path in staged.path.parent.parent.iterdir()} == {staged.path.parent.name, "CACHEDIR.TAG"}
-    assert stage(FILE_ID).report.origin == "local"
-    assert shares.starts(FILE_ID) == [0]
+    before = shares.count("/download")
+    assert stage(f"gdrive://file/{FILE_ID}").report.origin == "local"
+    assert shares.count("/download") == before + 1
     changed = SharedItem(FILE_ID, "photos.zip", content=archive.read_bytes(), modified="Tue, 03 Mar 2026 10:00:00 GMT")
     shares.add(changed)
     assert stage(link).report.origin == "source"
@@ -327,14 +328,15 @@ def test_what_was_downloaded_is_not_downloaded_again(
     bad.write_bytes(whole)
     shares.add(SharedItem(FILE_ID, "bad.zip", content=archive.read_bytes()))
     with pytest.raises(DecodeError, match="0000"):
-        stage(FILE_ID)
-    assert stage(FILE_ID, on_error="skip").splits == {"train": 19}
-    assert shares.starts(FILE_ID) == [0]
+        stage(f"gdrive://{FILE_ID}")
+    staged = stage(f"gdrive://{FILE_ID}", on_error="skip")
+    assert staged.splits == {"train": 19}
+    assert any("were here from a run" in note for note in staged.report.notes)
     assert not list((tmp_path / "fast" / "colabstage").glob(".colabstage-*.tmp"))
 
 
 def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
-    """A dataset of Kaggle's is downloaded by its own tool and packed; what it brought goes again."""
+    """A dataset of Kaggle's is packed while it arrives, and asked for again where there is a newer version."""
     pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
     files = {str(path.relative_to(photos)): path.read_bytes() for path in photos.rglob("*.png")}
     with KaggleService(tmp_path) as service:

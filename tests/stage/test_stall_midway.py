@@ -19,7 +19,7 @@ from colabstage.h5.manifest import manifest_path
 from colabstage.io.files import RetryPolicy
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.sources import http_file, in_part, opening, store_adapters
+from colabstage.sources import buckets, http_file, in_part, opening
 from colabstage.sources.in_part import BlockwiseFile
 from tests.load.test_partial import BLOCK, LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
 from tests.sources.servers import BucketService, use_login
@@ -173,6 +173,6 @@ def test_a_part_of_a_pack_in_a_bucket(
         dataset = dataset_h5(
             f"s3://{s3.bucket}/packs/data.h5", disk_limit=LIMIT, local_dir=tmp_path / "a", return_index=True
         )
-        monkeypatch.setattr(store_adapters, "CALL_TIMEOUT_S", SILENCE_S)
+        monkeypatch.setattr(buckets, "CALL_TIMEOUT_S", SILENCE_S)
         with closing(part_of(dataset)):
             left_in_the_middle(dataset, pack, between.moves.clear, between.moves.set)
