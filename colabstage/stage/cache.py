@@ -42,12 +42,11 @@ from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.finish import place_joined, splits_in_order
+from colabstage.sources.blocks import TABLE, Edges
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.identity import compare_states
+from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
 from colabstage.sources.parse import ObjectSource
-from colabstage.sources.partial.file import KEPT_AFTER, BlockwiseFile
-from colabstage.sources.partial.local import TABLE, Edges
-from colabstage.sources.partial.plan import FileOfSet, FileSet
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.places import BucketPlace, FolderPlace
 from colabstage.stage.publish import PREVIOUS_SUFFIX

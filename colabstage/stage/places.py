@@ -35,7 +35,7 @@ from colabstage.machine.mounts import drive_root, require_answer, run_watched, s
 from colabstage.machine.resources import check_space
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
 from colabstage.sources.remote import RemoteFacts, given_up
-from colabstage.sources.transfer.connections import read_directly
+from colabstage.sources.retry import read_directly
 from colabstage.stage.publish import (
     PREVIOUS_SUFFIX,
     PublishReport,

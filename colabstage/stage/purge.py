@@ -31,9 +31,8 @@ from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.workspace import disk_use, find_unproved, is_made_here, is_our_name, last_touched
 from colabstage.load.partial import PART_RECORD, PARTS
 from colabstage.machine.mounts import drive_root, require_answer, run_watched
+from colabstage.sources.blocks import is_part, take_lock
 from colabstage.sources.parse import read_local_dir
-from colabstage.sources.partial.fetcher import take_lock
-from colabstage.sources.partial.local import is_part
 from colabstage.stage.cache import find_cache_dir
 from colabstage.stage.places import FolderPlace, look_at_file
 from colabstage.stage.publish import PREVIOUS_SUFFIX

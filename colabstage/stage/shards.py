@@ -34,7 +34,7 @@ from colabstage.pack.set_stores import ShardResult, result_of
 from colabstage.pack.shards import set_report, shard_job, shard_names, write_shards
 from colabstage.pack.stream import MemberRanges
 from colabstage.sources.identity import compare_states
-from colabstage.sources.partial.file import fixed_bytes
+from colabstage.sources.in_part import fixed_bytes
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.stage.cache import CachedPack, find_shards
 from colabstage.stage.places import look_at_file

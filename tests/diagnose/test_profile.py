@@ -496,5 +496,5 @@ def test_stages_of_our_own_code_name_modules_that_are_there() -> None:
     assert len(named) > 5
     assert [name for name in named if not (root / name).is_dir() and not (root / f"{name}.py").is_file()] == []
     found: dict[str, Any] = {"sys": sys}
-    exec(compile("frame = sys._getframe()", "/x/site-packages/colabstage/sources/partial/fetcher.py", "exec"), found)
+    exec(compile("frame = sys._getframe()", "/x/site-packages/colabstage/sources/fetcher.py", "exec"), found)
     assert StageNames({}).stage_of(found["frame"]) == "read"

@@ -32,8 +32,8 @@ from colabstage.io.page import Board
 from colabstage.io.progress import TqdmProgress
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
-from colabstage.sources.transfer.connections import Transfer
-from colabstage.sources.transfer.streaming_copy import StreamingCopy
+from colabstage.sources.arriving import StreamingCopy
+from colabstage.sources.fetcher import Fetcher
 from colabstage.stage.streaming import _UntilHandedOut
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip import ZipTree
@@ -561,18 +561,18 @@ def test_what_was_packed_before_is_not_fetched_again(tmp_path: Path, monkeypatch
             Image.fromarray(noise.integers(0, 256, (128, 128, 3), np.uint8)).save(made, "PNG")
             file.writestr(f"c{number // 150}/{number:03}.png", made.getvalue())
     size, wanted, arrived = archive.stat().st_size, list[int](), list[int]()
-    start, close, read = StreamingCopy.start, Transfer.close, ZipTree.read
+    start, close, read = StreamingCopy.start, Fetcher.close, ZipTree.read
 
     def begin(copy: StreamingCopy) -> None:
         wanted.append(sum(end - begin for begin, end in copy._wanted))
         start(copy)
 
-    def end(transfer: Transfer) -> None:
-        close(transfer)
-        arrived.append(transfer._arrived.total - transfer.kept_bytes)
+    def end(fetcher: Fetcher) -> bool:
+        arrived.append(fetcher._come)
+        return close(fetcher)
 
     monkeypatch.setattr(StreamingCopy, "start", begin)
-    monkeypatch.setattr(Transfer, "close", end)
+    monkeypatch.setattr(Fetcher, "close", end)
     with WebServer({"data.zip": archive}, knobs=WebKnobs(total_bytes_per_s=12e6)) as server:
         data = stage(server.url("data.zip"), tmp_path / "a", streaming=True)
         wait_until(lambda: data.ready.fraction > 0.5)

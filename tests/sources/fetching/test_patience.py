@@ -10,8 +10,8 @@ import pytest
 
 from colabstage.errors import SourceReadError
 from colabstage.io.files import PATIENT, RetryPolicy
+from colabstage.sources.arriving import StreamingCopy
 from colabstage.sources.http_file import open_http
-from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 

@@ -9,12 +9,13 @@ import pytest
 
 from colabstage.errors import CancelledError, SourceReadError
 from colabstage.io.progress import Cancellation
-from colabstage.sources.transfer.streaming_copy import CoalescedRange, Neighbours, coalesce
+from colabstage.sources.arriving import ReadAhead, coalesce
 
 SIZE = 4_000_000
 CONTENT = bytes(range(256)) * (SIZE // 256 + 1)
 # Members of 4 kB, each the second of its neighbours, and one that is far from all others.
 MEMBERS = [(begin, begin + 4000) for begin in range(0, 3_000_000, 8000)] + [(3_900_000, 3_904_000)]
+SHARED = [(begin, end) for begin, end, members in coalesce(MEMBERS) if members > 1]
 
 
 class Archive:
@@ -36,25 +37,25 @@ class Archive:
 def test_ranges_are_joined_as_far_as_they_are_close_and_short() -> None:
     """No coalesced range is longer than a megabyte, none has a large gap, and together they have every range."""
     cut = coalesce(MEMBERS)
-    assert sum(one.members for one in cut) == len(MEMBERS)
-    assert all(one.end - one.begin <= 1 << 20 for one in cut)
-    assert cut[-1] == CoalescedRange(3_900_000, 3_904_000, 1)
+    assert sum(members for *_, members in cut) == len(MEMBERS)
+    assert all(end - begin <= 1 << 20 for begin, end, _ in cut)
+    assert cut[-1] == (3_900_000, 3_904_000, 1)
     assert len(cut) == 4
-    assert coalesce([(0, 10), (200_000, 200_010)]) == [CoalescedRange(0, 10, 1), CoalescedRange(200_000, 200_010, 1)]
+    assert coalesce([(0, 10), (200_000, 200_010)]) == [(0, 10, 1), (200_000, 200_010, 1)]
     assert coalesce([]) == []
 
 
 def test_each_stretch_is_fetched_once_by_many_readers() -> None:
     """All get their bytes; the member that is far from others, and what was not announced, is not theirs to fetch."""
     archive = Archive()
-    neighbours = Neighbours(MEMBERS, archive.fetch, connections=4, readers=32)
+    neighbours = ReadAhead(SHARED, archive.fetch, connections=4)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda bounds: neighbours.read(*bounds), MEMBERS))
     assert found[:-1] == [CONTENT[begin:end] for begin, end in MEMBERS[:-1]]
     assert found[-1] is None
     assert neighbours.read(3_500_000, 3_500_100) is None
     assert neighbours.read(2_990_000, 3_200_000) is None
-    assert sorted(archive.asked) == [one[:2] for one in neighbours.coalesced]
+    assert sorted(archive.asked) == SHARED
     neighbours.close()
     assert neighbours.read(*MEMBERS[0]) is None
 
@@ -62,7 +63,7 @@ def test_each_stretch_is_fetched_once_by_many_readers() -> None:
 def test_what_failed_is_fetched_again_for_who_asks_again() -> None:
     archive = Archive()
     archive.failing = True
-    neighbours = Neighbours(MEMBERS, archive.fetch, connections=1, readers=2)
+    neighbours = ReadAhead(SHARED, archive.fetch, connections=1)
     with pytest.raises(SourceReadError, match="it is gone"):
         neighbours.read(*MEMBERS[0])
     archive.failing = False
@@ -78,17 +79,8 @@ def test_who_waits_can_be_stopped() -> None:
         never.wait(20)
         return b""
 
-    neighbours = Neighbours(MEMBERS, fetch, connections=1, readers=1, cancellation=cancellation)
+    neighbours = ReadAhead(SHARED, fetch, connections=1, cancellation=cancellation)
     with pytest.raises(CancelledError):
         neighbours.read(*MEMBERS[0])
     never.set()
-    neighbours.close()
-
-
-@pytest.mark.parametrize(("connections", "worth"), [(16, True), (15, False)])
-def test_stretches_are_used_only_where_they_bring_more_at_a_time(connections: int, worth: bool) -> None:
-    """Thirty-two readers who each ask alone have as many members under way as sixteen coalesced ranges of two."""
-    pairs = [(begin + more, begin + more + 1000) for begin in range(0, 9_000_000, 900_000) for more in (0, 2000)]
-    neighbours = Neighbours(pairs, Archive().fetch, connections=connections, readers=32)
-    assert bool(neighbours.coalesced) is worth
     neighbours.close()

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from colabstage.errors import (
     CancelledError,
@@ -24,20 +22,19 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.io.files import RetryPolicy, block_ranges, hash_block, hash_ranges
+from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import temp_beside
+from colabstage.sources.arriving import content_of, fetch_file
+from colabstage.sources.blocks import count_noted
 from colabstage.sources.remote import Checksum, TransientError
-from colabstage.sources.transfer import partial_file
-from colabstage.sources.transfer.partial_file import BlockHashes
-from colabstage.sources.transfer.whole_file import fetch_file
 from tests.sources import remotes
 from tests.sources.remotes import MemoryFile, changed, random_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.sources.transfer.whole_file import FetchedFile
+    from colabstage.sources.arriving import FetchedFile
 
 MIB = 1024 * 1024
 BLOCK = 8 * MIB
@@ -71,40 +68,6 @@ def fetch(target: Path, step: Any) -> Callable[..., FetchedFile]:
         return fetch_file(source, place, **options)
 
     return run
-
-
-@given(
-    size=st.integers(1, 45),
-    runs=st.lists(st.tuples(st.integers(0, 44), st.lists(st.integers(1, 25), min_size=1, max_size=4)), max_size=6),
-    known=st.booleans(),
-)
-@example(size=45, runs=[(0, [5]), (17, [3, 25])], known=True)
-def test_a_block_is_hashed_when_all_of_it_came_in_order(
-    size: int, runs: list[tuple[int, list[int]]], known: bool
-) -> None:
-    """Wherever pieces begin and end; a connection that goes on elsewhere hashes nothing across the gap."""
-    content = random_bytes(size, SEED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partial_file, "BLOCK_BYTES", 10)
-        hashes = BlockHashes(size if known else None)
-        found: list[tuple[int, str]] = []
-        expected: list[tuple[int, str]] = []
-        begin = position = -1
-        for start, lengths in runs:
-            if start != position:
-                begin = position = start
-            for length in lengths:
-                piece = content[position : position + length]
-                found += hashes.feed(memoryview(piece), position).items()
-                for number, (offset, width) in enumerate(block_ranges(size, 10)):
-                    end = offset + width
-                    if begin <= offset and position < end <= position + len(piece) and (known or width == 10):
-                        expected.append((number, hash_block(content[offset:end])))
-                position += len(piece)
-        assert found == expected
-        whole = BlockHashes(None)
-        told = [*whole.feed(memoryview(content), 0).values(), *whole.finish()]
-        assert told == [hash_block(content[at : at + length]) for at, length in block_ranges(size, 10)]
 
 
 def sha256(content: bytes) -> Checksum:
@@ -211,7 +174,7 @@ def test_interrupted_fetch_keeps_what_is_verified(
 def test_blocks_that_changed_on_the_disk_are_fetched_again(
     fetch: Callable[..., FetchedFile], content: bytes, target: Path
 ) -> None:
-    """A journal's word is not enough: the bytes have to have the hash that it says."""
+    """The table's word is not enough: the bytes have to have the hash that it says."""
     interrupt(fetch, content, 3)
     (data,) = target.parent.glob(".colabstage-*/data")
     with data.open("r+b") as file:
@@ -222,18 +185,20 @@ def test_blocks_that_changed_on_the_disk_are_fetched_again(
     assert target.read_bytes() == content
 
 
-def test_data_without_a_journal_counts_for_nothing(
-    fetch: Callable[..., FetchedFile], content: bytes, target: Path
+@pytest.mark.parametrize("table", ["cut", "of 0.1"])
+def test_data_without_a_table_counts_for_nothing(
+    fetch: Callable[..., FetchedFile], content: bytes, target: Path, table: str
 ) -> None:
-    """Neither that bytes are there nor how many says anything about them."""
+    """Neither that bytes are there nor how many says anything about them, nor does the journal of another version."""
     interrupt(fetch, content, 3)
-    (journal,) = target.parent.glob(".colabstage-*/blocks")
-    first = journal.read_bytes().split(b"\n")[0]
-    (journal.parent / "data").write_bytes(content)
-    journal.write_bytes(first + b'\n{"block": 0, "xxh')
+    (path,) = target.parent.glob(".colabstage-*/blocks")
+    (path.parent / "data").write_bytes(content)
+    line = b'{"format": 2, "label": "memory:data.bin"}\n[0, "0123456789abcdef"]\n'
+    path.write_bytes(path.read_bytes()[:100] if table == "cut" else line)
     source = MemoryFile(content)
     assert fetch(source).kept_bytes == 0
     assert sent_once(source, SIZE)
+    assert names(target.parent) == ["data.bin"]
 
 
 @pytest.mark.parametrize("change", ["version", "content", "unprovable"])
@@ -379,9 +344,11 @@ def kill_after(target: Path, nbytes: int) -> None:
 
 
 def finished_blocks(target: Path) -> int:
-    """Whole lines of the largest journal there is, its head left out."""
-    journals = target.parent.glob(f".colabstage-{target.name}.*/blocks")
-    return max((journal.read_bytes().count(b"\n") - 1 for journal in journals), default=0)
+    """The blocks in the largest table there is."""
+    told = content_of(MemoryFile(b"", size=SIZE).facts)
+    return max(
+        (count_noted(folder, told) or 0 for folder in target.parent.glob(f".colabstage-{target.name}.*")), default=0
+    )
 
 
 @pytest.mark.slow

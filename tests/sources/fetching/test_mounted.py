@@ -14,8 +14,8 @@ import pytest
 from colabstage.errors import DriveDisconnectedError, SourceChangedError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation
+from colabstage.sources.arriving import fetch_file
 from colabstage.sources.remote import MountedFile, TransientError
-from colabstage.sources.transfer.whole_file import fetch_file
 from simulated_drive.knobs import ContentFault, DriveFaults, OpFault
 from tests.sources.remotes import random_bytes
 

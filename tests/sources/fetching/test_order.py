@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colabstage.sources.partial.plan import (
+from colabstage.sources.order import (
     NEVER,
     Outlook,
-    Pacer,
     Reader,
     Visits,
     find_misses,
@@ -80,7 +77,7 @@ def run_epochs(orders: list[list[int]], capacity: int, ahead: int) -> int:
                 outlook = look_ahead([reader], count)
                 missing = np.array([one not in here for one in range(count)])
                 needed_now = block not in here
-                wanted = block if needed_now else outlook.first_missing(missing)
+                wanted = block if needed_now else outlook.first_of(missing)
                 if wanted is None:
                     break
                 if len(here) >= capacity:
@@ -111,96 +108,8 @@ def test_what_somebody_waits_for_takes_the_place_of_what_is_needed_last() -> Non
     assert outlook.victim(here, 4, needed_now=False) == 3
     assert outlook.victim(here, 4, needed_now=True) == 1
     assert outlook.victim(np.array([True, True, False, False, False]), 4, needed_now=False) is None
-    assert outlook.first_missing(~here) == 4
-    assert outlook.first_missing(np.array([False, False, True, False, False])) is None
+    assert outlook.first_of(~here) == 4
+    assert outlook.first_of(np.array([False, False, True, False, False])) is None
 
 
 BLOCK_BYTES, ROUND_TRIP_S, RATE = 8 * 2**20, 0.4, 100e6
-
-
-@dataclass(frozen=True)
-class Line:
-    """What answers come over, sharing it: each begins after a round trip, and up to so much later."""
-
-    round_trip_s: float = ROUND_TRIP_S
-    rate: float = RATE
-    late_s: float = 0.0
-    seed: int = 0
-
-    def bring(self, blocks: int, at_once: int, pacer: Pacer | None, opened_late_s: float = 0.0) -> tuple[float, float]:
-        """Bring blocks, and return when the first and the last have come, in seconds."""
-        late = np.random.default_rng(self.seed).uniform(0, self.late_s, blocks)
-        now, asked = 0.0, 0
-        begin: list[tuple[float, float]] = []  # when each answer begins to come, and when it was asked for
-        left: dict[float, float] = {}  # of those that come now: asked for, bytes
-        ends: list[float] = []
-        if pacer is not None:
-            # What is read of any pack first: its first block, and its last, which is short.
-            pacer.end(-self.round_trip_s - BLOCK_BYTES / self.rate - opened_late_s, 0.0, BLOCK_BYTES)
-            pacer.end(-self.round_trip_s * 1.05, 0.0, 200_000)
-        while len(ends) < blocks:
-            while asked < blocks and asked - len(ends) < at_once and (pacer is None or pacer.wait_s(now) <= 0):
-                if pacer is not None:
-                    pacer.begin(now, BLOCK_BYTES)
-                # Apart by a nanosecond, so that each has a key of its own.
-                heapq.heappush(begin, (now + self.round_trip_s + late[asked], now + asked * 1e-9))
-                asked += 1
-            waits = [begin[0][0]] if begin else []
-            waits += [now + min(left.values()) * len(left) / self.rate] if left else []
-            if pacer is not None and asked < blocks and asked - len(ends) < at_once:
-                waits.append(now + max(pacer.wait_s(now), 1e-6))
-            then = min(waits)
-            for one in left:
-                left[one] -= (then - now) * self.rate / len(left)
-            now = then
-            for one in [one for one, nbytes in left.items() if nbytes < 1]:
-                del left[one]
-                ends.append(now)
-                if pacer is not None:
-                    pacer.end(one, now, BLOCK_BYTES)
-            while begin and begin[0][0] <= now:
-                left[heapq.heappop(begin)[1]] = BLOCK_BYTES
-        return min(ends), max(ends)
-
-
-def test_paced_requests_keep_a_line_full_and_the_first_is_here_first() -> None:
-    """Requests that begin together end together, and the line is idle until the next answers; paced ones do not."""
-    needed_s = 60 * BLOCK_BYTES / RATE + ROUND_TRIP_S
-    first_s, last_s = Line().bring(60, 8, None)
-    assert last_s > 1.5 * needed_s
-    paced_first_s, paced_last_s = Line().bring(60, 8, Pacer())
-    assert paced_last_s < 1.05 * needed_s
-    assert paced_first_s < ROUND_TRIP_S + 2 * BLOCK_BYTES / RATE < first_s
-
-
-@pytest.mark.parametrize("late_s", [0.05, 0.5, 3.0])
-def test_a_line_that_seemed_slow_is_full_soon(late_s: float) -> None:
-    """One answer that was late slows down a few requests: more and more are asked for, until the line is full."""
-    assert Line().bring(60, 8, Pacer(), late_s)[1] < 60 * BLOCK_BYTES / RATE + ROUND_TRIP_S + 1.2
-
-
-@given(
-    st.floats(0.001, 1.0),
-    st.floats(2e6, 2e9),
-    st.floats(0.0, 1.0),
-    st.integers(1, 8),
-    st.floats(0.0, 5.0),
-    st.integers(0),
-)
-def test_pacing_costs_no_line_more_than_a_few_round_trips(
-    round_trip_s: float, rate: float, late: float, at_once: int, opened_late_s: float, seed: int
-) -> None:
-    """Whatever a line is like, all is here hardly later than by requests that wait for nothing."""
-    line = Line(round_trip_s, rate, late * round_trip_s, seed)
-    bare_s, paced_s = (line.bring(60, at_once, pacer, opened_late_s)[1] for pacer in (None, Pacer()))
-    assert paced_s < 1.15 * bare_s + 6 * round_trip_s
-
-
-def test_nothing_waits_before_the_rate_is_known() -> None:
-    """Of the first requests none waits for another, and where an answer comes at once, none ever does."""
-    pacer = Pacer()
-    pacer.begin(1.0, BLOCK_BYTES)
-    assert pacer.wait_s(1.0) <= 0
-    pacer.end(1.0, 1.0, BLOCK_BYTES)
-    pacer.begin(2.0, BLOCK_BYTES)
-    assert pacer.wait_s(2.0) <= 0

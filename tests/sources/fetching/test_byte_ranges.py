@@ -9,34 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.sources.transfer.byte_ranges import ByteRange, IntervalSet, RangeScheduler, preferred_bytes
+from colabstage.sources.order import RangeOrder, Run, range_bytes
 
 MIB = 1024 * 1024
 BLOCK = 8 * MIB
 
-pairs = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted)
 
-
-@given(st.lists(pairs, max_size=12), pairs)
-def test_byte_ranges_are_a_set_of_numbers(ranges: list[list[int]], asked: list[int]) -> None:
-    """Adding, counting and asking give what a plain set of byte numbers gives."""
-    ours, plain = IntervalSet(), set[int]()
-    for begin, end in ranges:
-        new = set(range(begin, end)) - plain
-        assert ours.add(begin, end) == len(new)
-        plain |= new
-    assert ours.total == len(plain)
-    missing = sorted(set(range(*asked)) - plain)
-    assert ours.first_missing(*asked) == (missing[0] if missing else None)
-    holes = ours.missing(60)
-    assert [n for begin, end in holes for n in range(begin, end)] == sorted(set(range(60)) - plain)
-    assert all(left[1] < right[0] for left, right in itertools.pairwise(holes))
+def assert_disjoint(ranges: list[tuple[int, int]], total: int) -> None:
+    """Every byte once, and so many of them."""
+    assert all(left[1] <= right[0] for left, right in itertools.pairwise(sorted(ranges)))
+    assert sum(end - begin for begin, end in ranges) == total
 
 
 class Line:
     """Connections of given speeds that work through a plan, on a clock that jumps; no threads, no time."""
 
-    def __init__(self, plan: RangeScheduler, speeds: list[float], latency_s: float, *, piece_s: float = 0.2) -> None:
+    def __init__(self, plan: RangeOrder, speeds: list[float], latency_s: float, *, piece_s: float = 0.2) -> None:
         self._piece_s = piece_s
         self.plan, self.latency_s = plan, latency_s
         self.got: list[tuple[int, int]] = []
@@ -51,16 +39,16 @@ class Line:
 
     def run(self, until: int) -> None:
         """Go on until `until` bytes have come."""
-        arrived = IntervalSet()
-        events: list[tuple[float, int, ByteRange | None]] = [(0.0, number, None) for number in range(len(self._speeds))]
+        arrived = 0
+        events: list[tuple[float, int, Run | None]] = [(0.0, number, None) for number in range(len(self._speeds))]
         for _ in range(200_000):
-            if arrived.total >= until:
+            if arrived >= until:
                 break
             self.now, number, byte_range = heapq.heappop(events)
             if byte_range is not None and byte_range.left:
                 position, end = byte_range.position, byte_range.position + min(self._piece(number), byte_range.left)
                 self.got.append((position, end))
-                arrived.add(position, end)
+                arrived += end - position
                 self.plan.advance(byte_range, end, self.now)
                 wait_s = 0.0
             else:
@@ -72,7 +60,7 @@ class Line:
                 wait_s = self.latency_s
             wait_s += min(self._piece(number), byte_range.left) / self._speeds[number]
             heapq.heappush(events, (self.now + wait_s, number, byte_range))
-        assert arrived.total >= until, "it never ends"
+        assert arrived >= until, "it never ends"
         self.end_s = self.now
 
 
@@ -90,28 +78,22 @@ def test_every_missing_byte_comes_and_no_other(
     for hole, length in parts:
         gaps.append((at + hole, at + hole + length))
         at += hole + length
-    line = Line(RangeScheduler(gaps, connections=len(speeds), block_bytes=BLOCK), speeds, latency_s)
+    line = Line(RangeOrder(gaps, connections=len(speeds), block_bytes=BLOCK), speeds, latency_s)
     total = sum(end - begin for begin, end in gaps)
     line.run(total)
-    arrived = IntervalSet()
-    for begin, end in line.got:
-        assert any(low <= begin and end <= high for low, high in gaps)
-        arrived.add(begin, end)
-    assert arrived.total == total
+    assert all(any(low <= begin and end <= high for low, high in gaps) for begin, end in line.got)
+    assert_disjoint(line.got, total)
 
 
 def test_what_is_preferred_comes_first_in_its_order_and_every_byte_once() -> None:
     """Stretches of a file in an order of somebody's, also when it changes; and the rest once they have come, since it
     would share the line with them."""
     size, stretch = 80 * MIB, 8 * MIB
-    plan = RangeScheduler([(0, 30 * MIB), (32 * MIB, size)], connections=3, block_bytes=BLOCK)
+    plan = RangeOrder([(0, 30 * MIB), (32 * MIB, size)], connections=3, block_bytes=BLOCK)
     wanted = [(number * stretch, (number + 1) * stretch) for number in (7, 3, 9)]
     plan.prefer([*wanted, (30 * MIB, 32 * MIB)])
-    assert plan.is_preferred(3 * stretch, 16 * MIB)
-    assert not plan.is_preferred(9 * stretch, MIB)
-    assert not plan.is_preferred(0, size)
     found: list[tuple[int, int]] = []
-    under_way: list[ByteRange] = []
+    under_way: list[Run] = []
 
     def take_all() -> None:
         while (one := plan.take(0.0)) is not None:
@@ -141,14 +123,13 @@ def test_what_is_preferred_comes_first_in_its_order_and_every_byte_once() -> Non
             take_all()
             assert len(found) == count + 1
     take_all()
-    arrived = IntervalSet()
-    assert sum(arrived.add(begin, end) for begin, end in found) == 78 * MIB == sum(end - begin for begin, end in found)
+    assert_disjoint(found, 78 * MIB)
 
 
 def test_the_first_of_what_is_preferred_is_not_shared_with_twice_as_much_that_comes_later() -> None:
     """All begin at once and share the line: so they begin with parts of the first stretches, of many lengths."""
     stretches = [(number * 2 * MIB, number * 2 * MIB + MIB) for number in range(40)]
-    plan = RangeScheduler([(0, 80 * MIB)], connections=16, block_bytes=BLOCK)
+    plan = RangeOrder([(0, 80 * MIB)], connections=16, block_bytes=BLOCK)
     plan.prefer(stretches)
     first = [plan.take(0.0) for _ in range(16)]
     assert all(one is not None and one.begin // (2 * MIB) < 12 for one in first)
@@ -161,31 +142,10 @@ def test_the_first_of_what_is_preferred_is_not_shared_with_twice_as_much_that_co
     assert [(one.end - one.begin) for _ in range(5) if (one := plan.take(0.0)) is not None] == [MIB] * 5
 
 
-@pytest.mark.parametrize(("latency_s", "requests", "most"), [(0.01, (300, 340), 1.05), (0.4, (80, 150), 0.65)])
-def test_neighbours_that_are_preferred_soon_are_one_request_where_round_trips_keep_the_line_idle(
-    latency_s: float, requests: tuple[int, int], most: float
-) -> None:
-    """Four neighbours each, visited by turns: near by each is a request; far off several are one, and all comes sooner
-    than where neighbours are wanted much later."""
-    unit = 786_432
-    by_turns = [block + 4 * place + turn for block in range(0, 320, 48) for turn in range(4) for place in range(12)]
-    lines: list[Line] = []
-    for order in (by_turns, [number * 159 % 320 for number in range(320)]):
-        plan = RangeScheduler([(0, 320 * unit)], connections=16, block_bytes=BLOCK)
-        plan.prefer([(number * unit, (number + 1) * unit) for number in order if number < 320])
-        lines.append(Line(plan, [5e6] * 16, latency_s, piece_s=0.01))
-        lines[-1].run(320 * unit)
-    joined, alone = lines
-    assert requests[0] <= len(joined.requests) <= requests[1]
-    assert len(alone.requests) >= 300
-    assert max(joined.requests) <= 8 * unit
-    assert joined.end_s < most * alone.end_s
-
-
 def test_equal_connections_end_within_four_percent_of_the_ideal() -> None:
     """Two gigabytes by sixteen connections of 20 MB/s, 50 ms away: requests are long and few, and all end at once."""
     size = 2_000_000_000
-    line = Line(RangeScheduler([(0, size)], connections=16, block_bytes=BLOCK), [20e6] * 16, 0.05)
+    line = Line(RangeOrder([(0, size)], connections=16, block_bytes=BLOCK), [20e6] * 16, 0.05)
     line.run(size)
     assert line.end_s < 1.04 * size / (16 * 20e6)
     assert len(line.requests) <= 16 * 6
@@ -194,7 +154,7 @@ def test_equal_connections_end_within_four_percent_of_the_ideal() -> None:
 def test_a_connection_a_hundred_times_slower_does_not_hold_up_the_end() -> None:
     """What the slow one was given is taken over by the others."""
     size = 400_000_000
-    line = Line(RangeScheduler([(0, size)], connections=4, block_bytes=BLOCK), [20e6, 20e6, 20e6, 2e5], 0.05)
+    line = Line(RangeOrder([(0, size)], connections=4, block_bytes=BLOCK), [20e6, 20e6, 20e6, 2e5], 0.05)
     line.run(size)
     assert line.end_s < 1.25 * size / 60e6
 
@@ -202,7 +162,7 @@ def test_a_connection_a_hundred_times_slower_does_not_hold_up_the_end() -> None:
 def test_connections_whose_pieces_take_long_do_not_rob_each_other() -> None:
     """A megabyte every ten seconds is slow, not silent: hardly anything is fetched twice."""
     size = 64 * MIB
-    line = Line(RangeScheduler([(0, size)], connections=8, block_bytes=BLOCK), [1e5] * 8, 0.1, piece_s=100.0)
+    line = Line(RangeOrder([(0, size)], connections=8, block_bytes=BLOCK), [1e5] * 8, 0.1, piece_s=100.0)
     line.run(size)
     assert sum(end - begin for begin, end in line.got) < 1.3 * size
     assert line.end_s < 1.5 * size / 8e5
@@ -210,7 +170,7 @@ def test_connections_whose_pieces_take_long_do_not_rob_each_other() -> None:
 
 def test_what_a_silent_connection_had_is_taken_over_whole() -> None:
     """A connection that brings nothing for seconds is left with nothing, so that the file can end without it."""
-    plan = RangeScheduler([(0, 2 * BLOCK)], connections=2, block_bytes=BLOCK)
+    plan = RangeOrder([(0, 2 * BLOCK)], connections=2, block_bytes=BLOCK)
     silent, quick = plan.take(0.0), plan.take(0.0)
     assert silent is not None
     assert quick is not None
@@ -230,17 +190,16 @@ def test_what_a_silent_connection_had_is_taken_over_whole() -> None:
 
 def test_what_is_given_back_is_handed_out_first() -> None:
     """A range whose connection was refused goes to the next one that is free, front first."""
-    plan = RangeScheduler([(0, 10 * BLOCK)], connections=4, block_bytes=BLOCK)
+    plan = RangeOrder([(0, 10 * BLOCK)], connections=4, block_bytes=BLOCK)
     first, second = plan.take(0.0), plan.take(0.0)
     assert first is not None
     assert second is not None
     plan.advance(first, 3 * MIB, 0.1)
-    plan.finish(first, 0.2)
-    plan.finish(first, 0.2)
+    plan.release(first, 0.2)
+    plan.release(first, 0.2)
     again = plan.take(0.3)
     assert again is not None
     assert (again.begin, again.end) == (3 * MIB, BLOCK)
-    assert plan.front == 2 * BLOCK
 
 
 @pytest.mark.parametrize(
@@ -249,4 +208,4 @@ def test_what_is_given_back_is_handed_out_first() -> None:
 )
 def test_a_range_makes_its_round_trip_cheap(first_byte_s: float | None, bytes_per_s: float | None, blocks: int) -> None:
     """The farther and the faster a source is, the longer one asks at once, within bounds."""
-    assert preferred_bytes(first_byte_s, bytes_per_s, BLOCK) == blocks * BLOCK
+    assert range_bytes(first_byte_s, bytes_per_s, BLOCK) == blocks * BLOCK
