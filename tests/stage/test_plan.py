@@ -15,7 +15,7 @@ from PIL import Image
 
 from colabstage.errors import DecodeError, TargetExistsError
 from colabstage.stage.plan import StagePlan, plan_stage
-from colabstage.stage.request import StageFigures
+from colabstage.stage.room import StageFigures
 from colabstage.stage.run import stage_dataset
 
 PLAN = StagePlan(
