@@ -122,10 +122,7 @@ class PublishReport(Generic[P]):
         return text
 
 
-@takes(
-    renamed={"to": "target"},
-    remedies={"target": 'Write publish_file("model.pt", "/content/drive/MyDrive/checkpoints/").'},
-)
+@takes(remedies={"target": 'Write publish_file("model.pt", "/content/drive/MyDrive/checkpoints/").'})
 @stops_with(GOES_ON)
 @typed("path", writes=("target",))
 def publish_file(
@@ -513,7 +510,7 @@ class RestoreReport:
         return " ".join([text, *(f"Passed over: {reason}" for reason in self.passed_over)])
 
 
-@takes(renamed={"to": "target"})
+@takes()
 @stops_with(GOES_ON)
 @typed("published", writes=("target",))
 def restore_file(

@@ -184,21 +184,20 @@ def files_staged(request: StageRequest, identity: SourceIdentity) -> StagedFiles
 
 
 def spoilt(request: StageRequest) -> list[Path]:
-    """Return the files in the way of a pack that have lost their proof: its manifest is spoilt, or missing.
+    """Return the files in the way of a pack that lost their proof, because its manifest cannot be read any more.
 
-    A pack that contradicts a whole manifest is not among them: somebody wrote to it, which is refused.
+    A pack that contradicts a whole manifest, or has none, is not among them: somebody put it there, which is refused.
     """
-    pack, record = request.pack_path, _read_record(request)
-    if record is None or not record.seal:
+    pack, beside, record = request.pack_path, manifest_path(request.pack_path), _read_record(request)
+    if record is None or not record.seal or not beside.is_file():
         return []
     try:
         if read_manifest(pack) is not None:
             return []
     except NewerFormatError:
         return []
-    beside = manifest_path(pack)
-    found = [] if is_replaceable_pack(pack) else [pack]
-    return [*found, *([beside] if os.path.lexists(beside) and not is_manifest(beside) else [])]
+    proved = {pack: is_replaceable_pack(pack), beside: is_manifest(beside)}
+    return [file for file, is_ours in proved.items() if not is_ours]
 
 
 def set_aside(request: StageRequest) -> str:
