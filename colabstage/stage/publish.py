@@ -77,6 +77,8 @@ too, but from Drive's client on this machine, which uploads it later.
 """
 
 
+# Inode, length and times of a file: they change whenever something writes to it.
+FileState = tuple[int, int, int, int]
 P = TypeVar("P", bound="Path | str")
 
 
@@ -279,8 +281,8 @@ def previous_path(target: Path) -> Path:
     return target.with_name(target.name + PREVIOUS_SUFFIX)
 
 
-def file_state(file: Path) -> tuple[int, int, int, int]:
-    """Return inode, length and times of a file: they change whenever something writes to it."""
+def file_state(file: Path) -> FileState:
+    """Return the state of a file as it is now."""
     found = file.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -330,7 +332,7 @@ def manifest_of_version(file: Path, size: int) -> Manifest | None:
 
 
 def _find_content(
-    source: Path, target: Path, state: tuple[int, ...], known: Manifest | None, cancellation: Cancellation
+    source: Path, target: Path, state: FileState, known: Manifest | None, cancellation: Cancellation
 ) -> Manifest | None:
     """Return the manifest of `target`, with its time, if it has the content of `source`."""
     with contextlib.suppress(OSError):  # a file that is not there, or cannot be read, is written
@@ -349,7 +351,7 @@ def _find_content(
 def _copy(
     source: Path,
     target: Path,
-    state: tuple[int, ...],
+    state: FileState,
     known: Manifest | None,
     *,
     step: ProgressStep,
@@ -398,7 +400,7 @@ def _copy(
     return kept
 
 
-def check_unchanged(source: Path, state: tuple[int, ...]) -> None:
+def check_unchanged(source: Path, state: FileState) -> None:
     """Refuse a file that something wrote to since its state was taken."""
     with contextlib.suppress(OSError):
         if file_state(source) == state:

@@ -86,7 +86,7 @@ def identity_of(manifest: Manifest) -> SourceIdentity | None:
     return None if identity is None else identity.without_stamps
 
 
-def _read_record(request: StageRequest) -> LocalRecord | None:
+def read_record(request: StageRequest) -> LocalRecord | None:
     """Return the record of this request as it was written."""
     raw = read_json(request.folder / RECORD_NAME)
     if not isinstance(raw, dict) or raw.pop("version", None) != _RECORD_VERSION:
@@ -98,7 +98,7 @@ def _read_record(request: StageRequest) -> LocalRecord | None:
 
 def find_record(request: StageRequest) -> LocalRecord | None:
     """Read the record; where a run died right before writing it, use what the pack's own manifest says."""
-    record = _read_record(request)
+    record = read_record(request)
     if request.wants_files or not request.pack_path.is_file():
         return record
     # The usual case: nothing has written to the file since its hashes were compared.
@@ -123,7 +123,7 @@ def write_record(request: StageRequest, record: LocalRecord) -> None:
 
 def kept_seal(request: StageRequest, identity: SourceIdentity) -> Seal:
     """Return the seal of a local pack that this call has neither made nor checked; empty where none still fits."""
-    record = _read_record(request)
+    record = read_record(request)
     if record is None or compare_states(record.identity, identity) != "same" or record.seal != seal_of(request):
         return {}
     return record.seal if pack_problem(request, record, thorough=False) is None else {}
@@ -131,7 +131,7 @@ def kept_seal(request: StageRequest, identity: SourceIdentity) -> Seal:
 
 def files_record(request: StageRequest, identity: SourceIdentity, files: StagedFiles | None) -> LocalRecord:
     """Return the record to write when plain files were fetched and the pack, if there is one, was not touched."""
-    record, seal = _read_record(request), kept_seal(request, identity)
+    record, seal = read_record(request), kept_seal(request, identity)
     return LocalRecord(request.key, identity, seal, files, record.published if record is not None and seal else None)
 
 
@@ -177,7 +177,7 @@ def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool)
 
 def files_staged(request: StageRequest, identity: SourceIdentity) -> StagedFiles | None:
     """Return the local plain files if they are from this state of the source, otherwise `None`."""
-    record = None if request.refresh else _read_record(request)
+    record = None if request.refresh else read_record(request)
     if record is None or compare_states(record.identity, identity) == "changed":
         return None
     return None if files_problem(request, record, thorough=True) else record.files
@@ -188,7 +188,7 @@ def spoilt(request: StageRequest) -> list[Path]:
 
     A pack that contradicts a whole manifest, or has none, is not among them: somebody put it there, which is refused.
     """
-    pack, beside, record = request.pack_path, manifest_path(request.pack_path), _read_record(request)
+    pack, beside, record = request.pack_path, manifest_path(request.pack_path), read_record(request)
     if record is None or not record.seal or not beside.is_file():
         return []
     try:

@@ -6,14 +6,13 @@ import ast
 import inspect
 import re
 from pathlib import Path  # noqa: TC003 - fixtures
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import WeightedRandomSampler
 
-from colabstage.errors import ArgumentError, OptionError
+from colabstage.errors import OptionError
 from colabstage.load.loader import make_loader
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.run import stage_dataset
@@ -60,18 +59,3 @@ def test_a_loader_does_as_it_is_told(photos: Path) -> None:
     assert torch.equal(torch.cat([y for _, y in drawn]), torch.as_tensor(data["test"][1][1]).repeat(6))
     with pytest.raises(OptionError, match="strategy"):
         data.loader("train", 4, strategy="best")  # type: ignore[arg-type]
-
-
-def test_what_a_torch_user_asks_of_all_of_it_has_the_line_to_write(photos: Path) -> None:
-    """Its length, and a `DataLoader` over it: a split has one. Whether there is a dataset asks for no length."""
-    data = stage_dataset(photos, splits={"train": 0.8, "test": 0.2}, cache_dir=None, progress=False)
-    assert data
-    with pytest.raises(ArgumentError, match=r"Write data\['train'\] for samples"):
-        len(data)
-    asked: Any = data
-    with pytest.raises(TypeError, match=r"Write data\['train'\] for samples"):
-        next(iter(DataLoader(asked, 4)))
-    with pytest.raises(TypeError, match=r"data.loader\('train', 64\) for batches"):
-        DataLoader(asked, 4, shuffle=True)
-    with pytest.raises(TypeError, match=r"Write data\['train'\]"):
-        list(asked)

@@ -9,19 +9,14 @@ import signal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import psutil
 import pytest
 
 from colabstage import stage_dataset
 from colabstage.errors import DriveDisconnectedError, SourceReadError
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
 from colabstage.machine import watched
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
-from colabstage.sources.partial.file import BlockwiseFile
+from colabstage.simulate.knobs import DriveFaults, OpFault
 from tests.io.test_board import wait_until
-from tests.load.test_partial import LIMIT, ROWS, check_epoch, make_pack, part_of
 from tests.support.staged import use_small_blocks
 
 if TYPE_CHECKING:
@@ -33,20 +28,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.fuse, pytest.mark.torch]
 
 COUNT, BATCH = 160, 8
-
-
-@pytest.fixture
-def drive_knobs() -> DriveKnobs:
-    """Slow enough for an epoch to be left in the middle."""
-    return DriveKnobs(
-        cold_open_latency_s=0.05,
-        stream_bytes_per_s=4e6,
-        parallel_requests=4,
-        listing_latency_s=0.0,
-        listing_per_entry_s=0.0,
-        warm_listing_s=0.0,
-        visibility_s=0.0,
-    )
 
 
 def pixels(batches: Any) -> list[Any]:
@@ -138,35 +119,3 @@ def test_what_is_streamed_from_it(
     # What had come before is not asked for again.
     assert again.figures["kept"] > 0
     again.wait(progress=False)
-
-
-def test_what_is_read_in_part_from_it(
-    drive: SimulatedDrive,
-    my_drive: Path,
-    tmp_path: Path,
-) -> None:
-    """The same loader continues once the Drive is mounted again, and blocks that are here stay."""
-    pack = make_pack(drive.cloud / "MyDrive" / "data.h5")
-    dataset = dataset_h5(my_drive / "data.h5", disk_limit=LIMIT, local_dir=tmp_path / "local", return_index=True)
-    loader = make_loader(dataset, 50, seed=1)
-    rows: list[int] = []
-
-    def train() -> None:
-        for number, ((x, _), index) in enumerate(loader):
-            np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), pack.x[index.numpy()])
-            rows.extend(index.tolist())
-            if number == 2:
-                drive.kill()
-
-    with pytest.raises(DriveDisconnectedError, match=r"mount_drive\(\).* blocks \d+ are here"):
-        train()
-    part = part_of(dataset)
-    assert isinstance(part.file, BlockwiseFile)
-    here, fetched = part.file.here, part.figures["fetched"]
-    recovers(drive, my_drive.parent)
-    with part.file.hold(here):
-        assert part.figures["fetched"] == fetched
-    loader.load_state_dict(loader.state_dict())
-    rows += check_epoch(loader, pack)
-    assert sorted(rows) == list(range(ROWS))
-    part.close()

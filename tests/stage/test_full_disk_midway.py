@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import shutil
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,9 +13,7 @@ import pytest
 from colabstage import stage_dataset
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.sources.remote import MountedFile
-from tests.support.http_knobs import WebKnobs
-from tests.support.http_server import WebServer
-from tests.support.numbered import SIDE, note_numbers, numbers_of, stream_archive, write_archive
+from tests.support.numbered import SIDE, note_numbers, numbers_of, write_archive
 from tests.support.staged import use_small_blocks
 
 if TYPE_CHECKING:
@@ -67,19 +64,6 @@ def check_that_it_comes_whole(stage: Stage, seen: list[int]) -> None:
     found = numbers_of(data.loader("train", BATCH))
     assert (found[: len(seen)], sorted(found)) == (seen, EVERY)
     assert data.wait(progress=False).ready.fraction == 1
-
-
-def test_while_an_archive_of_the_web_is_packed(archive: Path, make_disk: Callable[[int], Path]) -> None:
-    disk = make_disk(48)
-    with WebServer({"data.zip": archive}, knobs=WebKnobs(bytes_per_s=4e5)) as server:
-        stage = partial(stream_archive, server, disk / "fast")
-        seen, words = left_in_the_middle(stage, disk)
-        assert "packs them again" in words
-        # What readers still hold takes its room as long as they do.
-        gc.collect()
-        (disk / "filler").unlink()
-        check_that_it_comes_whole(stage, seen)
-    gc.collect()
 
 
 @pytest.fixture

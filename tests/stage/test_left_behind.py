@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.record import StagedFiles
-    from colabstage.stage.run import StageCall
+    from colabstage.stage.source import StageCall
 
 # The third block of the pack.
 HANGS_AT = 16 << 20

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 
@@ -156,45 +155,3 @@ def test_a_disk_that_fills_up_while_packing_keeps_the_older_pack(
     again = stage_big(disk / "fast", cache_dir=None)
     assert again.report.origin == "local"
     assert again.path.read_bytes() == truth
-
-
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_disk_that_fills_up_while_fetching_keeps_what_was_fetched_before(
-    kind: str, large: bytes, drive: SimulatedDrive, my_drive: Path, make_disk: MakeDisk
-) -> None:
-    """The new state does not fit any more midway: the older one stays, byte for byte, and nothing temporary does."""
-    cloud = drive.cloud / "MyDrive"
-    (cloud / "set").mkdir()
-    for number in range(40):
-        (cloud / "set" / f"{number}.bin").write_bytes(os.urandom(MB // 2))
-    source, target = {"file": ("large.bin", "it.bin"), "folder": ("set", "it")}[kind]
-    disk = make_disk(100)
-    fetch_files(my_drive / source, disk / target, progress=False)
-    before = files_in(disk)
-    changed = cloud / source if kind == "file" else cloud / source / "later.bin"
-    changed.write_bytes(os.urandom(20 * MB))
-    with pytest.raises(NotEnoughSpaceError, match="full"):
-        fetch_files(my_drive / source, disk / target, progress=Filler(disk, "fetch"))
-    (disk / "filler").unlink()
-    assert {name: size for name, size in files_in(disk).items() if not name.endswith(".coming")} == before
-    fetch_files(my_drive / source, disk / target, progress=False)
-    found = disk / target if kind == "file" else disk / target / "later.bin"
-    assert found.read_bytes() == changed.read_bytes()
-
-
-def test_a_disk_that_fills_up_while_extracting_keeps_the_older_folder(
-    tmp_path: Path, make_images: MakeImages, make_zip: Callable[..., Path], make_disk: MakeDisk
-) -> None:
-    """An archive that changed is extracted anew; when that fails, its earlier state is what stands there."""
-    archive = make_zip(make_images(tmp_path / "photos", 60, size=(300, 300)), tmp_path / "photos.zip")
-    disk = make_disk(100)
-    extract_archive(archive, disk / "photos", progress=False)
-    before = files_in(disk)
-    make_images(tmp_path / "photos", 10, first=60)
-    make_zip(tmp_path / "photos", archive)
-    with pytest.raises(NotEnoughSpaceError):
-        extract_archive(archive, disk / "photos", progress=Filler(disk, "extract"))
-    (disk / "filler").unlink()
-    assert files_in(disk) == before
-    extract_archive(archive, disk / "photos", progress=False)
-    assert len(list((disk / "photos").rglob("*.png"))) == 70

@@ -6,17 +6,19 @@ import html
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
-import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import DecodeError, TargetExistsError
+from colabstage.errors import TargetExistsError
 from colabstage.stage.plan import StagePlan, plan_stage
 from colabstage.stage.room import StageFigures
 from colabstage.stage.run import stage_dataset
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PLAN = StagePlan(
     source="<drive>/photos.zip",
@@ -54,50 +56,6 @@ def test_reuse_moves_nothing() -> None:
     here = replace(PLAN, action="reuse", cache=None, samples={}, found=())
     assert str(here).splitlines()[1:] == [f"  {reason}" for reason in PLAN.reasons]
     assert "read" not in here._repr_html_().replace("already", "").replace("would be read", "")
-
-
-def test_html_is_escaped() -> None:
-    """A source is anybody's text."""
-    assert "<drive>" not in PLAN._repr_html_()
-    assert "<0>" not in PLAN._repr_html_()
-
-
-def _deep(folder: Path, top: int) -> Path:
-    folder.mkdir(parents=True)
-    for number in range(4):
-        pixels = np.full((8, 8), top - number, np.uint16)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return folder.parent
-
-
-@pytest.mark.parametrize(("top", "bits"), [(255, "8"), (4095, "12"), (4200, None), (65535, None)])
-def test_values_that_8_bits_would_lose_are_told(tmp_path: Path, top: int, bits: str | None) -> None:
-    """Of 16 bits that hold 8 or 12 the plan and the report say what would be seen and what to write."""
-    photos = _deep(tmp_path / "photos" / "cat", top)
-    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
-    said = [
-        plan_stage(photos, **places).reasons,
-        tuple(stage_dataset(photos, progress=False, **places).report.notes),
-    ]
-    for notes in said:
-        found = [note for note in notes if "16 bits" in note]
-        assert bool(found) == (bits is not None)
-        assert all(f"{top:,}, which takes {bits};" in note and "color_mode='keep'" in note for note in found)
-    kept = plan_stage(photos, color_mode="keep", **places)
-    assert not [note for note in kept.reasons if "16 bits" in note]
-
-
-def test_empty_files_are_told_before_they_stop_the_work(tmp_path: Path) -> None:
-    """By the sizes of the listing: how many, which is the first, and what will become of them."""
-    photos = _deep(tmp_path / "photos" / "cat", 65535)
-    for name in ("8.png", "9.png"):
-        (photos / "cat" / name).touch()
-    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
-    told = "2 of 6 images have 0 bytes, the first 'cat/8.png'; packing"
-    assert [note for note in plan_stage(photos, **places).reasons if f"{told} stops" in note]
-    assert [note for note in plan_stage(photos, on_error="skip", **places).reasons if f"{told} leaves" in note]
-    with pytest.raises(DecodeError, match=r"8\.png|9\.png"):
-        stage_dataset(photos, progress=False, **places)
 
 
 @pytest.fixture

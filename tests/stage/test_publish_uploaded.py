@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from colabstage.errors import (
-    DriveDisconnectedError,
     DriveError,
     NotEnoughSpaceError,
     SourceChangedError,
@@ -114,29 +111,6 @@ def test_a_client_that_tells_nothing_is_said_once(checkpoint: Path, my_drive: Pa
 
 
 @pytest.mark.parametrize(
-    "drive_knobs",
-    [{"attributes": False, "attributes_errno": number} for number in (errno.EINVAL, errno.EACCES, errno.EIO)],
-    indirect=True,
-)
-def test_a_client_that_refuses_to_tell_is_not_waited_for(
-    checkpoint: Path, my_drive: Path, drive: SimulatedDrive
-) -> None:
-    """Whichever errno it refuses with: the timeout of an hour is for uploads."""
-    began = time.monotonic()
-    report = publish_file(checkpoint, my_drive, wait_uploaded=True, progress=False)
-    assert time.monotonic() - began < 60
-    assert (report.proof, report.uploading) == ("written", True)
-    assert report.why
-
-
-@pytest.mark.parametrize("drive_knobs", [{"reports_space": False}], indirect=True)
-def test_an_account_without_figures_is_no_full_one(checkpoint: Path, my_drive: Path) -> None:
-    """As for an account without a limit: whether there is room, only writing tells."""
-    assert os.statvfs(my_drive).f_bavail == 0
-    assert publish_file(checkpoint, my_drive, wait_uploaded=True, progress=False).proof == "uploaded"
-
-
-@pytest.mark.parametrize(
     "drive_knobs", [{"reports_space": False, "quota_bytes": 1_000_000}, {"quota_bytes": 1_000_000}], indirect=True
 )
 def test_a_full_account_is_an_error_with_and_without_figures(checkpoint: Path, my_drive: Path) -> None:
@@ -144,54 +118,6 @@ def test_a_full_account_is_an_error_with_and_without_figures(checkpoint: Path, m
     with pytest.raises(NotEnoughSpaceError):
         publish_file(checkpoint, my_drive, progress=False)
     assert not (my_drive / "model.pt").exists()
-
-
-@pytest.mark.parametrize("drive_knobs", [{"attributes_of_copy": True}], indirect=True)
-@pytest.mark.usefixtures("stalled")
-def test_the_md5_of_the_local_copy_proves_no_upload(checkpoint: Path, my_drive: Path, drive: SimulatedDrive) -> None:
-    """The client says that nothing waits; but Drive has given the file no id, and the cloud is empty."""
-    with pytest.raises(DriveError, match=r"model\.pt.* id "):
-        publish_file(checkpoint, my_drive, wait_uploaded=True, upload_timeout_s=0.5, progress=False)
-    assert not (drive.cloud / "MyDrive/model.pt").exists()
-    drive.set_faults(DriveFaults())
-    assert publish_file(checkpoint, my_drive, wait_uploaded=True, progress=False).proof == "uploaded"
-    assert (drive.cloud / "MyDrive/model.pt").read_bytes() == checkpoint.read_bytes()
-
-
-@pytest.mark.parametrize("drive_knobs", [{"attributes_of_copy": True, "reports_ids": False}], indirect=True)
-def test_an_md5_alone_proves_no_upload(checkpoint: Path, my_drive: Path) -> None:
-    """Nothing else is reported that would support it."""
-    report = publish_file(checkpoint, my_drive, wait_uploaded=True, progress=False)
-    assert (report.proof, report.uploading) == ("written", True)
-    assert "MD5" in report.why
-
-
-@pytest.mark.parametrize("drive_knobs", [{"reports_ids": False}], indirect=True)
-@pytest.mark.usefixtures("stalled")
-def test_a_file_that_was_seen_waiting_has_arrived_when_it_waits_no_more(
-    checkpoint: Path, my_drive: Path, drive: SimulatedDrive
-) -> None:
-    """Without ids, that is the second fact."""
-    threading.Timer(2.0, drive.set_faults, [DriveFaults()]).start()
-    report = publish_file(checkpoint, my_drive, wait_uploaded=True, progress=False)
-    assert report.proof == "uploaded"
-    assert (drive.cloud / "MyDrive/model.pt").read_bytes() == checkpoint.read_bytes()
-
-
-@pytest.mark.usefixtures("stalled")
-def test_a_client_that_dies_meanwhile_is_no_upload(checkpoint: Path, my_drive: Path, drive: SimulatedDrive) -> None:
-    """Off Colab nobody can mount it again, and the error says so."""
-
-    def die_while_it_is_uploaded() -> None:
-        deadline = time.monotonic() + 60
-        while not (my_drive / "model.pt").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.5)
-        drive.kill()
-
-    threading.Thread(target=die_while_it_is_uploaded).start()
-    with pytest.raises(DriveDisconnectedError, match="was not mounted again: only a Colab notebook"):
-        publish_file(checkpoint, my_drive, wait_uploaded=True, progress=False)
 
 
 def test_a_file_that_changed_since_proves_nothing(checkpoint: Path, my_drive: Path) -> None:

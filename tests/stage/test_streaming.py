@@ -22,20 +22,14 @@ from PIL import Image
 from colabstage import stage_dataset
 from colabstage.errors import (
     CancelledError,
-    LayoutError,
     OptionError,
-    SourceAccessError,
     SourceChangedError,
     SourceReadError,
 )
 from colabstage.io.page import Board
-from colabstage.io.progress import TqdmProgress
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
-from colabstage.load.strategies import FileSource
 from colabstage.sources.transfer.connections import Transfer
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
-from colabstage.stage.streaming import _UntilHandedOut
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip import ZipTree
 from tests.io.test_board import wait_until
@@ -170,22 +164,6 @@ def test_batches_come_as_soon_as_their_rows_do_in_an_order_that_knows_nothing_of
     other.wait(progress=False)
 
 
-def test_the_window_of_the_first_epoch_is_as_long_as_the_labels_of_the_source_need(tmp_path: Path) -> None:
-    """Few units where classes are even in any few of them; as many as ever where classes are not known."""
-    for number in range(160):
-        place = tmp_path / "sorted" / f"c{number // 80}" / f"{number:03}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(png(number))
-    rows = "".join(f"c{number // 80}/{number:03}.png,{number / 7}\n" for number in range(160))
-    windows: list[int] = []
-    for _ in ("classes", "numbers"):
-        data = stage(tmp_path / "sorted", tmp_path / f"place{len(windows)}", streaming=True)
-        windows.append(data.loader("train", BATCH).plan.order.window_units)
-        data.wait(progress=False)
-        (tmp_path / "sorted" / "labels.csv").write_text(f"image,age\n{rows}", encoding="utf-8")
-    assert windows == [12, 64]
-
-
 def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, tmp_path: Path) -> None:
     """Where the call was made, also after it: how much is here, how fast training is, how long it has waited."""
     board = Board(lambda _: None, interval_s=0.01)
@@ -212,73 +190,12 @@ def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, 
     assert "of waiting for batches" in str(data.report)
 
 
-def test_lines_in_a_terminal_rest_while_a_bar_of_the_wait_is_drawn(
-    gated: GatedTree, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Both say the same. A wait that ends early gives the terminal back to the lines."""
-    data = stage(gated, tmp_path / "a", streaming=True, progress=True)
-    threading.Timer(0.1, gated.gate.tickets.release, [COUNT]).start()
-    data.wait()
-    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "colabstage-shown"])
-    told = capsys.readouterr().err
-    assert "pack: 100%" in told
-    assert "▸" not in told
-    assert "✓" not in told
-
-    other = stage(gated, tmp_path / "b", streaming=True, progress=True)
-    with pytest.raises(TimeoutError):
-        other.wait(0.05)
-    gated.gate.open()
-    wait_until(lambda: "✓ pack" in capsys.readouterr().err)
-
-
-def test_bars_of_what_goes_on_are_taken_away_when_the_dataset_is_handed_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """From then on the caller's cells print, into which they would be drawn."""
-    shown = _UntilHandedOut(TqdmProgress())
-    with shown.step("copy photos.zip", total=10, unit="B") as step:
-        step.advance(1)
-        assert "copy photos.zip" in capsys.readouterr().err
-        shown.fall_silent()
-        capsys.readouterr()
-        for _ in range(9):
-            step.advance(1)
-    with shown.step("pack", total=1, unit="images") as step:
-        step.advance(1)
-    assert capsys.readouterr().err == ""
-
-
-def test_the_row_of_what_fails_says_so(gated: GatedTree, tmp_path: Path) -> None:
-    board = Board(lambda _: None, interval_s=0.01)
-    data = stage(gated, tmp_path / "a", streaming=True, progress=board)
-    gated.gate.failing = True
-    with pytest.raises(SourceReadError, match="stalls"):
-        data.wait(progress=False)
-    wait_until(lambda: board.rows()[-1].state == "failed")
-    assert str(data.report).startswith("Staging from the source failed after ")
-    assert "stalls" in board.rows()[-1].problem
-
-
 def _second_epoch(path: Path) -> Any:
     from colabstage.load.loader import make_loader
 
     loader = make_loader(dataset_h5(path), BATCH)
     loader.set_epoch(1)
     return loader
-
-
-def test_arrays_for_other_frameworks_come_from_what_is_being_packed_as_batches_do(
-    gated: GatedTree, tmp_path: Path
-) -> None:
-    """What `to_keras` and `to_tf_data` hand out waits for its rows, and has the order of a loader's batches."""
-    data = stage(gated, tmp_path / "a", streaming=True)
-    batches = ArrayBatches(data["train"], ArrayRequest(BATCH, seed=0, num_workers=2))
-    gated.gate.tickets.release(FIRST)
-    seen = [values(batches.read(0, 0)[0])]
-    assert data.ready.rows <= FIRST
-    gated.gate.open()
-    seen += [values(batches.read(0, number)[0]) for number in range(1, len(batches))]
-    assert seen == [values(x) for x, _ in data.loader("train", BATCH, num_workers=0)]
-    data.wait(progress=False)
 
 
 def test_ranks_share_out_one_order_whether_they_packed_or_waited_for_another_that_did(
@@ -320,37 +237,6 @@ def test_a_place_in_an_epoch_is_taken_up_before_the_rows_are_there(gated: GatedT
     other.load_state_dict(state)
     assert [values(x) for x, _ in other] == rest
     again.wait(progress=False)
-
-
-def test_a_place_in_a_later_epoch_is_taken_up_whichever_way_the_pack_came(
-    gated: GatedTree, folder: Path, tmp_path: Path
-) -> None:
-    """Only the first epoch has an order of its own. A place in that one is refused by loaders that do not know it, in
-    either direction: they would visit some samples twice, and others never."""
-    gated.gate.open()
-    data = stage(gated, tmp_path / "a", streaming=True)
-    loader = data.loader("train", BATCH)
-    batches = iter(loader)
-    next(batches)
-    first = loader.state_dict()
-    list(batches)
-    batches = iter(loader)
-    next(batches)
-    second = loader.state_dict()
-    rest = [values(x) for x, _ in batches]
-    data.wait(progress=False)
-    whole = {streaming: stage(folder, tmp_path / "b", streaming=streaming) for streaming in (False, True)}
-    for staged in whole.values():
-        other = staged.loader("train", BATCH)
-        with pytest.raises(OptionError, match=r"in another order .*loader\.set_epoch\(0\), or the next, .*\(1\)\."):
-            other.load_state_dict(first)
-        other.load_state_dict(second)
-        assert [values(x) for x, _ in other] == rest
-    shuffled = whole[False].loader("train", BATCH)
-    begun = iter(shuffled)
-    next(begun)
-    with pytest.raises(OptionError, match="in another order"):
-        loader.load_state_dict(shuffled.state_dict())
 
 
 def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next_call_goes_on(
@@ -398,28 +284,6 @@ def test_a_source_that_changes_is_not_said_to_be_continued(
     assert "not there: staging failed at" in str(data)
 
 
-def test_an_access_that_ends_is_told_although_nothing_of_the_work_is_kept(
-    gated: GatedTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Readers who find no file any more, and those who only want a label, are told what happened to the source."""
-
-    def refuse(_: FileEntry) -> bytes:
-        gated.gate.tickets.acquire()
-        msg = "the link has expired"
-        raise SourceAccessError(msg)
-
-    monkeypatch.setattr(gated, "read", refuse)
-    data = stage(gated, tmp_path / "a", streaming=True)
-    train = data["train"]
-    gated.gate.open()
-    with pytest.raises(SourceAccessError, match="expired"):
-        data.wait(progress=False)
-    assert not train.reader.path.exists()
-    for read in (lambda: train.targets, lambda: train[0], lambda: data["train"]):
-        with pytest.raises(SourceAccessError, match=r"the link has expired\. Nothing is here yet"):
-            read()
-
-
 def test_what_cannot_be_used_is_left_out_and_batches_are_filled_from_what_follows(folder: Path, tmp_path: Path) -> None:
     broken = sorted(folder.glob("train/*/*.png"))[3:60:11]
     for path in broken:
@@ -444,30 +308,6 @@ def test_what_cannot_be_used_is_left_out_and_batches_are_filled_from_what_follow
     assert len(data["train"]) == data.splits["train"] == good
     stage(folder, tmp_path / "b", on_error="skip")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-
-
-def test_decoded_images_are_kept_while_rows_arrive_and_some_are_left_out(folder: Path, tmp_path: Path) -> None:
-    """Rows have the numbers of the plan as long as the loader lives, also once the pack has closed its gaps: what was
-    kept of one is never taken for another, in any epoch."""
-    broken = sorted(folder.glob("train/*/*.png"))[3:60:11]
-    for path in broken:
-        path.write_bytes(b"no image")
-    epochs: list[list[list[int]]] = []
-    for place, budget in (("a", None), ("b", 0)):
-        data = stage(folder, tmp_path / place, streaming=True, on_error="skip", encoding="encoded", image_size=None)
-        loader = data.loader("train", BATCH, memory_budget=budget, num_workers=2)
-        epochs.append([[int(image.flatten()[0]) for image in x] for x, _ in loader])
-        data.wait(progress=False)
-        epochs.append([[int(image.flatten()[0]) for image in x] for x, _ in loader])
-        machine = loader._machine
-        assert machine is not None
-        assert isinstance(machine.source, FileSource)
-        kept = machine.source.kept
-        assert (0 if kept is None else len(kept)) == (0 if budget == 0 else 80 - len(broken))
-        good = sorted(int(x.flatten()[0]) for x, _ in data["train"][:])
-        for epoch in epochs[-2:]:
-            assert sorted(number for batch in epoch for number in batch) == good
-    assert epochs[:2] == epochs[2:]
 
 
 def test_who_cancels_keeps_what_is_packed(gated: GatedTree, tmp_path: Path) -> None:
@@ -521,15 +361,6 @@ def test_what_cannot_be_streamed_says_so(gated: GatedTree, folder: Path, tmp_pat
         data.loader("train", BATCH, rank=0, world_size=2)
     gated.gate.open()
     data.wait(progress=False)
-
-
-def test_images_of_another_size_are_an_error_where_pixels_were_begun_with(folder: Path, tmp_path: Path) -> None:
-    made = BytesIO()
-    Image.fromarray(np.zeros((5, 7, 3), np.uint8)).save(made, "PNG")
-    (folder / "train/c0/005.png").write_bytes(made.getvalue())
-    data = stage(folder, tmp_path / "a", streaming=True, image_size=None)
-    with pytest.raises(LayoutError, match=r"streaming=True began with.*encoding='encoded'"):
-        data.wait(progress=False)
 
 
 SCRIPT = """
