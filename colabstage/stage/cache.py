@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import (
+    CancelledError,
     ColabstageError,
     DamagedPackError,
     DriveError,
@@ -32,7 +33,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.parts import PartName, joined_info
-from colabstage.io.files import RetryPolicy, make_folder
+from colabstage.io.files import make_folder
 from colabstage.io.ownership import put_file, remove_empty, whatever_is_there
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
@@ -42,7 +43,6 @@ from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.finish import place_joined, splits_in_order
-from colabstage.sources.copy import copy_blocks
 from colabstage.sources.identity import compare_states
 from colabstage.sources.parse import ObjectSource, comes_whole
 from colabstage.sources.partial.file import KEPT_AFTER, BlockwiseFile
@@ -50,7 +50,7 @@ from colabstage.sources.partial.local import TABLE, Edges
 from colabstage.sources.partial.plan import FileOfSet, FileSet
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.places import BucketPlace, FolderPlace
-from colabstage.stage.publish import PREVIOUS_SUFFIX
+from colabstage.stage.publish import PREVIOUS_SUFFIX, copy_file
 from colabstage.stage.record import LocalRecord, cache_name, identity_of, write_record
 from colabstage.stage.room import less_room
 from colabstage.stage.source import Comparison, Freshness, StateDiffersError, compare_source
@@ -123,6 +123,15 @@ class Cache:
     def why(self) -> str:
         """Return the reason for that place, or for having none, in a few words."""
         return self._choose()[1]
+
+    @property
+    def why_not(self) -> str:
+        """Return why a pack that is not published is not in it, for the report."""
+        return (
+            "no: the cache keeps another pack of it, made where there was more room"
+            if self.is_left
+            else f"no: {self.why}"
+        )
 
     def find(self) -> CachedPack | None:
         """Return the pack of the request; `None` where there is none, or none is wanted.
@@ -301,16 +310,8 @@ def _copy_in_order(
     kept = 0
     for one, copy in zip(files, local, strict=True):
         assert isinstance(one.path, Path)
-        kept += copy_blocks(
-            one.path,
-            copy,
-            size=one.manifest.size,
-            block_bytes=one.manifest.block_bytes,
-            expected=one.manifest.hashes,
-            step=step,
-            cancellation=cancellation,
-            policy=RetryPolicy(),
-            resume=resume,
+        kept += copy_file(
+            one.path, copy, one.nbytes, one.manifest, step=step, cancellation=cancellation, resume=resume
         ).kept_bytes
     return kept
 
@@ -454,8 +455,15 @@ def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Co
             freshness = comparison.agree()
 
     def copy() -> tuple[int, int]:
-        stop, readers = comparison or call.cancellation, None if call.let_in is None else let_in
-        return restore_pack(call, cached, cancellation=stop, let_in=readers, confirm=confirm)
+        stop = call.cancellation if comparison is None else comparison.cancellation
+        readers = None if call.let_in is None else let_in
+        try:
+            return restore_pack(call, cached, cancellation=stop, let_in=readers, confirm=confirm)
+        except CancelledError:
+            why = None if comparison is None else comparison.why_cancelled()
+            if why is None:
+                raise
+            raise why from None
 
     try:
         with report.timed("copy from cache", unit="B") as step:

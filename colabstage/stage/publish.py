@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress, ProgressStep
+    from colabstage.sources.copy import Copied
 
 PREVIOUS_SUFFIX = ".previous"
 # What has a manifest and no file for so long was given up; and how often that is looked at.
@@ -358,7 +359,7 @@ def _copy(
     cancellation: Cancellation,
 ) -> int:
     """Copy the file beside `target`, read it back, and put it in its place; return how many bytes were there before."""
-    size, block_bytes = state[1], BLOCK_BYTES if known is None else known.block_bytes
+    size = state[1]
     try:
         with (
             typed_write_errors(target),
@@ -376,18 +377,10 @@ def _copy(
             if not (_keeps_trash(target) and free_space(target.parent) == 0):
                 check_space(target.parent, size - in_place, f"The copy of '{source.name}'")
             temp = workspace.path / target.name
-            hashes, kept = copy_blocks(
-                source,
-                temp,
-                size=size,
-                block_bytes=block_bytes,
-                expected=None if known is None else known.hashes,
-                step=step,
-                cancellation=cancellation,
-                policy=RetryPolicy(),
-                resume=workspace.resumed,
+            hashes, kept = copy_file(
+                source, temp, size, known, step=step, cancellation=cancellation, resume=workspace.resumed
             )
-            written = known or Manifest(size, block_bytes, tuple(hashes))
+            written = known or Manifest(size, BLOCK_BYTES, tuple(hashes))
             # A mount may answer "written" for bytes that it could not keep.
             manifest = read_with_retry(lambda: _read_back(temp, written, cancellation), str(temp), policy=RetryPolicy())
             # Right before the first rename: a file that was written to meanwhile is a mixture of two states.
@@ -398,6 +391,30 @@ def _copy(
         check_unchanged(source, state)
         raise
     return kept
+
+
+def copy_file(
+    source: Path,
+    target: Path,
+    size: int,
+    manifest: Manifest | None,
+    *,
+    step: ProgressStep,
+    cancellation: Cancellation,
+    resume: bool = False,
+) -> Copied:
+    """Copy a file, in order, and compare each block with its manifest, if it has one."""
+    return copy_blocks(
+        source,
+        target,
+        size=size,
+        block_bytes=BLOCK_BYTES if manifest is None else manifest.block_bytes,
+        expected=None if manifest is None else manifest.hashes,
+        step=step,
+        cancellation=cancellation,
+        policy=RetryPolicy(),
+        resume=resume,
+    )
 
 
 def check_unchanged(source: Path, state: FileState) -> None:
@@ -611,14 +628,5 @@ def _restore_version(version: Path, target: Path, progress: Progress, *, overwri
         progress.step(f"restore {version.name}", total=size, unit="B") as step,
         atomic_path(target, replaces=lambda there: overwrite or is_the_same(there)) as temp,
     ):
-        copy_blocks(
-            version,
-            temp,
-            size=size,
-            block_bytes=manifest.block_bytes,
-            expected=manifest.hashes,
-            step=step,
-            cancellation=cancellation_of(progress),
-            policy=RetryPolicy(),
-        )
+        copy_file(version, temp, size, manifest, step=step, cancellation=cancellation_of(progress))
     return size

@@ -103,12 +103,9 @@ def _instead(source: Source) -> str:
             "Add a shortcut to it to your own Drive (in its menu on drive.google.com: Organise, Add shortcut), mount "
             'Drive, and read it there: stage_dataset("/content/drive/MyDrive/NAME", disk_limit=…).'
         )
-    if isinstance(source, KaggleSource):
-        return (
-            'On Kaggle itself the dataset is mounted: stage_dataset("/kaggle/input/NAME", disk_limit=…). Elsewhere '
-            "unpack it into a folder on a disk that has room for it, or in a bucket, which is read where it is."
-        )
-    return (
-        "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
-        "is. Or make the pack smaller: image_size=, encoding='jpeg:90'."
+    where = (
+        "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read in place."
     )
+    if isinstance(source, KaggleSource):
+        return f'On Kaggle it is mounted: stage_dataset("/kaggle/input/NAME", disk_limit=…). Elsewhere: {where}'
+    return f"{where} Or make the pack smaller: image_size=, encoding='jpeg:90'."

@@ -6,11 +6,10 @@ arrive, and are packed meanwhile.
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
@@ -96,8 +95,6 @@ if TYPE_CHECKING:
     from colabstage.stage.room import StageFigures
     from colabstage.trees.listing import Tree
 
-
-T = TypeVar("T")
 
 _SPOOL = "spool"
 FILES_REMEDY = "Move what is yours out of it, or delete it if nothing there is, then stage again."
@@ -265,8 +262,10 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> Sta
     # The run that made it may have been killed before it cleaned up.
     _sweep_copies(request)
     if request.wants_pack and record.published is False and request.cache_dir is not None:
-        return _finish(call, cache, _finished(publish_pack(call, cache, record)))
-    return _finish(call, cache, published_before=record.published is True and request.cache_dir is not None)
+        done = publish_pack(call, cache, record)
+        return _finish(call, lambda _: done)
+    published = record.published is True and request.cache_dir is not None
+    return _finish(call, _known(request) if published else None, "yes" if published else cache.why_not)
 
 
 def _sweep_copies(request: StageRequest) -> None:
@@ -297,7 +296,7 @@ def _restore(call: StageCall, source: SourceOnce, cache: Cache, decision: Decisi
     # Of shards that were joined here there is no such file in the cache, and none is needed there.
     published = None if found.pack.in_shards else True
     write_record(request, LocalRecord(request.key, identity, seal, files, published, cache_name(request)))
-    return _finish(call, cache, published_before=published is True)
+    return _finish(call, _known(request) if published else None, "yes, it was copied from there")
 
 
 def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> StagedDataset:
@@ -336,13 +335,14 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     # This run may not have used what a dead one left behind.
     _sweep_copies(request)
     if not caches:
-        return _finish(call, cache)
+        return _finish(call, None, cache.why_not)
     if wait:
-        return _finish(call, cache, _finished(publish_pack(call, cache, record)))
+        done = publish_pack(call, cache, record)
+        return _finish(call, lambda _: done)
     report.cached = "not yet: it is being copied there"
     # Not a daemon: a script that ends right after staging would cut the copy off.
     work = partial(publish_pack, call, cache, record, quietly=True)
-    return _finish(call, cache, in_thread(work, "colabstage-publish", daemon=False))
+    return _finish(call, in_thread(work, "colabstage-publish", daemon=False).result)
 
 
 def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) -> StagedFiles | CachedPack | None:
@@ -518,16 +518,18 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
     report.note(*job.table.notes, *animation_notes(done.animated), *done.odd_boxes.notes(), *done.learnt)
 
 
+def _known(request: StageRequest) -> Callable[[float], PublishReport[Any] | None]:
+    """Return what finds the copy in the cache that an earlier call made."""
+    return lambda _: find_published(request)
+
+
 def _finish(
-    call: StageCall,
-    cache: Cache,
-    publishing: Future[PublishReport[Any] | None] | None = None,
-    *,
-    published_before: bool = False,
+    call: StageCall, published: Callable[[float], PublishReport[Any] | None] | None, cached: str = ""
 ) -> StagedDataset:
-    request = call.request
-    if request.wants_pack and publishing is None:
-        call.report.cached = _cached_how(call, cache, published_before=published_before)
+    """Clear up, and return the dataset; `published` and `cached`: as of `StagedDataset` and its report."""
+    request, report = call.request, call.report
+    if request.wants_pack:
+        report.cached = cached or report.cached
     # Everything is here, so what a dead run left behind is no longer needed.
     sweep_orphans(request.folder)
     sweep_exchanges(request.pack_path)
@@ -536,36 +538,18 @@ def _finish(
         tag_cache_folder(request.folder.parent)
     # From the file and not from the plan, so that the report says what a loader will find.
     info = read_info(request.pack_path) if request.wants_pack else None
-    if info is not None and request.options.encoding == "auto" and lacked_room(info):
-        call.report.note(
-            f"Images are kept as their files: {info.encoding_reason}. That was decided by the space that was free when "
-            "they were packed; refresh=True decides by what is free now, and encoding= settles it."
-        )
-    call.report.found = call.report.found or found_in(info)
+    report.found = report.found or found_in(info)
     if info is not None:
-        call.report.skipped = call.report.skipped or info.skipped
+        report.skipped = report.skipped or info.skipped
+        if request.options.encoding == "auto" and lacked_room(info):
+            report.note(
+                f"Images are kept as their files: {info.encoding_reason}. That was decided by the space that was free "
+                "when they were packed; refresh=True decides by what is free now, and encoding= settles it."
+            )
     return StagedDataset(
-        path=request.pack_path if info is not None else request.files_path,
+        path=request.files_path if info is None else request.pack_path,
         files=request.files_path if request.wants_files else None,
-        report=call.report,
+        report=report,
         info=info,
-        publishing=publishing,
-        find_published=partial(find_published, request) if published_before and info is not None else None,
+        published=None if info is None else published,
     )
-
-
-def _cached_how(call: StageCall, cache: Cache, *, published_before: bool) -> str:
-    """Say whether a pack that this call does not publish is in the cache."""
-    if call.report.origin == "cache":
-        return "yes, it was copied from there"
-    if published_before:
-        return "yes"
-    if cache.is_left:
-        return "no: the cache keeps another pack of it, made where there was more room"
-    return f"no: {cache.why}"
-
-
-def _finished(result: T) -> Future[T]:
-    future: Future[T] = Future()
-    future.set_result(result)
-    return future

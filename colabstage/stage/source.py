@@ -181,51 +181,54 @@ class StateDiffersError(Exception):
     """The source is no longer in the state that it was compared with."""
 
 
-class Comparison(Cancellation):
+class Comparison:
     """Compare a source with a recorded state in a thread, and cancel the work beside it when the two differ.
 
-    That work takes this `Cancellation`, which also follows that of the call, and uses its result only after `agree`.
+    The source belongs to the thread until `settle` has returned.
     """
 
     def __init__(self, call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> None:
-        """Begin; the source belongs to the thread until `settle` has returned."""
-        super().__init__()
+        """Begin."""
         self._call, self._source = call, source
         # Two steps at the same time would not add up to the time that the call took.
         self._report = StageReport()
+        self.cancellation = Cancellation()
+        """Cancels the work beside it."""
+        call.cancellation.follow(self.cancellation.cancel)
         beside = replace(call, report=self._report)
-        call.cancellation.follow(self.cancel)
-        self._answer: Future[Freshness] = in_thread(
-            lambda: compare_source(beside, source, recorded), "colabstage-compare"
-        )
+        self._answer = in_thread(lambda: compare_source(beside, source, recorded), "colabstage-compare")
         self._answer.add_done_callback(self._stop_work)
 
     def _stop_work(self, answer: Future[Freshness]) -> None:
         if answer.exception() is not None or not answer.result().same:
-            self.cancel()
-
-    def check(self) -> None:
-        """Raise `StateDiffersError` if they differ, what the comparison failed with if it did, and `CancelledError` if
-        the call was cancelled."""
-        if self._answer.done() and not self._answer.result().same:
-            raise StateDiffersError
-        super().check()
+            self.cancellation.cancel()
 
     def agree(self) -> Freshness:
-        """Wait for the answer, and return it if the source is the same; raises as `check`."""
-        while not wait((self._answer,), _LOOK_S).done:
-            super().check()
-        self.check()
+        """Wait for the answer, and return it if the source is the same; otherwise raise `StateDiffersError`."""
+        self._wait()
+        freshness = self._answer.result()
+        if not freshness.same:
+            raise StateDiffersError
+        self._call.cancellation.check()
         self._call.report.note(*self._report.notes)
-        return self._answer.result()
+        return freshness
+
+    def why_cancelled(self) -> BaseException | None:
+        """Return why the work beside it was cancelled; `None` where the call itself was."""
+        if not self._answer.done() or self._call.cancellation.cancelled:
+            return None
+        return self._answer.exception() or (None if self._answer.result().same else StateDiffersError())
 
     def settle(self) -> None:
         """Wait for the end, and add the thread's steps to the call's report."""
-        while not wait((self._answer,), _LOOK_S).done:
-            self._call.cancellation.check()
+        self._wait()
         self._call.report.note(*self._report.notes)
         self._call.report.steps += self._report.steps
         self._report.steps.clear()
+
+    def _wait(self) -> None:
+        while not wait((self._answer,), _LOOK_S).done:
+            self._call.cancellation.check()
 
     def abandon(self) -> None:
         """Close the source when the comparison ends, without waiting."""

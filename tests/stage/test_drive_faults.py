@@ -13,7 +13,6 @@ import pytest
 from colabstage.errors import (
     ColabstageError,
     DriveDisconnectedError,
-    DriveQuotaError,
     SourceChangedError,
     SourceReadError,
 )
@@ -139,14 +138,3 @@ def limited(tmp_path: Path) -> Iterator[SimulatedDrive]:
         (simulated.cloud / "MyDrive" / "a.bin").write_bytes(b"a" * 3_000_000)
         simulated.mount(mountpoint)
         yield simulated
-
-
-def test_a_used_up_download_quota_says_so(limited: SimulatedDrive, tmp_path: Path) -> None:
-    """The mount answers errno 5, as always; the client's log tells why, and the error what to do about it."""
-    assert limited.mountpoint is not None
-    place = limited.mountpoint / "MyDrive" / "a.bin"
-    with place.open("rb") as file:
-        file.read(1000)  # somebody else's download
-    with pytest.raises(DriveQuotaError, match="Make a copy"):
-        fetch_files(place, tmp_path / "a.bin", progress=False)
-    assert not (tmp_path / "a.bin").exists()

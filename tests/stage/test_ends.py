@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import threading
 import time
 import zipfile
@@ -18,11 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from colabstage import extract_archive, fetch_files, pack_dataset, plan_stage, publish_file, restore_file, stage_dataset
-from colabstage.errors import CancelledError, DriveDisconnectedError, SourceNotFoundError
+from colabstage import extract_archive, fetch_files, pack_dataset, publish_file, restore_file, stage_dataset
+from colabstage.errors import CancelledError, DriveDisconnectedError
 from colabstage.io.files import local_lock
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.load.reading.reader import SplitReader
@@ -173,11 +171,6 @@ def test_an_interrupt_reaches_work_on_a_mount(tmp_path: Path, drive: SimulatedDr
     assert steps == ["cleared up"]
 
 
-def test_work_on_local_disks_is_done_where_it_was_called(tmp_path: Path) -> None:
-    """No thread is between it and its caller."""
-    assert run_watched(threading.current_thread, tmp_path) is threading.current_thread()
-
-
 class _Stopping(NullProgress):
     """Progress that somebody can stop."""
 
@@ -225,39 +218,3 @@ def test_staging_stops_while_it_waits_for_another_process(photos: Path) -> None:
         with pytest.raises(CancelledError):
             stage_dataset(photos, cache_dir=None, progress=progress)
         assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize("single", [True, False])
-def test_one_dead_link_among_many_is_told_at_once(tmp_path: Path, single: bool) -> None:
-    """Not after all others have answered."""
-    buffer = io.BytesIO()
-    np.save(buffer, np.zeros((4, 2), np.float32))
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("x.npy", buffer.getvalue())
-    content = (tmp_path / "a.zip").read_bytes() if single else buffer.getvalue()
-    names = [f"part-{number:03}.{'zip' if single else 'npy'}" for number in range(120)]
-    with WebServer(dict.fromkeys(names, content), knobs=WebKnobs(latency_s=0.1)) as server:
-        urls = [server.url(name) for name in names]
-        with pytest.raises(SourceNotFoundError, match="nosuch"):
-            stage_dataset(
-                [urls[0], server.url(f"nosuch{Path(names[0]).suffix}"), *urls[1:]], cache_dir=None, progress=False
-            )
-        # Questions that were under way are answered while there is a server; without one they would be asked again.
-        for thread in threading.enumerate():
-            if thread.name.startswith("colabstage-"):
-                thread.join(10)
-        assert len(server.requests) < 60
-
-
-def test_a_plan_unpacks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a compressed tar holds would be known only after all of it was on the disk."""
-
-    def refuse(*_: object, **__: object) -> None:
-        pytest.fail("a plan made a folder")
-
-    path = _tar_gz(tmp_path / "a.tar.gz")
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
-    plan = plan_stage(path, cache_dir=None)
-    assert plan.action == "stage"
-    assert plan.samples == {}
-    assert any("unpacked" in reason for reason in plan.reasons)

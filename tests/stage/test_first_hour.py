@@ -29,18 +29,6 @@ def _folder(root: Path, split: str) -> Path:
     return root / split
 
 
-def test_a_plan_has_the_notes_of_the_report(tmp_path: Path, places: dict[str, Any]) -> None:
-    """Also those of the tree, such as links that lead nowhere, each ended by a full stop."""
-    root = _folder(tmp_path, "photos")
-    (root / "a" / "lost.png").symlink_to(tmp_path / "nothing.png")
-    (root / "b" / "empty.png").write_bytes(b"")
-    plan = plan_stage(root, on_error="skip", **places)
-    report = stage_dataset(root, on_error="skip", progress=False, **places).report
-    assert len(report.notes) == 2
-    assert set(report.notes) <= set(plan.reasons)
-    assert all(reason.endswith(".") for reason in plan.reasons)
-
-
 @pytest.mark.parametrize("first", ["none", "another", "streaming"])
 def test_a_pack_that_is_here_goes_to_the_cache_that_a_later_call_names(tmp_path: Path, first: str) -> None:
     """Reports say whether it is in the cache, the plan that it would be, and the next machine finds it there."""

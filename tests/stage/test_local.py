@@ -311,19 +311,6 @@ def test_bad_sources_are_refused_without_a_trace(
     assert not (tmp_path / "cache").exists()
 
 
-def test_bad_images_can_be_skipped_and_are_named(photos: Path) -> None:
-    """`on_error="skip"` leaves them out of the file and names each in the report."""
-    bad = photos / "dog" / "0007.png"
-    bad.write_bytes(bad.read_bytes()[:200])
-    (photos / "cat" / "0008.png").write_bytes(b"not an image")
-    staged = stage(photos, on_error="skip", image_size=(24, 32))
-    assert staged.splits == {"train": 18}
-    assert sorted(line.split(":")[0] for line in staged.report.skipped) == ["cat/0008.png", "dog/0007.png"]
-    assert "dog/0007.png" not in rows_by_key(staged.path)
-    again = stage(photos, on_error="skip", image_size=(24, 32))
-    assert (again.report.origin, again.report.skipped) == ("local", staged.report.skipped)
-
-
 def test_a_failed_refresh_keeps_what_was_there(photos: Path) -> None:
     """A source that has gone bad raises, and the earlier pack is still there, whole."""
     staged = stage(photos)
@@ -385,14 +372,6 @@ def test_an_unwritable_place_is_refused(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "blocked").write_bytes(b"")
     with pytest.raises(TargetNotWritableError, match="blocked"):
         stage(photos, local_dir=tmp_path / "blocked")
-
-
-def test_names_that_are_no_utf8_are_kept_readable(photos: Path) -> None:
-    """A file name in another encoding can be staged; its key shows the odd bytes escaped."""
-    (photos / "cat" / "0000.png").rename(photos / "cat" / os.fsdecode(b"gr\xfcn.png"))
-    staged = stage(photos)
-    assert r"cat/gr\udcfcn.png" in rows_by_key(staged.path)
-    assert stage(photos).report.origin == "local"
 
 
 _STOPPED = """

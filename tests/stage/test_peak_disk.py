@@ -80,13 +80,6 @@ def test_the_drive_clients_copy_is_counted(
     assert (disk / "large.bin").read_bytes() == large
 
 
-def test_what_nearly_fills_the_disk_is_done(large: bytes, my_drive: Path, make_disk: MakeDisk) -> None:
-    """With room for both copies and hardly more it is fetched."""
-    disk = make_disk(40)
-    fetch_files(my_drive / "large.bin", disk / "large.bin", progress=False)
-    assert (disk / "large.bin").read_bytes() == large
-
-
 def test_an_archive_on_drive_counts_twice_beside_the_pack(
     drive: SimulatedDrive, my_drive: Path, make_images: MakeImages, make_zip: Callable[..., Path], make_disk: MakeDisk
 ) -> None:
@@ -138,20 +131,4 @@ def test_a_disk_that_fills_up_while_restoring_costs_only_this_try(
     assert files_in(disk) == {"mine.txt": 4}
     again = stage_big(disk / "fast")
     assert again.report.origin == "cache"
-    assert again.path.read_bytes() == truth
-
-
-def test_a_disk_that_fills_up_while_packing_keeps_the_older_pack(
-    stage_big: Callable[..., StagedDataset], make_disk: MakeDisk
-) -> None:
-    """Packing anew on a disk that has run full leaves the pack that was there, whole and in use."""
-    disk = make_disk(64)
-    first = stage_big(disk / "fast", cache_dir=None)
-    truth, before = first.path.read_bytes(), files_in(disk)
-    with pytest.raises(NotEnoughSpaceError):
-        stage_big(disk / "fast", cache_dir=None, refresh=True, progress=Filler(disk, "pack"))
-    (disk / "filler").unlink()
-    assert files_in(disk) == before
-    again = stage_big(disk / "fast", cache_dir=None)
-    assert again.report.origin == "local"
     assert again.path.read_bytes() == truth

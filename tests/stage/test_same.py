@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -184,22 +183,6 @@ class MemoryTree:
         self.close()
 
 
-def test_trees_in_memory_are_told_apart_by_what_they_hold() -> None:
-    """One label, the same names and sizes: two datasets, and both stay."""
-    one, other = ({name: bmp(value + add) for name, value in COLOURS.items()} for add in (0, 1))
-    first, second = stage(MemoryTree("mine", one)), stage(MemoryTree("mine", other))
-    assert colours_of(first) == COLOURS
-    assert colours_of(second) == {name: value + 1 for name, value in COLOURS.items()}
-    assert stage(MemoryTree("mine", one)).report.origin == "local"
-
-
-def test_the_order_of_splits_is_part_of_the_key(colours: Path) -> None:
-    """It decides which rows each of them gets."""
-    one, other = ({"train": 0.5, "test": 0.5}, {"test": 0.5, "train": 0.5})
-    assert make_request(colours, splits=one).key != make_request(colours, splits=other).key
-    assert make_request(colours, splits=one).key == make_request(colours, splits=dict(one)).key
-
-
 def test_what_nobody_can_compare_is_never_the_same(colours: Path) -> None:
     """A lock in a closure could be anything: each call packs anew, into the same place, and says why."""
     lock = threading.Lock()
@@ -350,20 +333,6 @@ class TestOnDrive:
         drive.unmount()
         drive.new_machine()
         drive.mount(tmp_path / "content" / "drive")
-
-    @pytest.mark.parametrize("verify", ["fast", "full"])
-    def test_a_file_of_many(self, drive: SimulatedDrive, my_drive: Path, tmp_path: Path, verify: str) -> None:
-        """One image is another one of the same length: noticed on request, and on any new machine."""
-        cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
-        stage(my_drive / "colours", cache_dir="auto")
-        (cloud / "cat" / "1.bmp").write_bytes(bmp(250))
-        later(cloud / "cat" / "1.bmp")
-        self.again(my_drive, drive, tmp_path)
-        if verify == "fast":
-            shutil.rmtree(tmp_path / "fast")
-        staged = stage(my_drive / "colours", cache_dir="auto", verify=verify)
-        assert staged.report.origin == "source"
-        assert colours_of(staged)["cat/1.bmp"] == 250
 
     def test_a_quick_look_says_what_it_did_not_see(self, drive: SimulatedDrive, my_drive: Path) -> None:
         """Folders' times alone are asked in a later call of the same session."""

@@ -19,7 +19,6 @@ from PIL import Image
 
 from colabstage.errors import ChecksumMismatchError, DamagedPackError, NotEnoughSpaceError
 from colabstage.io.units import parse_bytes
-from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.pack import execute
 from colabstage.stage import shards
@@ -258,36 +257,6 @@ def test_what_became_of_the_source_or_of_a_shard_is_noticed(
     check_rows(changed, whole_pack(source, tmp_path / "whole"))
     assert changed.part is not None
     changed.part.close()
-
-
-def test_broken_images_and_images_of_other_sizes_are_as_in_one_file(
-    photos: Path, places: dict[str, Any], tmp_path: Path
-) -> None:
-    """What `on_error="skip"` leaves out is left out of its shard; an image of another size among many has all files
-    kept as they are, also in the shards that were finished."""
-    source = Path(shutil.copytree(photos, tmp_path / "photos"))
-    (source / "dog" / "0277.png").write_bytes(b"nothing")
-    data = stage_dataset(source, disk_limit=LIMIT, on_error="skip:1%", **places)
-    assert data.splits == {"train": COUNT - 1}
-    assert len(data.report.skipped) == 1
-    check_rows(data, whole_pack(source, tmp_path / "whole", on_error="skip:1%"))
-    assert data.part is not None
-    data.part.close()
-    shutil.rmtree(places["cache_dir"])
-    write_image(source / "dog" / "0277.png", 277, side=SIDE + 1)
-    mixed = stage_dataset(source, disk_limit=LIMIT, **places)
-    assert mixed.info is not None
-    assert mixed.info.encoding == "encoded"
-    expected = dataset_h5(whole_pack(source, tmp_path / "mixed"))
-    train = mixed["train"]
-    for start in range(0, COUNT, 10):
-        for mine, other in zip(train[start : start + 10], expected[start : start + 10], strict=True):
-            np.testing.assert_array_equal(mine[0], other[0])
-    expected.close()
-    assert mixed.part is not None
-    mixed.part.close()
-    count = len(shards_in(places["cache_dir"]))
-    assert all(f"-of-{count:05}" in path.name for path in shards_in(places["cache_dir"]))
 
 
 def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(

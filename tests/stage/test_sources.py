@@ -27,9 +27,8 @@ from colabstage.errors import (
 )
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.run import stage_dataset
-from tests.support.http_knobs import WebFault, WebKnobs
+from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
-from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
@@ -76,38 +75,6 @@ def server(archive: Path) -> Iterator[WebServer]:
         yield running
 
 
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        WebKnobs(),
-        WebKnobs(ranges="none"),
-        WebKnobs(ranges="none", length="chunked"),
-        WebKnobs(ranges="none", length="chunked", etag="none", last_modified=False),
-        WebKnobs(etag="none", last_modified=False),
-        WebKnobs(gzip=True),
-    ],
-    ids=["ranges", "no ranges", "no length", "nothing told", "no version", "gzip"],
-)
-def test_a_zip_on_the_web_is_packed_and_not_asked_for_twice(server: WebServer, photos: Path, knobs: WebKnobs) -> None:
-    """Whatever the server can do, the rows are right, no archive stays, and the second call moves next to nothing."""
-    server.set_knobs(knobs)
-    staged = stage(server.url("d/photos.zip"))
-    check_rows(staged, photos)
-    assert left_in(staged.path.parent) == WHOLE
-    server.forget_requests()
-    assert stage(server.url("d/photos.zip")).report.origin == "local"
-    assert server.bytes_sent < 300_000
-
-
-def test_a_new_version_is_staged_again(
-    server: WebServer, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip
-) -> None:
-    """Another ETag is another dataset."""
-    stage(server.url("d/photos.zip"))
-    server.put("d/photos.zip", make_zip(make_images(tmp_path / "other", 6), tmp_path / "other.zip").read_bytes())
-    assert stage(server.url("d/photos.zip")).splits == {"train": 6}
-
-
 def test_offline_the_second_call_returns_at_once(archive: Path) -> None:
     """What is staged stays usable when the server is gone; a fresh staging fails by name."""
     with WebServer({"photos.zip": archive.read_bytes()}) as server:
@@ -120,15 +87,6 @@ def test_offline_the_second_call_returns_at_once(archive: Path) -> None:
     assert "cannot be reached" in " ".join(again.report.notes)
     with pytest.raises(SourceReadError, match=r"photos\.zip"):
         stage(url, refresh=True)
-
-
-def test_a_bad_day_on_the_web(server: WebServer, photos: Path) -> None:
-    """Cut connections and a busy server cost time, not data."""
-    server.set_faults(
-        WebFault(kind="truncate", min_bytes=1000, at_byte=5000, first=3),
-        WebFault(kind="status", status=503, retry_after="0", after=4, first=2),
-    )
-    check_rows(stage(server.url("d/photos.zip")), photos)
 
 
 def test_a_checksum_is_checked_before_anything_is_made(server: WebServer, archive: Path) -> None:
@@ -211,42 +169,6 @@ def test_share_links(shares: DriveShares, photos: Path, archive: Path) -> None:
     changed = SharedItem(FILE_ID, "photos.zip", content=archive.read_bytes(), modified="Tue, 03 Mar 2026 10:00:00 GMT")
     shares.add(changed)
     assert stage(link).report.origin == "source"
-
-
-def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
-    """A dataset of Kaggle's is downloaded by its own tool and packed; what it brought goes again."""
-    pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
-    files = {str(path.relative_to(photos)): path.read_bytes() for path in photos.rglob("*.png")}
-    with KaggleService(tmp_path) as service:
-        for name, value in service.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path / "home"))
-        service.add(HostedDataset("ann", "pets", zip_archive(files)))
-        staged = stage("kaggle://ann/pets")
-        check_rows(staged, photos)
-        assert left_in(staged.path.parent) == WHOLE
-        assert stage("https://www.kaggle.com/datasets/ann/pets").report.origin == "local"
-        assert service.count("DownloadDataset") == 1
-        del files["cat/0000.png"]
-        service.add(HostedDataset("ann", "pets", zip_archive(files), version=8))
-        assert stage("kaggle://ann/pets").splits == {"train": len(files)}
-        assert service.count("DownloadDataset") == 2
-    silent = stage("kaggle://ann/pets")
-    assert silent.report.origin == "local"
-    assert any("Kaggle did not tell which version is the newest" in note for note in silent.report.notes)
-
-
-def test_kaggle_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
-    """Where Kaggle has mounted it, it is read in place."""
-    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
-    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
-    mounted = tmp_path / "kaggle" / "input" / "datasets" / "ann" / "pets"
-    shutil.copytree(photos, mounted)
-    staged = stage("kaggle://ann/pets")
-    check_rows(staged, photos)
-    assert "where they are mounted" in " ".join(staged.report.notes)
-    assert stage("kaggle://ann/pets").report.origin == "local"
-    assert len(list(mounted.rglob("*.png"))) == 20
 
 
 def split_zips(photos: Path, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip) -> list[Path]:

@@ -198,47 +198,6 @@ def _second_epoch(path: Path) -> Any:
     return loader
 
 
-def test_ranks_share_out_one_order_whether_they_packed_or_waited_for_another_that_did(
-    gated: GatedTree, tmp_path: Path
-) -> None:
-    """The second call for a dataset waits until the first is done, and finds a whole pack: each row comes once."""
-    data = stage(gated, tmp_path / "a", streaming=True)
-    packing = data.loader("train", BATCH // 2, rank=0, world_size=2)
-    assert "blocks of" in str(packing.plan)
-    gated.gate.open()
-    batches = iter(packing)
-    seen = [values(next(batches)[0]) for _ in range(3)]
-    state = packing.state_dict()
-    seen += [values(x) for x, _ in batches]
-    data.wait(progress=False)
-    other = stage(gated, tmp_path / "a", streaming=True)
-    assert (other.report.origin, other.arriving) == ("local", None)
-    second = [values(x) for x, _ in other.loader("train", BATCH // 2, rank=1, world_size=2)]
-    assert sorted(n for batch in seen + second for n in batch) == [n for n in range(COUNT) if n % 6]
-    # One process whose steps have as many samples goes on where they were.
-    alone = other.loader("train", BATCH)
-    alone.load_state_dict(state)
-    together = [sorted(one + two) for one, two in zip(seen[3:], second[3:], strict=True)]
-    assert [sorted(values(x)) for x, _ in alone] == together
-
-
-def test_a_place_in_an_epoch_is_taken_up_before_the_rows_are_there(gated: GatedTree, tmp_path: Path) -> None:
-    gated.gate.open()
-    data = stage(gated, tmp_path / "a", streaming=True)
-    loader = data.loader("train", BATCH)
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-    state = loader.state_dict()
-    rest = [values(x) for x, _ in batches]
-    data.wait(progress=False)
-    again = stage(gated, tmp_path / "b", streaming=True)
-    other = again.loader("train", BATCH)
-    other.load_state_dict(state)
-    assert [values(x) for x, _ in other] == rest
-    again.wait(progress=False)
-
-
 def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next_call_goes_on(
     gated: GatedTree, tmp_path: Path
 ) -> None:
@@ -334,16 +293,6 @@ def test_another_process_reads_what_is_being_packed(gated: GatedTree, tmp_path: 
         assert (there[7][0] == here[7][0]).all()
         assert there.reader.keys([7]) == here.reader.keys([7])
         data.wait(progress=False)
-
-
-# The pickle above is the short form.
-@pytest.mark.long
-def test_worker_processes_wait_for_their_rows(gated: GatedTree, tmp_path: Path) -> None:
-    data = stage(gated, tmp_path / "a", streaming=True)
-    threading.Timer(0.1, gated.gate.open).start()
-    with data.loader("train", BATCH, strategy="workers", num_workers=1) as loader:
-        assert sorted(n for x, _ in loader for n in values(x)) == [n for n in range(COUNT) if n % 6]
-    data.wait(progress=False)
 
 
 def test_what_cannot_be_streamed_says_so(gated: GatedTree, folder: Path, tmp_path: Path) -> None:
