@@ -33,12 +33,11 @@ from colabstage.errors import (
     TargetNotWritableError,
     UnsafeArchiveError,
 )
-from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.h5.manifest import manifest_path
 from colabstage.io.arguments import GOES_ON
 from colabstage.io.workspace import leave_for_next, temp_beside
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
-from colabstage.stage.plan import plan_stage
 from colabstage.stage.publish import publish_file, restore_file
 from colabstage.stage.run import stage_dataset
 
@@ -115,29 +114,6 @@ def test_touched_folders_cost_one_listing(photos: Path) -> None:
     assert stage(photos).report.origin == "local"
 
 
-def test_refresh_stages_again(photos: Path) -> None:
-    """`refresh=True` does the work anew and gives the same bytes."""
-    first = stage(photos).path.read_bytes()
-    again = stage(photos, refresh=True)
-    assert again.report.origin == "source"
-    assert again.path.read_bytes() == first
-
-
-def test_a_damaged_pack_is_made_again(photos: Path) -> None:
-    """A pack whose tail was zeroed, with its times put back, is never taken for whole."""
-    staged = stage(photos)
-    whole = staged.path.read_bytes()
-    found = staged.path.stat()
-    with staged.path.open("r+b") as file:
-        file.seek(-4096, os.SEEK_END)
-        file.write(bytes(4096))
-    os.utime(staged.path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    again = stage(photos)
-    assert again.report.origin == "source"
-    assert "damaged" in " ".join(again.report.notes)
-    assert again.path.read_bytes() == whole
-
-
 @pytest.mark.parametrize("refresh", [False, True])
 @pytest.mark.parametrize("change", ["another file", "another pack", "edited", "link", "without a manifest"])
 def test_what_somebody_put_over_a_pack_stays(photos: Path, tmp_path: Path, change: str, refresh: bool) -> None:
@@ -177,38 +153,6 @@ def test_a_moved_pack_is_verified_once_and_sealed_again(photos: Path) -> None:
     assert stage(photos).report.origin == "local"
 
 
-def test_without_its_manifest_a_pack_does_not_count(photos: Path) -> None:
-    """A pack whose manifest is gone or cut is made again."""
-    staged = stage(photos)
-    manifest_path(staged.path).write_text("{", encoding="utf-8")
-    assert stage(photos).report.origin == "source"
-    assert read_manifest(staged.path) is not None
-
-
-def test_the_source_may_be_gone_once_it_is_staged(photos: Path) -> None:
-    """What is here stays usable, and the report says that the source was not reached."""
-    stage(photos)
-    shutil.rmtree(photos)
-    again = stage(photos)
-    assert again.report.origin == "local"
-    assert "cannot be reached" in " ".join(again.report.notes)
-    with pytest.raises(SourceNotFoundError):
-        stage(photos, refresh=True)
-    assert again.path.exists()
-
-
-def test_plain_files_are_copied(photos: Path) -> None:
-    """`keep="files"` gives the source's tree, byte for byte with its times, and no pack."""
-    (photos / "notes.txt").write_text("kept as well", encoding="utf-8")
-    staged = stage(photos, keep="files")
-    assert staged.files == staged.path
-    assert everything_below(staged.path) == everything_below(photos)
-    assert (staged.path / "notes.txt").stat().st_mtime_ns == (photos / "notes.txt").stat().st_mtime_ns
-    assert stage(photos, keep="files").report.origin == "local"
-    with pytest.raises(OptionError, match="keep='pack'"):
-        staged["train"]
-
-
 def test_both_forms_are_kept(photos: Path, tmp_path: Path, make_zip: Callable[[Path, Path], Path]) -> None:
     """`keep="both"` extracts an archive and packs it; each form is what it is alone."""
     archive = make_zip(photos, tmp_path / "a.zip")
@@ -226,21 +170,6 @@ def test_missing_files_are_fetched_again(photos: Path) -> None:
     next(staged.path.rglob("*.png")).unlink()
     assert stage(photos, keep="files", verify="full").report.origin == "source"
     assert everything_below(staged.path) == everything_below(photos)
-
-
-def test_a_plan_writes_nothing(photos: Path, tmp_path: Path) -> None:
-    """`plan_stage` says what would happen, with figures, and leaves no trace."""
-    before = sorted(tmp_path.rglob("*"))
-    plan = plan_stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache")
-    assert sorted(tmp_path.rglob("*")) == before
-    assert plan.action == "stage"
-    assert plan.figures.pack_bytes == 20 * 8 * 8 * 3
-    assert plan.samples == {"train": 20}
-    assert plan.fits
-    stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache")
-    assert plan_stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache").action == "reuse"
-    shutil.rmtree(tmp_path / "fast")
-    assert plan_stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache").action == "restore"
 
 
 def test_leftovers_of_the_dead_are_swept(photos: Path) -> None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import html
-import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import h5py
 import pytest
 from PIL import Image
 
-from colabstage.errors import TargetExistsError
 from colabstage.stage.plan import StagePlan, plan_stage
 from colabstage.stage.room import StageFigures
 from colabstage.stage.run import stage_dataset
-
-if TYPE_CHECKING:
-    import numpy as np
 
 PLAN = StagePlan(
     source="<drive>/photos.zip",
@@ -51,13 +45,6 @@ def test_a_plan_that_does_not_fit_says_so() -> None:
     assert "does not fit" not in PLAN._repr_html_()
 
 
-def test_reuse_moves_nothing() -> None:
-    """What is here already has no figures."""
-    here = replace(PLAN, action="reuse", cache=None, samples={}, found=())
-    assert str(here).splitlines()[1:] == [f"  {reason}" for reason in PLAN.reasons]
-    assert "read" not in here._repr_html_().replace("already", "").replace("would be read", "")
-
-
 @pytest.fixture
 def cats(tmp_path: Path) -> Path:
     """Four images of two classes."""
@@ -66,28 +53,6 @@ def cats(tmp_path: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (40 * number, 90, 20)).save(folder / f"{number}.png")
     return tmp_path / "cats"
-
-
-@pytest.mark.parametrize("keep", ["pack", "files"])
-def test_a_plan_says_what_would_be_refused(cats: Path, tmp_path: Path, keep: str) -> None:
-    """A pack that somebody wrote to, or files beside ours, in the words of the error that `stage_dataset` raises."""
-    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None, "keep": keep}
-    staged = stage_dataset(cats, progress=False, **places)
-    assert plan_stage(cats, **places).refused == ""
-    assert plan_stage(cats, refresh=True, **places).refused == ""
-    if keep == "pack":
-        with h5py.File(staged.path, "a") as file:
-            file["mine"] = 1
-    else:
-        (staged.path / "mine.txt").write_text("notes")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    plan = plan_stage(cats, refresh=True, **places)
-    with pytest.raises(TargetExistsError) as raised:
-        stage_dataset(cats, progress=False, refresh=True, **places)
-    assert plan.refused == str(raised.value) == plan.to_dict()["refused"]
-    for text in (str(plan), html.unescape(plan._repr_html_())):
-        assert f"It would be refused: {plan.refused}" in text
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_damaged_pack_is_told_once_and_with_what_works(cats: Path, tmp_path: Path) -> None:
@@ -104,19 +69,3 @@ def test_a_damaged_pack_is_told_once_and_with_what_works(cats: Path, tmp_path: P
     staged.path.unlink()
     assert plan_stage(cats, **places).refused == ""
     assert stage_dataset(cats, progress=False, **places).report.origin == "source"
-
-
-def test_a_refresh_is_the_reason(cats: Path, tmp_path: Path) -> None:
-    """The plan does not say that what is there is missing."""
-    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": tmp_path / "cache"}
-    stage_dataset(cats, progress=False, **places)
-    plan = plan_stage(cats, refresh=True, **places)
-    assert plan.reasons[:2] == ("Here: not used, because of refresh=True.", "Cache: not used, because of refresh=True.")
-    lock = threading.Lock()
-
-    def held(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        with lock:
-            return x
-
-    plan = plan_stage(cats, prepare=held, **places)
-    assert "not used, because of what layout= or prepare= holds and cannot be compared" in plan.reasons[0]
