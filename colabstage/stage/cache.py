@@ -26,15 +26,14 @@ from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
     Manifest,
     check_replaceable_pack,
-    exchanging,
+    place_pack,
     read_manifest,
-    remove_manifest,
     verified,
     write_manifest,
 )
 from colabstage.h5.parts import PartName, joined_info
 from colabstage.io.files import make_folder
-from colabstage.io.ownership import put_file, remove_empty, whatever_is_there
+from colabstage.io.ownership import remove_empty
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import cut_own, disk_use, is_made_here, only_for, open_workspace, remove_own
@@ -358,13 +357,8 @@ def _put_in_place(cached: CachedPack, local: Sequence[Path], request: StageReque
             address=request.address,
         )
         return
-    check_replaceable_pack(target)  # again, because copying may have taken an hour
-    coming = replace(manifest, mtime_ns=local[0].stat().st_mtime_ns)
-    with exchanging(target, coming):
-        remove_manifest(target)
-        put_file(local[0], target, replaces=whatever_is_there)
-        # While readers still find the folder: those that come later look for the manifest.
-        write_manifest(target, coming)
+    write_manifest(local[0], replace(manifest, mtime_ns=local[0].stat().st_mtime_ns))
+    place_pack(local[0], target, staged=True)
 
 
 def exceeds_limit(request: StageRequest, cached: CachedPack) -> bool:

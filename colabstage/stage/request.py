@@ -235,9 +235,12 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDi
         return source
     if not isinstance(source, LocalSource) or glob.has_magic(str(source.path)):
         return source
-    places = [base]
-    if place_in(base, source.path) == PurePath():
-        places = [base / name, *(record.parent for record in base.glob(f"*-{'[0-9a-f]' * 8}/{RECORD_NAME}"))]
+    # A walk for each path: each asks which links lead there.
+    inside = [place_in(base, source.path)]
+    if inside == [PurePath()]:
+        ours = [base / name, *(record.parent for record in base.glob(f"*-{'[0-9a-f]' * 8}/{RECORD_NAME}"))]
+        inside = [place_in(place, source.path) for place in ours]
+    places: list[Path] = []
     if isinstance(cache, Path):
         places.append(cache)
     elif cache == "auto":
@@ -245,7 +248,7 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDi
         places += [] if drive is None else [drive / "MyDrive" / "colabstage"]
         places += [] if lasting is None else [lasting / "colabstage"]
     # Staging a folder that contains the cache would otherwise pack yesterday's packs.
-    inside = (place_in(place, source.path) for place in places)
+    inside += [place_in(place, source.path) for place in places]
     return replace(source, leave_out=frozenset(str(place) for place in inside if place is not None and place.parts))
 
 
