@@ -123,14 +123,12 @@ class Cache:
         """Return the reason for that place, or for having none, in a few words."""
         return self._choose()[1]
 
-    @property
     def why_not(self) -> str:
-        """Return why a pack that is not published is not in it, for the report."""
-        return (
-            "no: the cache keeps another pack of it, made where there was more room"
-            if self.is_left
-            else f"no: {self.why}"
-        )
+        """Say, for the report, why a pack that is not published is not in it; "" where there is no pack."""
+        if not self.request.wants_pack:
+            return ""
+        kept = "the cache keeps another pack of it, made where there was more room"
+        return f"no: {kept if self.is_left else self.why}"
 
     def find(self) -> CachedPack | None:
         """Return the pack of the request; `None` where there is none, or none is wanted.

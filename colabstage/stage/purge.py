@@ -198,48 +198,29 @@ def _list_parts(base: Path) -> Iterator[StoredDataset]:
 
 
 def _list_cache(cache: CachePlace) -> list[StoredDataset]:
+    sets: dict[tuple[str, int, bool], list[CachedFile]] = {}
     # People keep packs of their own in the place of the cache; those have no key of ours in their names.
-    files = [one for one in cache.ask(cache.files) if _is_ours(one)]
-    sets: dict[tuple[str, int], list[CachedFile]] = {}
-    found = []
-    for one in files:
-        part = PartName.of(Path(one.name))
-        if part.count:
-            sets.setdefault((part.stem, part.count), []).append(one)
-            continue
-        found.append(
-            StoredDataset(
-                place="cache",
-                name=_dataset_of(one.name),
-                path=one.path,
-                source=str(one.manifest.identity.get("address", "")),
-                nbytes=one.nbytes,
-                changed_s=one.changed_s,
-                samples=one.manifest.samples,
-                whole=one.is_whole,
-                previous=one.name.endswith(PREVIOUS_SUFFIX),
-                options=_options_of(one) if one.is_whole else {},
-            )
-        )
-    return [*(_set_of(cache, *key, shards) for key, shards in sorted(sets.items())), *found]
+    for one in filter(_is_ours, cache.ask(cache.files)):
+        count = PartName.of(Path(one.name)).count
+        sets.setdefault((_dataset_of(one.name), count, one.name.endswith(PREVIOUS_SUFFIX)), []).append(one)
+    return [_stored(cache, name, files, count) for (name, count, _), files in sets.items()]
 
 
-def _set_of(cache: CachePlace, name: str, count: int, shards: Sequence[CachedFile]) -> StoredDataset:
-    """Return all shards of a set as one dataset."""
-    samples = dict[str, int]()
-    for one in shards:
-        for split, rows in one.manifest.samples.items():
-            samples[split] = samples.get(split, 0) + rows
+def _stored(cache: CachePlace, name: str, files: Sequence[CachedFile], count: int) -> StoredDataset:
+    """Return one file of the cache, or all `count` shards of a set, as one dataset."""
+    splits = {split for one in files for split in one.manifest.samples}
+    is_whole = all(one.is_whole for one in files)
     return StoredDataset(
         place="cache",
         name=name,
-        path=cache.at(shard_pattern(Path(f"{name}.h5"), count).name),
-        source=str(shards[-1].manifest.identity.get("address", "")),
-        nbytes=sum(one.nbytes for one in shards),
-        changed_s=max(one.changed_s for one in shards),
-        samples=samples,
-        whole=len(shards) == count and all(one.is_whole for one in shards),
-        options=_options_of(shards[0]) if shards[0].is_whole else {},
+        path=cache.at(shard_pattern(Path(f"{name}.h5"), count).name) if count else files[0].path,
+        source=str(files[-1].manifest.identity.get("address", "")),
+        nbytes=sum(one.nbytes for one in files),
+        changed_s=max(one.changed_s for one in files),
+        samples={split: sum(one.manifest.samples.get(split, 0) for one in files) for split in sorted(splits)},
+        whole=is_whole and len(files) == max(1, count),
+        previous=files[0].name.endswith(PREVIOUS_SUFFIX),
+        options=_options_of(files[0]) if files[0].is_whole else {},
     )
 
 

@@ -265,7 +265,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> Sta
         done = publish_pack(call, cache, record)
         return _finish(call, lambda _: done)
     published = record.published is True and request.cache_dir is not None
-    return _finish(call, _known(request) if published else None, "yes" if published else cache.why_not)
+    return _finish(call, _known(request) if published else None, "yes" if published else cache.why_not())
 
 
 def _sweep_copies(request: StageRequest) -> None:
@@ -335,7 +335,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     # This run may not have used what a dead one left behind.
     _sweep_copies(request)
     if not caches:
-        return _finish(call, None, cache.why_not)
+        return _finish(call, None, cache.why_not())
     if wait:
         done = publish_pack(call, cache, record)
         return _finish(call, lambda _: done)

@@ -118,6 +118,8 @@ def test_a_call_does_what_its_plan_says(name: str, tmp_path: Path) -> None:
         assert dict(plan.samples) == data.splits
         if "image_size" not in case.options:
             assert numbers_in(data.path) == world.numbers
+            if "cache_dir" not in case.options:
+                assert numbers_in(world.pack("cache")) == world.numbers
     if case.action == "reuse":
         assert (plan.figures.source_bytes, plan.figures.peak_bytes) == (0, 0)
     elif data.files is not None:

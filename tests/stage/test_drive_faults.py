@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import (
-    ColabstageError,
-    DriveDisconnectedError,
     SourceChangedError,
-    SourceReadError,
 )
 from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, ListingFault, OpFault
+from colabstage.simulate.knobs import DriveFaults, DriveKnobs, ListingFault
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
@@ -44,41 +40,6 @@ def fetch(source: Path, target: Path) -> dict[str, bytes]:
 def truth(drive: SimulatedDrive, make_images: MakeImages) -> dict[str, bytes]:
     """Forty images in the cloud."""
     return contents(make_images(drive.cloud / "MyDrive" / "photos", 40))
-
-
-PHOTO = "MyDrive/photos/*.png"
-
-
-@pytest.mark.parametrize(
-    ("faults", "kind", "remedy"),
-    [
-        ({"ops": (OpFault(op="read", pattern="*/0007.png", errno=errno.EIO),)}, SourceReadError, "stage a copy"),
-        (
-            {"ops": (OpFault(op="read", pattern=PHOTO, errno=errno.ENOTCONN),)},
-            DriveDisconnectedError,
-            r"mount_drive\(\)",
-        ),
-        ({"ops": (OpFault(op="open", pattern="*/0007.png", errno=errno.ENOENT),)}, ColabstageError, "moved or deleted"),
-        ({"contents": (ContentFault(pattern=PHOTO, kind="truncate", tail_bytes=9),)}, SourceReadError, "Wait until"),
-    ],
-    ids=["EIO for good", "ENOTCONN", "gone", "truncated"],
-)
-def test_what_lasts_is_one_typed_error(
-    faults: dict[str, Any],
-    kind: type[ColabstageError],
-    remedy: str,
-    truth: dict[str, bytes],
-    drive: SimulatedDrive,
-    my_drive: Path,
-    tmp_path: Path,
-) -> None:
-    """It names the file and what to do; the target does not exist; once the day is better the rest comes."""
-    drive.set_faults(DriveFaults(**faults))
-    with pytest.raises(kind, match=remedy):
-        fetch(my_drive / "photos", tmp_path / "here")
-    assert not (tmp_path / "here").exists()
-    drive.set_faults(DriveFaults())
-    assert fetch(my_drive / "photos", tmp_path / "here") == truth
 
 
 @pytest.mark.parametrize("cached", [False, True])

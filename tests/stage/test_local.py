@@ -35,7 +35,6 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import manifest_path
 from colabstage.io.arguments import GOES_ON
-from colabstage.io.workspace import leave_for_next, temp_beside
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.publish import publish_file, restore_file
@@ -172,17 +171,6 @@ def test_missing_files_are_fetched_again(photos: Path) -> None:
     assert everything_below(staged.path) == everything_below(photos)
 
 
-def test_leftovers_of_the_dead_are_swept(photos: Path) -> None:
-    """What a killed process left in the dataset's folder is gone after the next staging."""
-    staged = stage(photos)
-    leftover = temp_beside(staged.path.parent / "spool")
-    leftover.mkdir()
-    (leftover / "half").write_bytes(b"x")
-    leave_for_next(leftover)
-    stage(photos, refresh=True)
-    assert not [p for p in staged.path.parent.iterdir() if p.name.startswith(".colabstage-")]
-
-
 def bad_sources(tmp_path: Path, make_images: MakeImages, make_zip: Callable[[Path, Path], Path]) -> dict[str, Path]:
     """One of each kind of source that cannot be staged."""
     (tmp_path / "empty").mkdir()
@@ -238,18 +226,6 @@ def test_bad_sources_are_refused_without_a_trace(
     left = (tmp_path / "fast").rglob("*")
     assert [p for p in left if p.is_file() and not p.parent.name.startswith(".colabstage-")] == []
     assert not (tmp_path / "cache").exists()
-
-
-def test_a_failed_refresh_keeps_what_was_there(photos: Path) -> None:
-    """A source that has gone bad raises, and the earlier pack is still there, whole."""
-    staged = stage(photos)
-    before = everything_below(staged.path.parent)
-    (photos / "cat" / "0000.png").write_bytes(b"rotten")
-    with pytest.raises(DecodeError):
-        stage(photos, refresh=True)
-    after = everything_below(staged.path.parent)
-    # Samples that were finished before the bad one wait for the next try.
-    assert {name: data for name, data in after.items() if not name.startswith(".colabstage-")} == before
 
 
 @pytest.mark.parametrize(

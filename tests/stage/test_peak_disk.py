@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,6 @@ from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
-    from typing import Self
-
-    from colabstage.io.progress import ProgressStep
     from colabstage.simulate.drive import SimulatedDrive
     from colabstage.stage.dataset import StagedDataset
 
@@ -25,30 +21,6 @@ pytestmark = pytest.mark.fuse
 MakeImages = Callable[..., Path]
 MakeDisk = Callable[[int], Path]
 MB = 1_000_000
-
-
-class Filler:
-    """A `Progress` that takes a disk's room, all but 5 MB, when a step of a certain name begins."""
-
-    def __init__(self, disk: Path, name: str) -> None:
-        self._disk = disk
-        self._name = name
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        """The moment, right after room was found to be there."""
-        if name.lower().startswith(self._name) and not (self._disk / "filler").exists():
-            with (self._disk / "filler").open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self._disk).free - 5 * MB)
-        return self
-
-    def advance(self, amount: int = 1) -> None:
-        """Nothing to show."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
 
 
 def files_in(folder: Path) -> dict[str, int]:
@@ -116,19 +88,3 @@ def test_a_restored_pack_counts_twice(
     with pytest.raises(NotEnoughSpaceError, match=r"needs 4\d.*MB"):
         stage_big(disk / "fast")
     assert files_in(disk) == {}
-
-
-def test_a_disk_that_fills_up_while_restoring_costs_only_this_try(
-    stage_big: Callable[..., StagedDataset], tmp_path: Path, make_disk: MakeDisk
-) -> None:
-    """What stood on the disk stays; with room again the pack comes from the cache, whole."""
-    truth = stage_big(tmp_path / "first").path.read_bytes()
-    disk = make_disk(64)
-    (disk / "mine.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(NotEnoughSpaceError, match="full"):
-        stage_big(disk / "fast", progress=Filler(disk, "copy from cache"))
-    (disk / "filler").unlink()
-    assert files_in(disk) == {"mine.txt": 4}
-    again = stage_big(disk / "fast")
-    assert again.report.origin == "cache"
-    assert again.path.read_bytes() == truth

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,15 +11,12 @@ import pytest
 from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
-    NotEnoughSpaceError,
     SourceNotFoundError,
     TargetExistsError,
 )
-from colabstage.h5.manifest import Manifest, check_whole, read_manifest, write_manifest
-from colabstage.io.files import block_ranges, hash_ranges
+from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.stage.publish import publish_file
-from tests.stage.conftest import OneStep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,16 +99,6 @@ def test_a_link_in_the_way_is_refused(checkpoint: Path, tmp_path: Path, same: bo
     assert [path.name for path in (*theirs.parent.iterdir(), *link.parent.iterdir())] == ["theirs.pt", "model.pt"]
 
 
-def test_a_full_place_keeps_what_is_there(checkpoint: Path, small_disk: Path) -> None:
-    """Without room for the new version the old one stays, and no fragment does."""
-    (checkpoint.parent / "old").write_bytes(b"old")
-    publish_file(checkpoint.parent / "old", small_disk / "model.pt", progress=False)
-    with pytest.raises(NotEnoughSpaceError, match="MB"):
-        publish_file(checkpoint, small_disk, progress=False)
-    assert sorted(p.name for p in small_disk.iterdir()) == ["model.pt", "model.pt.json"]
-    assert (small_disk / "model.pt").read_bytes() == b"old"
-
-
 @pytest.mark.fuse
 def test_drive_gets_it_and_the_report_says_that_it_uploads(
     checkpoint: Path, my_drive: Path, drive: SimulatedDrive
@@ -149,46 +135,3 @@ def test_a_bad_day_on_drive_keeps_the_old_version(
     drive.set_faults(DriveFaults())
     assert (my_drive / "model.pt").read_bytes() == old
     assert not [p for p in my_drive.iterdir() if p.name.startswith(".colabstage-")]
-
-
-class FillsAtTheEnd(OneStep):
-    """Takes the room of a disk, but for some pages, once so many bytes have been copied, as another program may."""
-
-    def __init__(self, disk: Path, nbytes: int, pages: int) -> None:
-        super().__init__()
-        self._disk, self._left, self._pages = disk, nbytes, pages
-
-    def advance(self, amount: int = 1) -> None:
-        self._left -= amount
-        if self._left == 0:
-            with (self._disk / "filler").open("wb", buffering=0) as file:
-                with suppress(OSError):
-                    while True:
-                        file.write(bytes(4096))
-                file.truncate(file.tell() - 4096 * self._pages)
-
-
-@pytest.mark.parametrize(("versions", "pages"), [(0, 0), (1, 0), (1, 1)])
-def test_a_disk_that_is_full_at_the_last_moment_has_what_was_there(
-    checkpoint: Path, small_disk: Path, versions: int, pages: int
-) -> None:
-    """The copy is whole and there is no room for its manifest: nothing empty stays, and no version loses its name.
-
-    With room for one page, the version before has its other name already; the new manifest takes three.
-    """
-    place = small_disk / "there"
-    place.mkdir()
-    for _ in range(versions):
-        checkpoint.write_bytes(os.urandom(1_000_000))
-        publish_file(checkpoint, place, progress=False)
-    before = {path.name: path.read_bytes() for path in place.iterdir()}
-    checkpoint.write_bytes(os.urandom(1_000_000))
-    ranges = block_ranges(1_000_000, 2048)
-    write_manifest(checkpoint, Manifest(1_000_000, 2048, tuple(hash_ranges(checkpoint, ranges, threads=1))))
-    with pytest.raises(NotEnoughSpaceError, match="is full"):
-        publish_file(checkpoint, place, progress=FillsAtTheEnd(small_disk, 1_000_000, pages))
-    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
-    (small_disk / "filler").unlink()
-    report = publish_file(checkpoint, place, progress=False)
-    assert report.path.read_bytes() == checkpoint.read_bytes()
-    assert (report.previous is not None) is bool(versions)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import (
-    SourceChangedError,
     TargetExistsError,
 )
 from colabstage.h5.manifest import BLOCK_BYTES, check_whole, manifest_path, read_manifest
@@ -23,9 +22,7 @@ from colabstage.stage.publish import check_unchanged, previous_path, publish_fil
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from typing import Self
 
-    from colabstage.io.progress import ProgressStep
     from colabstage.simulate.drive import SimulatedDrive
 
 
@@ -35,29 +32,6 @@ def checkpoint(tmp_path: Path) -> Path:
     path = tmp_path / "my model 1.pt"
     path.write_bytes(os.urandom(20_000_000))
     return path
-
-
-class Meddler:
-    """A `Progress` that calls a function once, when the first block has been copied."""
-
-    def __init__(self, meddle: Callable[[], object]) -> None:
-        self._meddle: Callable[[], object] | None = meddle
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        """Every step is this."""
-        return self
-
-    def advance(self, amount: int = 1) -> None:
-        """The moment."""
-        meddle, self._meddle = self._meddle, None
-        if meddle is not None:
-            meddle()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
 
 
 def names(folder: Path) -> list[str]:
@@ -113,24 +87,6 @@ def test_an_interrupted_publish_goes_on_with_the_blocks_that_are_there(
     for folder in (target.parent, cloud):
         assert names(folder) == [checkpoint.name, f"{checkpoint.name}.json"]
         assert (folder / checkpoint.name).read_bytes() == checkpoint.read_bytes()
-
-
-@pytest.mark.parametrize("append", [True, False], ids=["grows", "rewritten"])
-def test_a_file_that_changes_meanwhile_is_refused(checkpoint: Path, tmp_path: Path, append: bool) -> None:
-    """Half of one state and half of another is no checkpoint; the version that was there stays."""
-    target = tmp_path / "there" / "model.pt"
-    publish_file(checkpoint, target, progress=False)
-    before = target.read_bytes()
-
-    def meddle() -> None:
-        with checkpoint.open("ab" if append else "r+b") as file:
-            file.write(b"later")
-
-    checkpoint.write_bytes(os.urandom(20_000_000))
-    with pytest.raises(SourceChangedError, match="finished and closed"):
-        publish_file(checkpoint, target, progress=Meddler(meddle))
-    assert target.read_bytes() == before
-    assert names(target.parent) == ["model.pt", "model.pt.json"]
 
 
 @pytest.mark.fuse

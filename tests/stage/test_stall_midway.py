@@ -5,27 +5,19 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import closing
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from colabstage.errors import SourceReadError
-from colabstage.h5.manifest import manifest_path
 from colabstage.io.files import RetryPolicy
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
 from colabstage.sources import http_file, opening
 from colabstage.sources.partial import fetcher
-from colabstage.sources.partial.file import BlockwiseFile
-from tests.load.test_partial import BLOCK, LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.numbered import note_numbers, numbers_of, stream_archive, write_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.torch
@@ -75,40 +67,3 @@ def test_a_streamed_archive_of_the_web(archive: Path, tmp_path: Path) -> None:
         (kept,) = re.findall(told, str(failed.value))
         assert f"{kept} were already in place" in str(again.report)
     assert again.figures["kept"] > 0
-
-
-@pytest.mark.parametrize("fault", [STALL, HANG], ids=["stall", "hang"])
-def test_a_part_of_a_pack_on_the_web(fault: WebFault, tmp_path: Path) -> None:
-    pack = make_pack(tmp_path / "data.h5")
-    files = {"data.h5": pack.path, "data.h5.json": manifest_path(pack.path)}
-    with WebServer(files, knobs=WebKnobs(bytes_per_s=1e6)) as server:
-        dataset = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path / "a", return_index=True)
-        with closing(part_of(dataset)):
-            left_in_the_middle(dataset, pack, lambda: server.set_faults(fault), server.set_faults)
-
-
-def left_in_the_middle(
-    dataset: dataset_h5, pack: Pack, stall: Callable[[], object], go_on: Callable[[], object]
-) -> None:
-    """Go through an epoch in whose middle nothing comes for a while."""
-    loader, part, seen = make_loader(dataset, 50, seed=1), part_of(dataset), list[int]()
-    assert isinstance(part.file, BlockwiseFile)
-
-    def train() -> None:
-        for (x, _), index in loader:
-            np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), pack.x[index.numpy()])
-            seen.extend(index.tolist())
-            if len(seen) == 100:
-                stall()
-
-    began = time.monotonic()
-    with pytest.raises(SourceReadError, match=r"blocks \d+ are here .* when you continue, they are not fetched"):
-        train()
-    assert time.monotonic() - began < DEADLINE_S
-    here, fetched = part.file.here, part.figures["fetched"]
-    go_on()
-    with part.file.hold(here[:4]):
-        assert part.figures["fetched"] - fetched <= 16 * BLOCK
-    loader.load_state_dict(loader.state_dict())
-    seen += check_epoch(loader, pack)
-    assert sorted(seen) == list(range(ROWS))
