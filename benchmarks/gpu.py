@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--rounds 3] [--json OUT]
 
-For the day when a GPU is there; without one it says so and ends. It takes about five minutes:
+Without a GPU it says so and ends. It takes about two minutes:
 
 - batches gathered on the GPU (`strategy="device"`) against bare `index_select` calls on the same tensor;
 - bytes a second that `make_loader(device="cuda")` brings from a mapped file, against one large copy from pinned memory,
@@ -12,7 +12,7 @@ For the day when a GPU is there; without one it says so and ends. It takes about
   because not every GPU has an engine for it (a T4 has none);
 - all tests marked `gpu`.
 
-Nothing is promised: there was no GPU to measure on when this was written. Ends with exit code 1 when a test fails.
+Nothing is promised. Ends with exit code 1 when a test fails.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Restored:
             elif _has(part, "state_dict", "load_state_dict"):
                 # An optimizer's state has no values of what it trains.
                 self._items(name, [one for group in getattr(part, "param_groups", ()) for one in group["params"]])
-                self._stack.callback(part.load_state_dict, _on_host(part.state_dict()))
+                self._stack.callback(_load_state, part, _on_host(part.state_dict()))
             elif isinstance(part, np.ndarray):
                 self._stack.callback(np.copyto, part, part.copy())
                 self._items(name, part.tolist() if part.dtype == object else ())
@@ -228,7 +228,9 @@ class Restored:
         def restore() -> None:
             # In place, because others refer to this tensor.
             tensor.data.copy_(value)
-            if tensor.is_leaf:
+            if gradient is not None and tensor.grad is not None:
+                tensor.grad.copy_(gradient)
+            elif tensor.is_leaf:
                 tensor.grad = None if gradient is None else gradient.to(tensor.device)
 
         self._stack.callback(restore)
@@ -260,6 +262,14 @@ def _variables_of(part: Any) -> list[Any]:
 
 def _has(part: object, *names: str) -> bool:
     return all(callable(getattr(part, name, None)) for name in names)
+
+
+def _load_state(part: Any, state: dict[str, Any]) -> None:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(part, torch.optim.Optimizer):
+        # Or its moments would be twice on the GPU for a moment.
+        part.state.clear()
+    part.load_state_dict(state)
 
 
 def _on_host(value: Any) -> Any:

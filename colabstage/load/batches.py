@@ -497,7 +497,10 @@ def scale_to(x: Any, dtype: torch.dtype) -> Any:
         return x.to(dtype)
     # 65535 is beyond float16, so its range is divided first.
     wide = torch.float32 if x.dtype == torch.uint16 else dtype
-    return x.to(wide).div_(white).to(dtype)
+    scaled = x.to(wide)
+    # CUDA multiplies by the reciprocal of a number, which differs in the last bit from the division that CPUs do.
+    divisor = white if not x.is_cuda else torch.full((), white, dtype=wide, device=x.device)
+    return scaled.div_(divisor).to(dtype)
 
 
 def move_to(x: Any, device: torch.device) -> Any:

@@ -152,10 +152,34 @@ class CudaCopyStream:
 
     def used(self, tensor: torch.Tensor) -> None:
         if tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(self._device))
+            for part in _dense_parts(tensor):
+                part.record_stream(torch.cuda.current_stream(self._device))
+
+
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that hold a tensor's memory: itself, or the indices and values of a sparse one."""
+    if tensor.layout == torch.strided:
+        return (tensor,)
+    if tensor.layout == torch.sparse_coo:
+        # Those without the underscore refuse tensors with repeated indices.
+        return tensor._indices(), tensor._values()
+    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    starts = tensor.crow_indices() if by_rows else tensor.ccol_indices()
+    return starts, tensor.col_indices() if by_rows else tensor.row_indices(), tensor.values()
 
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Batches(Protocol[T_co]):
+    """Batches that are made one after the other, until they are closed."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+
+    def close(self) -> None:
+        """End it, and free what it holds."""
+
 
 # One is filled while the other is copied from.
 _SLOTS = 2
@@ -198,8 +222,14 @@ class PinnedBuffer:
     def _placed(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
         # On "meta" nothing is allocated: this asks for the strides of a dense copy, channels_last kept.
         strides = torch.empty_like(tensor, device="meta").stride()
-        flat = self._memory[start : start + tensor.nbytes].view(tensor.dtype)
-        return flat.as_strided(tensor.shape, strides).copy_(tensor)
+        flat = self._memory[start : start + tensor.nbytes]
+        placed = flat.view(tensor.dtype).as_strided(tensor.shape, strides)
+        if strides != tensor.stride() or tensor.is_conj() or tensor.is_neg():
+            return placed.copy_(tensor)
+        # Without gaps, so one copy of its bytes: torch's own uses as many threads as there are cores, which decode.
+        values = tensor.detach().as_strided((tensor.numel(),), (1,))
+        np.copyto(flat.numpy(), values.view(torch.uint8).numpy())
+        return placed
 
 
 class _Slot:
@@ -231,7 +261,7 @@ class StreamStager:
         """Let the copies of an iteration come after all that the caller's stream was given so far."""
         self._copies.follow()
 
-    def stage(self, batches: Generator[T | Heartbeat]) -> Generator[Staged[T] | Heartbeat]:
+    def stage(self, batches: Batches[T | Heartbeat]) -> Generator[Staged[T] | Heartbeat]:
         """Start the copies of batch after batch.
 
         Batches are also made on the stream, so those that are on the device already are ordered like the rest.
@@ -304,7 +334,7 @@ class PlainStager:
     def begin(self) -> None:
         """Wait for nothing."""
 
-    def stage(self, batches: Generator[T | Heartbeat]) -> Generator[Staged[T] | Heartbeat]:
+    def stage(self, batches: Batches[T | Heartbeat]) -> Generator[Staged[T] | Heartbeat]:
         """Move batch after batch; what is there already stays what it is."""
         with closing(batches):
             yield from map(self._start, batches)  # type: ignore[arg-type]  # mypy loses T here
@@ -332,7 +362,7 @@ def make_stager(device: torch.device) -> Stager:
 
 
 def prefetch_staged(
-    batches: Generator[T | Heartbeat], stager: Stager, depth: int, name: str, demand: Demand | None = None
+    batches: Batches[T | Heartbeat], stager: Stager, depth: int, name: str, demand: Demand | None = None
 ) -> Prefetcher[Staged[T]]:
     """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller.
 

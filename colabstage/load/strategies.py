@@ -101,9 +101,10 @@ class FileSource(BatchSource):
         self._ragged = ragged
         self._seed = seed
         self._crop = crop
-        # One block with the consumer, one in the making, the others in between; and two being copied to a GPU.
+        # One block with the consumer, one in the making, the others in between; with a GPU one that waits to be copied
+        # there, and two that are.
         on_gpu, between = device.type == "cuda" and self.collate is None, plan.prefetch.value // plan.together
-        idle, allocate = between + (4 if on_gpu else 2), pinned_block if on_gpu else None
+        idle, allocate = between + (5 if on_gpu else 2), pinned_block if on_gpu else None
         # Two pools, for a block of one is no good to the other.
         self._pool, self._targets = BufferPool(idle, allocate), BufferPool(idle, allocate)
 
@@ -182,7 +183,7 @@ class DeviceTable:
     def take(self, index: torch.Tensor) -> torch.Tensor:
         """Return copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""
         words = self._words.index_select(0, index)
-        return words.view(torch.uint8).view(self._dtype).view(len(index), *self._shape)
+        return words.view(self._dtype).view(len(index), *self._shape)
 
 
 class DeviceSource(BatchSource):
