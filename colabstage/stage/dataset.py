@@ -201,8 +201,9 @@ class StageReport:
     def _remarks(self) -> list[str]:
         """Return what is said below the steps."""
         more = len(self.skipped) - _SKIPPED_SHOWN
-        left_out = [f"Left out: {why}" for why in self.skipped[:_SKIPPED_SHOWN]]
-        left_out += [f"Left out: {more:,} more, in report.skipped."] if more > 0 else []
+        left_out = [f"{format_count(len(self.skipped), 'samples')} left out:"] if self.skipped else []
+        left_out += self.skipped[:_SKIPPED_SHOWN]
+        left_out += [f"… and {more:,} more, in report.skipped"] if more > 0 else []
         return [*self.notes, *filter(None, (self.arrived,)), *left_out]
 
     def __str__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 
-from colabstage.errors import OptionError, TargetExistsError, TargetNotWritableError
+from colabstage.errors import TargetExistsError, TargetNotWritableError
 from colabstage.io import workspace
-from colabstage.stage.publish import previous_path, publish_file
+from colabstage.stage.publish import publish_file
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.run import stage_dataset
 
@@ -43,54 +42,6 @@ def visible(folder: Path) -> list[str]:
 def publish(path: Path, to: object, **options: Any) -> Path:
     """In silence."""
     return publish_file(path, to, progress=False, **options).path  # type: ignore[arg-type]
-
-
-class TestPublish:
-    """Versions of ours make room, and nothing else."""
-
-    def test_a_link_and_what_it_leads_to_stay(self, tmp_path: Path) -> None:
-        """A shortcut on Drive shows as one: it is refused, with the place to publish to instead."""
-        best = write(tmp_path / "runs" / "best.pt", "precious")
-        (tmp_path / "to").mkdir()
-        (tmp_path / "to" / "model.pt").symlink_to(best)
-        with pytest.raises(TargetExistsError, match="is a link"):
-            publish(write(tmp_path / "model.pt", "new"), tmp_path / "to")
-        assert best.read_text() == "precious"
-        assert (tmp_path / "to" / "model.pt").is_symlink()
-
-    def test_a_snapshot_by_hard_link_keeps_its_bytes(self, tmp_path: Path) -> None:
-        """Two versions later the file that it shared its bytes with is gone, and they are there."""
-        for number in range(4):
-            publish(write(tmp_path / "model.pt", f"v{number}" * 50), tmp_path / "to" / "model.pt")
-            if not number:
-                os.link(tmp_path / "to" / "model.pt", tmp_path / "snapshot.pt")
-        assert (tmp_path / "snapshot.pt").read_text() == "v0" * 50
-        assert visible(tmp_path / "to") == [
-            *("model.pt", "model.pt.json", "model.pt.previous", "model.pt.previous.json"),
-        ]
-
-    @pytest.mark.parametrize("keep_previous", [True, False])
-    def test_somebodys_previous_stays(self, keep_previous: bool, tmp_path: Path) -> None:
-        """A file that only has the name of a previous version is no version of ours."""
-        mine = write(tmp_path / "to" / "model.pt.previous", "mine")
-        first = write(tmp_path / "model.pt", "1")
-        report = publish_file(first, tmp_path / "to" / "model.pt", keep_previous=keep_previous, progress=False)
-        assert report.previous is None
-        with pytest.raises(TargetExistsError, match=r"'.*model\.pt\.previous' is not a version"):
-            publish(write(first, "22"), tmp_path / "to" / "model.pt", keep_previous=keep_previous)
-        assert (mine.read_text(), (tmp_path / "to" / "model.pt").read_text()) == ("mine", "1")
-
-    @pytest.mark.parametrize("text", ["of another length", "V1"])
-    def test_a_version_that_somebody_wrote_to_stays(self, text: str, tmp_path: Path) -> None:
-        """Whether its length tells that it was written to, or only its time and bytes."""
-        target = publish(write(tmp_path / "model.pt", "v1"), tmp_path / "to" / "model.pt")
-        write(target, text)
-        later = target.with_name("model.pt.json").stat().st_mtime_ns + 10**9
-        os.utime(target, ns=(later, later))
-        with pytest.raises(TargetExistsError, match="as it is now"):
-            publish(write(tmp_path / "model.pt", "v2"), target)
-        assert target.read_text() == text
-        assert not previous_path(target).exists()
 
 
 class TestFolders:
@@ -153,17 +104,6 @@ class TestTargetInSource:
         (tmp_path / "link").symlink_to("photos")
         (tmp_path / "into").symlink_to(photos / "a")
         return photos
-
-    def test_a_file_is_not_published_over_itself(self, tmp_path: Path) -> None:
-        """Neither by its folder nor by another name of the same file."""
-        model = write(tmp_path / "model.pt", "weights")
-        (tmp_path / "here").symlink_to(tmp_path)
-        (tmp_path / "same.pt").hardlink_to(model)
-        before = snapshot(tmp_path)
-        for target in (tmp_path, model, f"{tmp_path}/here/", tmp_path / "here" / "model.pt", tmp_path / "same.pt"):
-            with pytest.raises(OptionError, match="the very file"):
-                publish_file(model, target, progress=False)
-            assert snapshot(tmp_path) == before
 
     def test_what_is_staged_in_its_source_through_a_link_is_no_part_of_it(self, tmp_path: Path, photos: Path) -> None:
         """Neither the files that are kept nor the cache; the second call finds nothing changed."""
