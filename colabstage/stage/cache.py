@@ -131,11 +131,7 @@ class Cache:
         return f"no: {kept if self.is_left else self.why}"
 
     def find(self) -> CachedPack | None:
-        """Return the pack of the request; `None` where there is none, or none is wanted.
-
-        Raises:
-            SourceNotFoundError, SourceAccessError: the cache is in a bucket that is not there, or that refuses us.
-        """
+        """Return the pack of the request; `None` where there is none, or none is wanted."""
         place = self.place if self.request.wants_pack else None
         if place is None:
             return None
@@ -564,11 +560,7 @@ def publish_pack(
 
 
 def find_published(request: StageRequest) -> PublishReport[Any] | None:
-    """Return what an earlier call published of the local pack.
-
-    Raises:
-        SourceNotFoundError: it is not there.
-    """
+    """Return what an earlier call published of the local pack."""
     # Only on request and not in every call, because a Drive takes time to answer.
     if request.cache_dir is None:
         return None

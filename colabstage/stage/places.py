@@ -276,14 +276,7 @@ class BucketPlace(CachePlace):
         return _each(look, names)
 
     def publish(self, file: Path, name: str, *, keep_previous: bool = True, progress: Progress) -> PublishReport[Any]:
-        """Copy a finished file there; an earlier version that colabstage wrote is removed first, and never kept.
-
-        Raises:
-            TargetExistsError: an object of that name is not one that colabstage wrote, as it is now.
-            TargetNotWritableError, SourceError: the service failed.
-            SourceChangedError: something wrote to the file meanwhile.
-            DamagedPackError: what was read back differs from what was written.
-        """
+        """Copy a finished file there; an earlier version that colabstage wrote is removed first, and never kept."""
         began, cancellation = time.monotonic(), cancellation_of(progress)
         check_is_file(file)
         state = file_state(file)

@@ -253,11 +253,7 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDi
 
 
 def check_for_workers(request: StageRequest) -> None:
-    """Make sure that an executor's workers can open what is packed.
-
-    Raises:
-        OptionError: they cannot, because the source has to be downloaded first.
-    """
+    """Make sure that an executor's workers can open what is packed."""
     if request.keep == "pack" and request.opened_path is None:
         msg = (
             f"executor= is for a folder or an archive that its workers can open by its path, and "
@@ -267,11 +263,7 @@ def check_for_workers(request: StageRequest) -> None:
 
 
 def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
-    """Make sure that rows can be read while the others are packed.
-
-    Raises:
-        OptionError: an executor's workers do the packing, or plain files or a part of the pack are wanted.
-    """
+    """Make sure that rows can be read while the others are packed."""
     if has_executor:
         msg = "streaming=True packs in this process, where readers are, and executor= in others. Leave out one of them."
         raise OptionError(msg)
@@ -293,12 +285,7 @@ def lock_path(folder: Path) -> Path:
 
 
 def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
-    """Check the public `cache_dir=` argument.
-
-    Raises:
-        OptionError: it names no place that packs can be written to.
-        DriveNotMountedError: it is on Drive, and none is mounted there.
-    """
+    """Check the public `cache_dir=` argument."""
     if cache_dir is None:
         return None
     check_argument("cache_dir", cache_dir, "path")

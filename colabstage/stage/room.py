@@ -78,9 +78,6 @@ def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> Non
     """Refuse to make what the disk limit does not allow here, and which cannot be made in shards either.
 
     `figures`: what it takes; `None` where that is known only once all of it is here.
-
-    Raises:
-        NotEnoughSpaceError: it would take more than `disk_limit`, or might.
     """
     limit = request.disk_limit
     if limit is None or (figures is not None and not exceeds(request, figures)):

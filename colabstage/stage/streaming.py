@@ -158,11 +158,7 @@ class BackgroundPack:
         return self._arrival
 
     def start(self) -> StagedDataset:
-        """Begin, and return the dataset once the pack is planned, or complete where it was here already.
-
-        Raises:
-            As `stage_dataset`, for everything up to the plan.
-        """
+        """Begin, and return the dataset once the pack is planned, or complete where it was here already."""
         # At its end the interpreter cuts daemon threads off, here perhaps in the middle of a write.
         atexit.register(self._stop_at_exit)
         self._thread.start()
@@ -222,12 +218,7 @@ class BackgroundPack:
         return self._done.result().wait_published(max(0.0, deadline - SYSTEM_CLOCK.now()))
 
     def open(self, split: str) -> dataset_h5:
-        """Return a split that waits for rows when they are read; for a finished pack, the ordinary split.
-
-        Raises:
-            SplitNotFoundError: there is no such split.
-            Exception: whatever ended the work.
-        """
+        """Return a split that waits for rows when they are read; for a finished pack, the ordinary split."""
         with whole_imports():
             from colabstage.load.dataset import dataset_h5
 
@@ -244,13 +235,7 @@ class BackgroundPack:
             return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
 
     def wait(self, timeout_s: float | None, progress: bool | Progress | None) -> StagedDataset:
-        """Return the dataset once all of it is here.
-
-        Raises:
-            TimeoutError: it is not, after `timeout_s` seconds.
-            WorkersLostError: this process was forked from the one that does the work, whose end is not seen here.
-            Exception: whatever ended the work.
-        """
+        """Return the dataset once all of it is here."""
         progress = self._wanted if progress is None else progress
         if self._done.done():
             # A bar would only jump from nothing to the end, below what the caller has printed meanwhile.

@@ -169,7 +169,7 @@ def test_what_is_kept_aside_is_never_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", ["pack", "files"])
-def test_what_is_somebodys_is_refused_by_both(keep: str, tmp_path: Path) -> None:
+def test_what_is_somebodys_is_refused_by_both(keep: Any, tmp_path: Path) -> None:
     world = World(tmp_path)
     staged = world.stage(keep=keep)
     mine = staged.path if keep == "pack" else staged.path / "mine.txt"

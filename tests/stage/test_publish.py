@@ -97,22 +97,22 @@ def edit(target: Path, content: bytes) -> None:
     os.utime(target, ns=(later, later))
 
 
+def version(target: Path) -> Path:
+    """Publish the older file there."""
+    publish(target.parent.parent / "old", target)
+    return target
+
+
 IN_THE_WAY: dict[str, Callable[[Path], object]] = {
     "a folder": lambda target: target.mkdir(),
     "a link": lambda target: target.symlink_to(write(target.parent.parent / "theirs", "precious")),
     "a link to the same": lambda target: target.symlink_to(write(target.parent.parent / "theirs", b"new")),
     "another file": lambda target: write(target, "precious"),
     "a log under the manifest's name": lambda target: write(target.with_name("model.pt.json"), '{"epoch": 3}'),
-    "a version that was edited": lambda target: (publish(target.parent.parent / "old", target), edit(target, b"OLD")),
-    "a version that grew": lambda target: (publish(target.parent.parent / "old", target), edit(target, b"older")),
-    "a version that lost its manifest": lambda target: (
-        publish(target.parent.parent / "old", target),
-        target.with_name("model.pt.json").unlink(),
-    ),
-    "somebody's previous version": lambda target: (
-        publish(target.parent.parent / "old", target),
-        write(target.with_name("model.pt.previous"), "precious"),
-    ),
+    "a version that was edited": lambda target: edit(version(target), b"OLD"),
+    "a version that grew": lambda target: edit(version(target), b"older"),
+    "a version that lost its manifest": lambda target: version(target).with_name("model.pt.json").unlink(),
+    "somebody's previous version": lambda target: write(version(target).with_name("model.pt.previous"), "precious"),
 }
 
 
@@ -125,7 +125,7 @@ def test_what_is_somebodys_stays(name: str, keep_previous: bool, tmp_path: Path)
     IN_THE_WAY[name](target)
     before = snapshot(tmp_path)
     with pytest.raises(TargetExistsError, match=r"model\.pt"):
-        publish(source, target, keep_previous=keep_previous)
+        publish(source, target.parent, keep_previous=keep_previous)
     after = snapshot(tmp_path)
     # A folder's time changes where something was made in it for a moment.
     assert {path: (one.kind, one.content) for path, one in after.items()} == {
@@ -351,9 +351,9 @@ def spoil(file: Path) -> None:
 def published(tmp_path: Path) -> Path:
     """A file of which two versions were published."""
     for content in (b"old" * 1000, b"new" * 1000):
-        target = publish(write(tmp_path / "model.pt", content), tmp_path / "there/model.pt").path
+        publish(write(tmp_path / "model.pt", content), tmp_path / "there/model.pt")
     (tmp_path / "model.pt").unlink()
-    return target
+    return tmp_path / "there/model.pt"
 
 
 HARM: dict[str, Callable[[Path], object]] = {

@@ -22,10 +22,9 @@ from colabstage.sources.parse import parse_source
 from colabstage.stage.record import read_record, write_record
 from colabstage.stage.request import make_request
 from colabstage.stage.run import stage_dataset
-from colabstage.trees.listing import FileEntry, TreeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from colabstage.simulate.drive import SimulatedDrive
@@ -152,35 +151,6 @@ def test_a_pack_stays_vouched_for_when_files_are_brought_beside_it(colours: Path
     assert after is not None
     assert (after.seal, after.published) == (before.seal, True)
     assert [step.name for step in stage(colours, **options).report.steps] == ["look"]
-
-
-class MemoryTree:
-    """Files that lie in memory, without times."""
-
-    kind: TreeKind = "folder"
-    notes: tuple[str, ...] = ()
-
-    def __init__(self, label: str, files: dict[str, bytes]) -> None:
-        self.label = label
-        self._files = files
-        self.entries = tuple(FileEntry(name, len(data), 0, at) for at, (name, data) in enumerate(sorted(files.items())))
-
-    def read(self, entry: FileEntry) -> bytes:
-        """One of them."""
-        return self._files[entry.name]
-
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """One of them, at once."""
-        yield self._files[entry.name]
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def __enter__(self) -> MemoryTree:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def test_what_nobody_can_compare_is_never_the_same(colours: Path) -> None:
