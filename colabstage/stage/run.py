@@ -177,32 +177,23 @@ def stage_dataset(
 
 def _stage_watched(first: StageCall, *, wait: bool) -> StagedDataset:
     """Do one call, and once more where the Drive that it needs dies meanwhile and can be mounted again."""
-    request = first.request
-    # Here once more, because with `streaming` a thread does this, and readers too are told what ended it.
-    with typed_errors(reads=paths_of(request.source), writes=(request.folder, request.cache_dir)):
-        return _stage_once_or_twice(first, wait=wait)
-
-
-def _stage_once_or_twice(first: StageCall, *, wait: bool) -> StagedDataset:
-    request = first.request
-    if request.drive_path is None:
-        return run_watched(lambda: _run_there(first, wait=wait), *request.touched_paths)
-    notes: list[str] = []
-    calls = chain([first], repeat(replace(first, report=StageReport())))
+    request, notes = first.request, list[str]()
     # Each attempt opens everything again: nothing may be kept open on a mount that has died.
-    staged = run_with_one_remount(
-        lambda: _run_there(next(calls), wait=wait),
-        place=request.drive_path,
-        touches=request.touched_paths,
-        notice=notes.append,
-    )
+    calls = chain([first], repeat(replace(first, report=StageReport())))
+
+    def work() -> StagedDataset:
+        with required_to_stay(request.folder):
+            return run_call(next(calls), wait=wait)
+
+    # Here once more, because with `streaming` a thread does this, and its error reaches readers too.
+    with typed_errors(reads=paths_of(request.source), writes=(request.folder, request.cache_dir)):
+        if request.drive_path is None:
+            return run_watched(work, *request.touched_paths)
+        staged = run_with_one_remount(
+            work, place=request.drive_path, touches=request.touched_paths, notice=notes.append
+        )
     staged.report.note(*notes)
     return staged
-
-
-def _run_there(call: StageCall, *, wait: bool) -> StagedDataset:
-    with required_to_stay(call.request.folder):
-        return run_call(call, wait=wait)
 
 
 def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
