@@ -25,6 +25,7 @@ from colabstage.errors import (
     DamagedPackError,
     PackFormatError,
     SourceNotFoundError,
+    SourceReadError,
     TargetExistsError,
 )
 from colabstage.h5.manifest import (
@@ -184,6 +185,10 @@ class FolderPlace(CachePlace):
             return sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            # An unreadable folder is not an empty one: purging would report what is in it as removed.
+            msg = f"'{self.folder}' cannot be listed: {error.strerror}. Correct its permissions, or mount it again."
+            raise SourceReadError(msg) from error
 
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
         require_answer(self.folder)

@@ -15,7 +15,7 @@ import pytest
 from colabstage import stage_dataset
 from colabstage.errors import DriveDisconnectedError, SourceReadError
 from colabstage.machine import watched
-from colabstage.simulate.knobs import DriveFaults, OpFault
+from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.io.test_board import wait_until
 from tests.support.staged import use_small_blocks
 
@@ -28,6 +28,20 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.fuse, pytest.mark.torch]
 
 COUNT, BATCH = 160, 8
+
+
+@pytest.fixture
+def drive_knobs() -> DriveKnobs:
+    """Slow enough for an epoch to be left in the middle."""
+    return DriveKnobs(
+        cold_open_latency_s=0.05,
+        stream_bytes_per_s=1e6,
+        parallel_requests=4,
+        listing_latency_s=0.0,
+        listing_per_entry_s=0.0,
+        warm_listing_s=0.0,
+        visibility_s=0.0,
+    )
 
 
 def pixels(batches: Any) -> list[Any]:
