@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import colabstage
-from colabstage.diagnose.compare import compare_sources
 from colabstage.errors import DriveNotMountedError
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
-from colabstage.stage.purge import list_datasets, purge_datasets, sweep_leftovers
+from colabstage.stage.purge import list_datasets, purge_datasets
 from tests.stage.conftest import OneStep
+from tests.stage.on_drive import SIZE, VERBS
 from tests.support.colab import simulated_colab
 
 if TYPE_CHECKING:
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.stage.conftest import MakeImages
+    from tests.stage.on_drive import Verb
     from tests.support.colab_machine import SimulatedColab
-
-    Verb = Callable[[Path, Path, Path], object]
-
-SIZE = (8, 8)
 
 
 @pytest.fixture
@@ -64,60 +61,6 @@ def model(tmp_path: Path) -> Path:
     return file
 
 
-VERBS: dict[str, Verb] = {
-    "publish_file": lambda on, model, images: colabstage.publish_file(model, f"{on}/ck/", progress=False),
-    "publish_file, waiting": lambda on, model, images: colabstage.publish_file(
-        model, f"{on}/ck/", wait_uploaded=True, progress=False
-    ),
-    "publish_file, from Drive": lambda on, model, images: colabstage.publish_file(on / "m.pt", model, progress=False),
-    "restore_file": lambda on, model, images: colabstage.restore_file(on / "m.pt", model, progress=False),
-    "restore_file, to Drive": lambda on, model, images: colabstage.restore_file(model, on / "m.pt", progress=False),
-    "stage_dataset": lambda on, model, images: colabstage.stage_dataset(
-        on / "photos.zip", image_size=SIZE, progress=False
-    ),
-    "stage_dataset, pattern": lambda on, model, images: colabstage.stage_dataset(
-        on / "part-*.zip", image_size=SIZE, progress=False
-    ),
-    "stage_dataset, cache_dir": lambda on, model, images: colabstage.stage_dataset(
-        images, image_size=SIZE, cache_dir=on / "cache", progress=False
-    ),
-    "stage_dataset, local_dir": lambda on, model, images: colabstage.stage_dataset(
-        images, image_size=SIZE, local_dir=on / "local", progress=False
-    ),
-    "plan_stage": lambda on, model, images: colabstage.plan_stage(on / "photos.zip", image_size=SIZE),
-    "plan_stage, cache_dir": lambda on, model, images: colabstage.plan_stage(
-        images, image_size=SIZE, cache_dir=on / "cache"
-    ),
-    "pack_dataset": lambda on, model, images: colabstage.pack_dataset(
-        images, on / "pack.h5", image_size=SIZE, progress=False
-    ),
-    "pack_dataset, from Drive": lambda on, model, images: colabstage.pack_dataset(
-        on / "photos", model.with_name("pack.h5"), image_size=SIZE, progress=False
-    ),
-    "pack_dataset, appending": lambda on, model, images: colabstage.pack_dataset(
-        images, append_to=on / "pack.h5", image_size=SIZE, progress=False
-    ),
-    "pack_dataset, of a dataset": lambda on, model, images: colabstage.pack_dataset(
-        [(number, 0) for number in range(4)], on / "pack.h5", progress=False
-    ),
-    "fetch_files": lambda on, model, images: colabstage.fetch_files(images, on / "copy", progress=False),
-    "fetch_files, from Drive": lambda on, model, images: colabstage.fetch_files(
-        on / "photos", model.with_name("copy"), progress=False
-    ),
-    "extract_archive": lambda on, model, images: colabstage.extract_archive(
-        shutil.make_archive(str(images), "zip", images), on / "out", progress=False
-    ),
-    "extract_archive, from Drive": lambda on, model, images: colabstage.extract_archive(
-        on / "photos.zip", model.with_name("out"), progress=False
-    ),
-    "dataset_h5": lambda on, model, images: colabstage.dataset_h5(on / "pack.h5"),
-    "compare_sources": lambda on, model, images: compare_sources(on / "photos", image_size=SIZE),
-    "list_datasets": lambda on, model, images: list_datasets(cache_dir=on / "cache"),
-    "list_datasets, local_dir": lambda on, model, images: list_datasets(local_dir=on / "local", cache_dir=None),
-    "sweep_leftovers": lambda on, model, images: sweep_leftovers(cache_dir=on / "cache"),
-}
-
-
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_every_verb_refuses_a_path_on_a_drive_that_is_not_mounted(
     verb: Verb, colab: SimulatedColab, place: Path, model: Path, images: Path, tmp_path: Path
@@ -139,18 +82,6 @@ def test_what_the_error_advises_works(colab: SimulatedColab, place: Path, model:
     call = next(part for part in str(caught.value).split() if part.startswith("mount_drive("))
     assert eval(call, {"mount_drive": colabstage.mount_drive}) == place / "MyDrive"
     assert colabstage.publish_file(model, target, wait_uploaded=True, progress=False).proof == "uploaded"
-
-
-def shortcut(place: Path) -> Path:
-    """The target of a shortcut, by its id."""
-    return place / ".shortcut-targets-by-id/1A2b3C/team"
-
-
-def link(place: Path) -> Path:
-    """A link that leads to Drive, as notebooks make to avoid the space."""
-    short = place.with_name("mydrive")
-    short.symlink_to(place.with_name("gdrive") / "My Drive")
-    return short
 
 
 @pytest.mark.fuse
