@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -28,13 +27,8 @@ from colabstage.errors import (
 )
 from colabstage.io.page import Board
 from colabstage.load.dataset import dataset_h5
-from colabstage.sources.transfer.connections import Transfer
-from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.zip import ZipTree
 from tests.io.test_board import wait_until
-from tests.support.http_knobs import WebKnobs
-from tests.support.http_server import WebServer
 from tests.support.staged import contents
 
 if TYPE_CHECKING:
@@ -344,47 +338,3 @@ def test_the_interpreters_end_or_a_kill_costs_what_was_under_way(how: str, folde
     again.wait(progress=False)
     stage(FolderTree(folder, workers=1), tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-
-
-def test_what_was_packed_before_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy of an archive begins with what is left, and not before that is known: it would take the whole line. Nor
-    does the rest come while the last of it is decoded."""
-    archive, noise = tmp_path / "data.zip", np.random.default_rng(0)
-    with zipfile.ZipFile(archive, "w") as file:
-        for number in range(300):
-            made = BytesIO()
-            Image.fromarray(noise.integers(0, 256, (128, 128, 3), np.uint8)).save(made, "PNG")
-            file.writestr(f"c{number // 150}/{number:03}.png", made.getvalue())
-    size, wanted, arrived = archive.stat().st_size, list[int](), list[int]()
-    start, close, read = StreamingCopy.start, Transfer.close, ZipTree.read
-
-    def begin(copy: StreamingCopy) -> None:
-        wanted.append(sum(end - begin for begin, end in copy._wanted))
-        start(copy)
-
-    def end(transfer: Transfer) -> None:
-        close(transfer)
-        arrived.append(transfer._arrived.total - transfer.kept_bytes)
-
-    monkeypatch.setattr(StreamingCopy, "start", begin)
-    monkeypatch.setattr(Transfer, "close", end)
-    with WebServer({"data.zip": archive}, knobs=WebKnobs(total_bytes_per_s=12e6)) as server:
-        data = stage(server.url("data.zip"), tmp_path / "a", streaming=True)
-        wait_until(lambda: data.ready.fraction > 0.5)
-        data.cancel()
-        assert 0.95 * size < wanted[0] <= size
-        wanted.clear()
-
-        def read_slowly(tree: ZipTree, entry: FileEntry) -> bytes:
-            time.sleep(0.02)
-            return read(tree, entry)
-
-        monkeypatch.setattr(ZipTree, "read", read_slowly)
-        again = stage(server.url("data.zip"), tmp_path / "a", streaming=True)
-        # Units whose samples are not all packed come as a whole.
-        assert 0 < wanted[0] < 0.6 * size
-        assert again.figures["kept"] > 0.4 * size
-        again.wait(progress=False)
-        assert arrived[-1] <= wanted[0] + 100_000
-    stage(archive, tmp_path / "b")
-    assert next((tmp_path / "a").rglob("*.h5")).stat().st_size == next((tmp_path / "b").rglob("*.h5")).stat().st_size
