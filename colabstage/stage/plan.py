@@ -24,7 +24,7 @@ from colabstage.sources.parse import comes_whole
 from colabstage.stage.cache import Cache, is_published
 from colabstage.stage.dataset import found_in
 from colabstage.stage.decide import decide, has_to_come, plan_reading, staging_figures
-from colabstage.stage.record import spoilt
+from colabstage.stage.record import is_spoilt
 from colabstage.stage.request import SOURCE_REMEDIES, StageArguments, make_request
 from colabstage.stage.room import StageFigures, less_room
 from colabstage.stage.run import FILES_REMEDY
@@ -280,7 +280,7 @@ def _plan(
 def _refusal(request: StageRequest) -> str:
     """Return what `stage_dataset` would raise because of what it would replace; "" if it would raise nothing."""
     try:
-        if request.wants_pack and not spoilt(request):
+        if request.wants_pack and not is_spoilt(request):
             check_replaceable_pack(request.pack_path)
         if request.wants_files:
             check_replaceable(request.files_path, FILES_REMEDY)

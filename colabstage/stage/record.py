@@ -23,8 +23,6 @@ from colabstage.sources.parse import ObjectSource
 from colabstage.stage.request import RECORD_NAME
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Cancellation
     from colabstage.stage.request import StageRequest
@@ -183,32 +181,26 @@ def files_staged(request: StageRequest, identity: SourceIdentity) -> StagedFiles
     return None if files_problem(request, record, thorough=True) else record.files
 
 
-def spoilt(request: StageRequest) -> list[Path]:
-    """Return the files in the way of a pack that lost their proof, because its manifest cannot be read any more.
+def is_spoilt(request: StageRequest) -> bool:
+    """Tell whether a pack lost its proof because its manifest, although ours, cannot be read any more.
 
-    A pack that contradicts a whole manifest, or has none, is not among them: somebody put it there, which is refused.
+    A pack that contradicts a whole manifest, or has none, was put there by somebody, which is refused.
     """
     pack, beside, record = request.pack_path, manifest_path(request.pack_path), read_record(request)
-    if record is None or not record.seal or not beside.is_file():
-        return []
+    if record is None or not record.seal or not is_manifest(beside):
+        return False
     try:
-        if read_manifest(pack) is not None:
-            return []
+        return read_manifest(pack) is None and not is_replaceable_pack(pack)
     except NewerFormatError:
-        return []
-    proved = {pack: is_replaceable_pack(pack), beside: is_manifest(beside)}
-    return [file for file, is_ours in proved.items() if not is_ours]
+        return False
 
 
 def set_aside(request: StageRequest) -> str:
-    """Rename what `spoilt` finds, and say so in a sentence; "" where it finds nothing."""
-    moved = []
-    for file in spoilt(request):
-        names = (f"{file.name}.aside{number or ''}" for number in count())
-        aside = next(path for path in map(file.with_name, names) if not os.path.lexists(path))
-        move_vouched(file, aside, lambda _: True)
-        moved.append(aside.name)
-    if not moved:
+    """Rename a pack that `is_spoilt`, and say so in a sentence; "" where there is none."""
+    if not is_spoilt(request):
         return ""
-    shown = " and ".join(f"'{name}'" for name in moved)
-    return f"The manifest of the pack here was spoilt, so it is made again. What was there is kept as {shown}."
+    pack = request.pack_path
+    names = (f"{pack.name}.aside{number or ''}" for number in count())
+    aside = next(path for path in map(pack.with_name, names) if not os.path.lexists(path))
+    move_vouched(pack, aside, lambda _: True)
+    return f"The manifest of the pack here was spoilt, so it is made again; what was there is kept as '{aside.name}'."
