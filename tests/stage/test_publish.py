@@ -28,6 +28,7 @@ from colabstage.errors import (
 from colabstage.io.ownership import put_file
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
 from colabstage.stage.publish import await_upload, check_unchanged
+from tests.stage.conftest import OneStep
 from tests.support.invariants import left_behind, snapshot, unvouched
 
 if TYPE_CHECKING:
@@ -206,6 +207,31 @@ def test_two_at_the_same_moment_each_have_their_manifest(tmp_path: Path, monkeyp
         list(threads.map(lambda n: publish(write(tmp_path / f"{n}.pt", contents[n]), there), range(2)))
     second = there.read_bytes()
     check(there.parent, newest=second, previous=next(one for one in contents if one != second))
+
+
+class Meddles(OneStep):
+    """Calls a function once, when the first block has been copied."""
+
+    def __init__(self, meddle: Callable[[], object]) -> None:
+        self._meddles = [meddle]
+
+    def advance(self, amount: int = 1) -> None:
+        while self._meddles:
+            self._meddles.pop()()
+
+
+@pytest.mark.parametrize("mode", ["ab", "r+b"], ids=["grows", "rewritten"])
+def test_a_file_that_changes_meanwhile_is_refused(model: Path, tmp_path: Path, mode: str) -> None:
+    """Half of one state and half of another is no checkpoint."""
+    publish(write(tmp_path / "model.pt", b"old"), f"{tmp_path}/there/")
+
+    def meddle() -> None:
+        with model.open(mode) as file:
+            file.write(b"later")
+
+    with pytest.raises(SourceChangedError, match="finished and closed"):
+        publish_file(model, tmp_path / "there/model.pt", progress=Meddles(meddle))
+    check(tmp_path / "there", newest=b"old")
 
 
 _DIES = """
