@@ -497,14 +497,8 @@ def test_names_of_a_file_without_any(tmp_path: Path) -> None:
         _ = plain.samples
 
 
-def test_old_names_work_with_a_warning(data: StagedDataset, tmp_path: Path) -> None:
+def test_old_names_work_with_a_warning(tmp_path: Path) -> None:
     """For this release."""
-    loose: Any = data.loader
-    with pytest.warns(DeprecationWarning, match="prefetch= of loader"):
-        assert loose("train", 4, prefetch=3, strategy="direct").plan.prefetch.value == 3
     pack: Any = colabstage.pack_dataset
     with pytest.warns(DeprecationWarning, match="out= of pack_dataset"):
         pack([(np.zeros((2, 2, 3), np.uint8), 0)], out=tmp_path / "a.h5", progress=False)
-    publish: Any = colabstage.publish_file
-    with pytest.warns(DeprecationWarning, match="to= of publish_file"):
-        publish(data.path, to=f"{tmp_path}/lasting/", progress=False)
