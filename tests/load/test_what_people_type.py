@@ -111,7 +111,7 @@ WORKS: list[tuple[str, Any]] = [
 
 # Each line, the error, and the line to write that its message has.
 REFUSED: list[tuple[str, type[Exception], str]] = [
-    ("[x for x in data]", TypeError, "Write data['train'] for samples"),
+    ("[x for x in data]", OptionError, "Write data['train'] for samples"),
     ("data[0]", OptionError, "data.loader('train', 64) for batches"),
     ("ds[[1, 2, 3]]", OptionError, "torch.utils.data.Subset(dataset, rows)"),
     ("ds[True]", OptionError, "takes a row or a slice, got bool"),
