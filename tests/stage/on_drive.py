@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import colabstage
-from colabstage.diagnose.compare import compare_sources
-from colabstage.stage.purge import list_datasets, sweep_leftovers
 
 Verb = Callable[[Path, Path, Path], object]
 SIZE = (8, 8)
@@ -60,8 +58,9 @@ VERBS: dict[str, Verb] = {
         on / "photos.zip", model.with_name("out"), progress=False
     ),
     "dataset_h5": lambda on, model, images: colabstage.dataset_h5(on / "pack.h5"),
-    "compare_sources": lambda on, model, images: compare_sources(on / "photos", image_size=SIZE),
-    "list_datasets": lambda on, model, images: list_datasets(cache_dir=on / "cache"),
-    "list_datasets, local_dir": lambda on, model, images: list_datasets(local_dir=on / "local", cache_dir=None),
-    "sweep_leftovers": lambda on, model, images: sweep_leftovers(cache_dir=on / "cache"),
+    "compare_sources": lambda on, model, images: colabstage.compare_sources(on / "photos", image_size=SIZE),
+    "list_datasets": lambda on, model, images: colabstage.list_datasets(cache_dir=on / "cache"),
+    "list_datasets, local_dir": lambda on, model, images: colabstage.list_datasets(
+        local_dir=on / "local", cache_dir=None
+    ),
 }

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage import stage_dataset
 from colabstage.errors import (
     DriveError,
     SourceNotFoundError,
 )
 from colabstage.simulate.knobs import DriveFaults
-from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
