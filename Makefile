@@ -38,7 +38,7 @@ help: ## show these lines
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
-	$(VENV)/bin/colabstage demo
+	$(VENV)/bin/python -m demo
 
 test: $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: about eight minutes on two cores
 	@$(VENV)/bin/python scripts/run_tests.py $(if $(UNTIL),--until $(UNTIL))
@@ -80,8 +80,8 @@ campaign: $(VENV)/.installed $(VENV)/.fuse ## kill work at random moments, and w
 	$(VENV)/bin/python -m campaigns $(CAMPAIGN) --kills $(KILLS)
 
 clean: ## remove what these targets made, the virtual environments included
-	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_WHEEL) $(VENV_LIBRARIES) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache .hypothesis .testmondata*
-	find colabstage tests benchmarks campaigns scripts -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_WHEEL) $(VENV_LIBRARIES) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .testmondata*
+	find colabstage simulated_drive demo tests benchmarks campaigns scripts -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/pip $(VENV_COLAB)/bin/pip $(VENV_WHEEL)/bin/pip $(VENV_LIBRARIES)/bin/pip:
 	@bash scripts/make_venv.sh $(PYTHON) $(@D)/..
@@ -92,13 +92,13 @@ $(VENV313)/bin/pip:
 # Apart from the rest, so that whoever tries the demo waits for nothing else.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "Installing colabstage with what the demo needs (torch is most of it) into $(VENV), once: about a minute ..."
-	@$(VENV)/bin/python $(INSTALL) --editable '.[demo]' || { $(NO_TORCH); exit 1; }
+	@$(VENV)/bin/python $(INSTALL) --editable . --group demo || { $(NO_TORCH); exit 1; }
 	@touch $@
 
 # One call of pip, because each looks at everything anew.
 $(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "Installing colabstage with what its tests need (torch and TensorFlow are most of it) into $(VENV), once: a minute or two ..."
-	@$(VENV)/bin/python $(INSTALL) --editable '.[demo]' --group test --group arrow --group tensorflow \
+	@$(VENV)/bin/python $(INSTALL) --editable . --group demo --group test --group arrow --group tensorflow \
 	  --group notebooks || { $(NO_TORCH); exit 1; }
 	@touch $@ $(VENV)/.demo
 
@@ -129,13 +129,13 @@ $(VENV)/.site: pyproject.toml constraints.txt $(VENV)/.installed
 # Without torch, so that the tests show what works without it.
 $(VENV313)/.installed: pyproject.toml constraints.txt | $(VENV313)/bin/pip
 	@echo "Installing colabstage without torch into $(VENV313) ..."
-	@$(VENV313)/bin/python $(INSTALL) --group test --editable '.[fuse]'
+	@$(VENV313)/bin/python $(INSTALL) --group test --editable . --group fuse
 	@touch $@
 
 # With the versions of Colab's image, where they are older than what pip would take.
 $(VENV_COLAB)/.installed: pyproject.toml constraints.txt constraints-colab.txt | $(VENV_COLAB)/bin/pip
 	@echo "Installing colabstage with the versions of Colab's image into $(VENV_COLAB) ..."
-	@$(VENV_COLAB)/bin/python $(INSTALL) --constraint constraints-colab.txt --editable '.[demo]' --group test --group notebooks
+	@$(VENV_COLAB)/bin/python $(INSTALL) --constraint constraints-colab.txt --editable . --group demo --group test --group notebooks
 	@touch $@
 
 # Another torch than constraints.txt has: torchvision does not import beside that one.

@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colabstage.simulate.knobs import Meter
+from simulated_drive.knobs import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks._fetch_rows import OURS, Row
 from benchmarks._photographs import write_photographs
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
 from colabstage.sources.fetching import fetch_files
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks._report import against
 from benchmarks.stage_drive import ask_each
-from colabstage.simulate.drive import SimulatedDrive, fuse_problem
-from colabstage.simulate.knobs import DriveKnobs
 from colabstage.stage.run import stage_dataset
+from simulated_drive.drive import SimulatedDrive, fuse_problem
+from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StageReport

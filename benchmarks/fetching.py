@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from benchmarks._fetch_rows import OURS, Row
 from benchmarks._report import against
-from colabstage.simulate.drive import fuse_problem
+from simulated_drive.drive import fuse_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

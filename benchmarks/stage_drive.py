@@ -34,10 +34,10 @@ from PIL import Image
 
 from benchmarks._photographs import write_photographs, zip_folder
 from benchmarks._report import against
-from colabstage.simulate.drive import SimulatedDrive, fuse_problem
-from colabstage.simulate.knobs import DriveKnobs
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.stage.run import stage_dataset
+from simulated_drive.drive import SimulatedDrive, fuse_problem
+from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,8 +8,8 @@ hold arrays in two class folders, one class after the other, as people zip them;
 their size costs nothing. A cached pack is the one that staging makes of such a zip, with its manifest, and sparse like
 it, since all samples are zeros; the smallest is compared with one that was made in full. What is in the cloud is in
 this computer's memory, because a disk takes minutes to remove a file of so many pieces. The model is a pause of a set
-length for each batch. Beside each first epoch stands what `forecast_stream` says of it, and what a bare client takes on
-the same line (`benchmarks._bare_line`): the least, for data that has to be asked for first.
+length for each batch. Beside each first epoch stands what a bare client takes on the same line
+(`benchmarks._bare_line`): the least, for data that has to be asked for first.
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ from colabstage.load.epoch import Shard
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.machine.resources import free_space
-from colabstage.pack.arrival import FIRST_UNITS, pack_units, unit_bytes, window_units
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
-from colabstage.simulate.streaming import StreamFacts, forecast_stream
+from colabstage.pack.arrival import FIRST_UNITS, window_units
 from colabstage.sources.opening import Opening, open_source
 from colabstage.sources.parse import parse_source
 from colabstage.stage.request import make_request
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import serve_apart
 from tests.support.staged import disk_sampled
@@ -426,8 +425,8 @@ def epochs(bench: Bench) -> None:
     batches = -(-count // BATCH)
     print(f"\nFirst epochs at {format_bytes(int(EPOCH_BYTES_PER_S))}/s: over the longest of their parts\n")
     print(
-        f"{'fetching':>10}  {'training':>8}  {'measured':>20}  {'forecast':>9}  {'bare':>6}  {'over it':>20}  "
-        f"{'first batch':>12}  {'forecast':>9}  {'mixing':>7}"
+        f"{'fetching':>10}  {'training':>8}  {'measured':>20}  {'bare':>6}  {'over it':>20}  "
+        f"{'first batch':>12}  {'mixing':>7}"
     )
     for part in (0.5, 1.0, 1.5):
         first_epoch(bench, archive, count, part)
@@ -458,29 +457,13 @@ def first_epoch(bench: Bench, archive: Path, count: int, part: float) -> None:
     with on_web(archive, EPOCH_BYTES_PER_S) as url:
         bare_s = train_bare(url, size, batches, step_s)
         run = bench.train(url, step_s, epochs=1, timed=True)
-    units = int(pack_units(np.full(count, size // count), unit_bytes(size, far=True)).max()) + 1
-    facts = StreamFacts(
-        samples=count,
-        sample_bytes=size / count,
-        network_bytes_per_s=EPOCH_BYTES_PER_S,
-        latency_s=LATENCY_S,
-        step_s=step_s,
-        batch_size=BATCH,
-        unit_bytes=size / units,
-        window_units=run.window_units,
-        first_units=FIRST_UNITS,
-        connections=16,
-        # Both ends of the archive, at once.
-        opening_s=LATENCY_S,
-    )
-    said = forecast_stream(facts, epochs=1)
     train_s = step_s * batches
     what, most_s = f"epoch 1, {fetch_s:.0f} s of fetching, {train_s:.0f} s of training", max(fetch_s, train_s)
     ratio = bench.check(what, run.seconds[0] / most_s, EPOCH_RATIO)
     to_bare = bench.check(f"{what}, over a bare client", run.seconds[0] / bare_s, EPOCH_RATIO)
     print(
-        f"{fetch_s:8.1f} s  {train_s:6.1f} s  {ratio:>20}  {said.epochs[0].ratio:9.2f}  {bare_s / most_s:6.2f}  "
-        f"{to_bare:>20}  {run.first_batch_s:10.1f} s  {said.first_batch_s:7.1f} s  {mixing_of(run.labels, BATCH):7.2f}"
+        f"{fetch_s:8.1f} s  {train_s:6.1f} s  {ratio:>20}  {bare_s / most_s:6.2f}  "
+        f"{to_bare:>20}  {run.first_batch_s:10.1f} s  {mixing_of(run.labels, BATCH):7.2f}"
     )
     print(f"            {run.parts}")
 

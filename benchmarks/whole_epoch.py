@@ -40,18 +40,17 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from benchmarks._report import against
-from colabstage.simulate.drive import fuse_problem
 from colabstage.stage.run import stage_dataset
-from colabstage.ui.demo.run import KNOBS, SIDE, mounted_machines, write_digits
-from colabstage.ui.demo.train import FolderOfImages
+from demo.run import KNOBS, SIDE, mounted_machines, write_digits
+from demo.train import FolderOfImages
+from simulated_drive.drive import fuse_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
 
-    from colabstage.trees.listing import Tree
-    from colabstage.ui.demo.run import FreshMachine, Machine
+    from demo.run import FreshMachine, Machine
 
     Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -148,7 +147,7 @@ def train_unzipped(machine: Machine, workers: int) -> Session:
         return train(f"cp, unzip, ImageFolder, {workers} workers", loader, staging_s=unpacking_s)
 
 
-def train_staged(machine: Machine, name: str, source: Path | Tree, cache_dir: Path | None) -> Session:
+def train_staged(machine: Machine, name: str, source: Path, cache_dir: Path | None) -> Session:
     """Stage, then train; then wait for the upload."""
     start = time.perf_counter()
     data = stage_dataset(
@@ -158,8 +157,7 @@ def train_staged(machine: Machine, name: str, source: Path | Tree, cache_dir: Pa
     origin = "zip" if source == machine.zip_source else data.report.origin
     with data.loader("train", BATCH, seed=_SEED, dtype=torch.float32) as batches:
         session = train(f"{name} ({origin})", batches, staging_s=staging_s)
-    if machine.flush is not None:
-        machine.flush()
+    machine.flush()
     return session
 
 
@@ -179,7 +177,6 @@ def measure(fresh_machine: FreshMachine) -> tuple[list[Session], list[Session], 
             zipped.append(train_unzipped(machine, workers))
         print(zipped[-1], flush=True)
     with fresh_machine() as machine:
-        assert machine.zip_source is not None
         zipped.append(train_staged(machine, "staged, no cache", machine.zip_source, None))
     print(zipped[-1], flush=True)
     return straight, staged, zipped

@@ -18,9 +18,9 @@ from campaigns.material import random_file
 from colabstage.errors import ColabstageError
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.machine.mounts import probe_mount
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
 from colabstage.stage.publish import previous_path, publish_file
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from campaigns.campaign import State, WrongError, leftovers, same_bytes, same_tree
 from campaigns.material import random_file, write_photographs
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
 from colabstage.sources.fetching import fetch_files
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
 

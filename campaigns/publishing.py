@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from campaigns.campaign import State, WrongError, leftovers, same_bytes
 from campaigns.material import random_file
 from colabstage.h5.manifest import BLOCK_BYTES, check_whole, manifest_path, read_manifest
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
 from colabstage.stage.publish import previous_path, publish_file
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.gpu_monitor import GpuMonitor
     from colabstage.diagnose.profile import LoaderProfile, profile_loader
     from colabstage.errors import ColabstageError
+    from colabstage.h5.verify import verify_file
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.device import CudaDataLoader
     from colabstage.load.frameworks.arrays import to_keras
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from colabstage.load.frameworks.tensorflow import to_tf_data
     from colabstage.load.loader import make_loader
     from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
+    from colabstage.notebook.browser import browse_dataset
+    from colabstage.notebook.form import stage_form
+    from colabstage.notebook.plots import plot_class_balance, plot_image_sizes
     from colabstage.pack.run import pack_dataset
     from colabstage.sources.extract.archive import extract_archive
     from colabstage.sources.fetching import fetch_files
@@ -38,15 +42,6 @@ if TYPE_CHECKING:
     from colabstage.stage.publish import publish_file, restore_file
     from colabstage.stage.purge import list_datasets, purge_datasets
     from colabstage.stage.run import stage_dataset
-    from colabstage.ui.browser import browse_dataset
-    from colabstage.ui.form import stage_form
-    from colabstage.ui.plots import (
-        ThroughputRecorder,
-        plot_class_balance,
-        plot_epochs,
-        plot_image_sizes,
-        plot_throughput,
-    )
 
     __version__: str
 
@@ -56,7 +51,6 @@ __all__ = [
     "GpuMonitor",
     "LoaderProfile",
     "StagedDataset",
-    "ThroughputRecorder",
     "autotune_loader",
     "browse_dataset",
     "compare_sources",
@@ -71,9 +65,7 @@ __all__ = [
     "pack_dataset",
     "plan_stage",
     "plot_class_balance",
-    "plot_epochs",
     "plot_image_sizes",
-    "plot_throughput",
     "profile_loader",
     "publish_file",
     "purge_datasets",
@@ -84,6 +76,7 @@ __all__ = [
     "to_hf",
     "to_keras",
     "to_tf_data",
+    "verify_file",
 ]
 
 _HOMES = {
@@ -92,9 +85,8 @@ _HOMES = {
     "GpuMonitor": "diagnose.gpu_monitor",
     "LoaderProfile": "diagnose.profile",
     "StagedDataset": "stage.dataset",
-    "ThroughputRecorder": "ui.plots",
     "autotune_loader": "diagnose.autotune",
-    "browse_dataset": "ui.browser",
+    "browse_dataset": "notebook.browser",
     "compare_sources": "diagnose.compare",
     "dataset_h5": "load.dataset",
     "doctor": "diagnose.doctor",
@@ -106,20 +98,19 @@ _HOMES = {
     "mount_drive": "machine.drive",
     "pack_dataset": "pack.run",
     "plan_stage": "stage.plan",
-    "plot_class_balance": "ui.plots",
-    "plot_epochs": "ui.plots",
-    "plot_image_sizes": "ui.plots",
-    "plot_throughput": "ui.plots",
+    "plot_class_balance": "notebook.plots",
+    "plot_image_sizes": "notebook.plots",
     "profile_loader": "diagnose.profile",
     "publish_file": "stage.publish",
     "purge_datasets": "stage.purge",
     "refresh_drive": "machine.drive",
     "restore_file": "stage.publish",
     "stage_dataset": "stage.run",
-    "stage_form": "ui.form",
+    "stage_form": "notebook.form",
     "to_hf": "load.frameworks.hugging_face",
     "to_keras": "load.frameworks.arrays",
     "to_tf_data": "load.frameworks.tensorflow",
+    "verify_file": "h5.verify",
 }
 
 # Modules that are there without an import of their own.

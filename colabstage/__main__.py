@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colabstage.ui.cli import main
+from colabstage.cli import main
 
 if __name__ == "__main__":
     main()

@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -77,6 +78,7 @@ def take_pictures(path: Path) -> None:
             cell.source = cell.source.replace("%pip", "# %pip")
     with tempfile.TemporaryDirectory(prefix="pictures-") as home:
         os.environ |= {"HOME": home, "COLABSTAGE_LOCAL_DIR": f"{home}/fast", "COLABSTAGE_SYSTEM_ROOT": home}
+        shutil.copy(FOLDER / "practice.py", home)
         NotebookClient(ran, timeout=300, resources={"metadata": {"path": home}}).execute()
     for cell, drawn in zip(notebook["cells"], ran.cells, strict=True):
         if TAG in cell["metadata"].get("tags", ()):

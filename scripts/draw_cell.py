@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.io.page import COLOURS, Board, panel_text
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.practice import zip_digits
+from notebooks.practice import zip_digits
+from simulated_drive.drive import SimulatedDrive
 from tests.support.colab import simulated_colab
 
 if TYPE_CHECKING:

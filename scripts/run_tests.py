@@ -1,10 +1,10 @@
-"""Run the tests on every Python that `make test` or `make test-all` has set up, and add up the results.
+"""Run the tests on every Python that `make test` or `make test-all` has set up.
 
 `make test` covers all behaviour, once. `make test-all` adds longer forms, other environments and other versions. Most
 tests run in parallel; those that measure the machine run alone afterwards.
 
-A few failed tests are tried a second time, because many wait for other processes on a machine that may be busy. Those
-that then pass are named in the last lines: each shows a fault of the test or a rare one of colabstage.
+A few failed tests are tried a second time, because many wait for other processes on a machine that may be busy. pytest
+names them in its summary: each that then passes shows a fault of the test or a rare one of colabstage.
 
 With `--until`, which `.ci/run` gives, nothing goes on beyond that moment: what still runs then is interrupted early
 enough for pytest to report what failed so far, and the run fails.
@@ -22,10 +22,8 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 import psutil
 
@@ -50,46 +48,6 @@ ADDED = (
 LEFT_OUT = "`make test` leaves out Python 3.13, the versions of Colab's image, JAX, and the tests marked `long`."
 
 
-@dataclass(slots=True)
-class Outcome:
-    """Numbers of tests by outcome; `broken` counts passes that ended without a report of every test.
-
-    `shaky`: names of tests that failed, and passed when they were tried again. They count as passed.
-    """
-
-    passed: int = 0
-    failed: int = 0
-    errors: int = 0
-    skipped: int = 0
-    broken: int = 0
-    shaky: tuple[str, ...] = ()
-
-    def add_report(self, path: Path, exit_code: int) -> None:
-        """Add the results that pytest wrote as JUnit XML."""
-        try:
-            suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
-        except (OSError, ElementTree.ParseError):
-            self.broken += 1
-            return
-        total, failed, errors, skipped = (
-            sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")
-        )
-        # A test that was tried twice has two entries, the last with its outcome.
-        last: dict[str, bool] = {}
-        twice = set()
-        for case in (case for suite in suites for case in suite.iter("testcase")):
-            name = f"{case.get('classname')}::{case.get('name')}"
-            twice |= {name} & last.keys()
-            last[name] = case.find("failure") is None and case.find("error") is None
-        self.passed += max(total - failed - errors - skipped, 0)
-        self.failed += failed
-        self.errors += errors
-        self.skipped += skipped
-        # A pass that failed without a failed test (for example, interrupted) does not count as passed either.
-        self.broken += exit_code not in (0, NO_TESTS) and not failed + errors
-        self.shaky += tuple(name for name in sorted(twice) if last[name])
-
-
 @contextmanager
 def own_folder() -> Iterator[Path]:
     """Provide a folder for everything that a pass writes, and leave nothing behind: no process, mount or file.
@@ -112,12 +70,12 @@ def own_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_pass(outcome: Outcome, python: Path, selection: list[str], until: float) -> None:
-    """Run the tests that pytest's options select, but not beyond `until` on the clock of `time.monotonic`."""
+def run_pass(python: Path, selection: list[str], until: float) -> bool:
+    """Run the tests that pytest's options select, but not beyond `until` on the clock of `time.monotonic`; return
+    whether all passed."""
     with own_folder() as folder:
-        report = folder / "report.xml"
         # A short name: the sockets that tests make below it may have 107 characters in all.
-        own = [f"--junitxml={report}", "-o", f"cache_dir={folder}/cache", f"--basetemp={folder}/t"]
+        own = ["-o", f"cache_dir={folder}/cache", f"--basetemp={folder}/t"]
         command = [str(python), "-P", "-m", "pytest", *OPTIONS, *own, *selection]
         start = time.monotonic()
         with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
@@ -132,57 +90,43 @@ def run_pass(outcome: Outcome, python: Path, selection: list[str], until: float)
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
-        outcome.add_report(report, exit_code)
+    return exit_code in (0, NO_TESTS)
 
 
-def run_environment(outcome: Outcome, folder: str, options: list[str], marks: str, until: float) -> None:
+def run_environment(folder: str, options: list[str], marks: str, until: float) -> bool:
     """Run in one environment what runs in parallel."""
     # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk. A
     # process without tests takes some from another, because a few tests take a hundred times as long as most.
-    processes = [
-        "-n",
-        f"{min(2 * len(os.sched_getaffinity(0)), 4)}",
-        "--dist",
-        "worksteal",
-        "-p",
-        "tests.longest_first",
-    ]
+    processes = ["-n", f"{min(2 * len(os.sched_getaffinity(0)), 4)}", "--dist=worksteal", "-p", "tests.longest_first"]
     print(f"\n== {folder}: in parallel", flush=True)
-    run_pass(outcome, ROOT / folder / "bin/python", [*options, *processes, "-m", f"not alone{marks}", "tests"], until)
+    return run_pass(ROOT / folder / "bin/python", [*options, *processes, "-m", f"not alone{marks}", "tests"], until)
 
 
 def main() -> int:
-    """Run everything, print the totals, return the exit code."""
+    """Run everything, return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--all", action="store_true", help="what `make test-all` runs")
     parser.add_argument("--until", type=float, metavar="TIME", help="seconds since 1970, after which nothing runs")
     arguments = parser.parse_args()
     start = time.monotonic()
     until = math.inf if arguments.until is None else start + arguments.until - time.time()
-    outcome = Outcome()
     options, marks = (["--hypothesis-profile=long"], "") if arguments.all else ([], " and not long")
-    run_environment(outcome, ".venv", options, marks, until - ALONE_S)
+    passed = [run_environment(".venv", options, marks, until - ALONE_S)]
     # Given all files, pytest would also import those without such tests, and their libraries.
     files = [
         f"{path}" for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")
     ]
     print("\n== .venv: alone", flush=True)
-    run_pass(outcome, ROOT / ".venv/bin/python", [*options, "-m", f"alone{marks}", *files], until)
+    passed.append(run_pass(ROOT / ".venv/bin/python", [*options, "-m", f"alone{marks}", *files], until))
     if arguments.all:
         if (ROOT / ".venv313/.installed").exists():
-            run_environment(outcome, ".venv313", [], " and not long and not torch and not gpu", until)
+            passed.append(run_environment(".venv313", [], " and not long and not torch and not gpu", until))
         else:
             print("\nThere is no Python 3.13 here, so nothing was tested on it.", flush=True)
-        run_environment(outcome, ".venv-colab", [], " and not long", until)
-    for name in outcome.shaky:
-        print(f"\nPassed only at the second try: {name}", flush=True)
-    broken = f", {outcome.broken} passes broken" if outcome.broken else ""
+        passed.append(run_environment(".venv-colab", [], " and not long", until))
     print(f"\n{LEFT_OUT if arguments.all else ADDED}")
-    print(
-        f"{outcome.passed} passed, {outcome.failed} failed, {outcome.errors} errors, {outcome.skipped} skipped"
-        f"{broken} in {time.monotonic() - start:.0f} s"
-    )
-    return 0 if outcome.passed and not (outcome.failed or outcome.errors or outcome.broken) else 1
+    print(f"{'All passed' if all(passed) else 'Tests failed: see above'}, in {time.monotonic() - start:.0f} s")
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

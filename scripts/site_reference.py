@@ -32,6 +32,8 @@ REFERENCE = {
             "colabstage.stage.plan.StagePlan",
             "colabstage.pack_dataset",
             "colabstage.pack.execute.PackReport",
+            "colabstage.verify_file",
+            "colabstage.h5.verify.VerifiedFile",
             "colabstage.io.progress.Progress",
             "colabstage.io.progress.ProgressStep",
             "colabstage.io.progress.Cancellation",
@@ -106,15 +108,11 @@ REFERENCE = {
         "What is clicked and looked at in a notebook.",
         (
             "colabstage.stage_form",
-            "colabstage.ui.form.StageForm",
+            "colabstage.notebook.form.StageForm",
             "colabstage.browse_dataset",
-            "colabstage.ui.browser.DatasetBrowser",
-            "colabstage.plot_epochs",
-            "colabstage.ui.plots.SessionTimes",
+            "colabstage.notebook.browser.DatasetBrowser",
             "colabstage.plot_class_balance",
             "colabstage.plot_image_sizes",
-            "colabstage.plot_throughput",
-            "colabstage.ThroughputRecorder",
         ),
     ),
     "diagnosing": ReferencePage(
@@ -134,16 +132,6 @@ REFERENCE = {
             "colabstage.GpuMonitor",
             "colabstage.diagnose.gpu_monitor.GpuFigures",
             "colabstage.diagnose.gpu_monitor.GpuSample",
-        ),
-    ),
-    "practising": ReferencePage(
-        "Practising",
-        "A Google Drive to try things on, where there is none.",
-        (
-            "colabstage.simulate.practice.open_drive",
-            "colabstage.simulate.practice.practice_source",
-            "colabstage.simulate.drive.SimulatedDrive",
-            "colabstage.simulate.knobs.DriveKnobs",
         ),
     ),
     "errors": ReferencePage(

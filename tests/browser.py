@@ -1,6 +1,6 @@
 """A real JupyterLab and a real headless Chromium, for tests of what people see in a notebook.
 
-`tests/ui/notebook/conftest.py` hands the fixtures to the tests beside it, which open notebooks made of cells:
+`tests/notebook/conftest.py` hands the fixtures to the tests beside it, which open notebooks made of cells:
 
     def test_it(open_notebook: OpenNotebook) -> None:
         notebook = open_notebook("from colabstage import browse_dataset", "browse_dataset('pack.h5')")

@@ -40,8 +40,12 @@ settings.load_profile("quick")
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test sees no variable that a notebook platform, or colabstage itself, is steered by."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The test sees no variable that a notebook platform, or colabstage itself, is steered by.
+
+    Nor does it see a Drive that is mounted for another test meanwhile.
+    """
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path_factory.getbasetemp() / "no-drive"))
     for name in [name for name in os.environ if _PLATFORM_VARIABLES.match(name)]:
         monkeypatch.delenv(name)
 
@@ -108,7 +112,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def _missing_part(mark: str) -> str | None:
     """Why tests with this mark cannot run here; `None` when they can."""
     if mark == "fuse":
-        from colabstage.simulate.drive import fuse_problem
+        from simulated_drive.drive import fuse_problem
 
         return fuse_problem()
     if find_spec("torch") is None:

@@ -91,11 +91,11 @@ def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict
     for expected in ({}, {"image_size": "8x12"}, {"seed": 7, "splits": {"train": 0.5, "test": 0.5}}):
         assert noted.count(expected) == 2
     said = run(
-        "from colabstage.ui.cli import main; main()",
+        "from colabstage.cli import main; main()",
         *("cache", "list", "--local-dir", str(places["local_dir"]), "--cache-dir", str(places["cache_dir"])),
     ).splitlines()
     assert len(said) == 7
-    assert sum("--image-size 8x12" in line for line in said) == 2
+    assert sum("image_size=8x12" in line for line in said) == 2
     assert said[-1].startswith("6 datasets")
     report = cs.purge_datasets(listed)
     assert (len(report.removed), report.reasons) == (6, ())

@@ -17,12 +17,11 @@ LAYERS = {
     **dict.fromkeys(("pack", "load"), 4),
     "stage": 5,
     "diagnose": 6,
-    "simulate": 7,
-    "ui": 8,
+    **dict.fromkeys(("cli", "notebook"), 7),
     **dict.fromkeys(("options", "transforms"), 9),  # the public face looks down on everything
     **dict.fromkeys(("__init__", "__main__"), 10),
 }
-MAY_PRINT = {"ui", "simulate"}
+MAY_PRINT = {"cli", "notebook"}
 
 
 def imported_packages(tree: ast.Module, parents: list[str]) -> set[str]:
@@ -79,11 +78,11 @@ def test_no_module_breaks_a_rule() -> None:
     [
         ("h5/names.py", "from colabstage.pack.run import pack_dataset", "imports 'pack' of layer 4"),
         ("h5/names.py", "from colabstage import layouts", "imports 'layouts' of layer 3"),
-        ("h5/names.py", "def f():\n    import colabstage.ui.cli", "imports 'ui' of layer 8"),
+        ("h5/names.py", "def f():\n    import colabstage.cli", "imports 'cli' of layer 7"),
         ("h5/names.py", "if TYPE_CHECKING:\n    from ..stage.run import x", "imports 'stage' of layer 5"),
         ("pack/run.py", "from colabstage.load.dataset import dataset_h5", "imports 'load' of layer 4"),
         ("io/units.py", "from ..machine import drive", "imports 'machine' of layer 1"),
-        ("ui/cli.py", "from colabstage import stage_dataset", "imports '__init__' of layer 10"),
+        ("cli/app.py", "from colabstage import stage_dataset", "imports '__init__' of layer 10"),
         ("cloud/run.py", "", "is in no layer yet"),
         ("h5/names.py", "def f(x):\n    print(x)", "prints"),
         ("h5/names.py", "class A:\n    def f(self, **options): ...", "public 'f' takes **kwargs"),
@@ -103,7 +102,7 @@ def test_a_planted_violation_is_noticed(module: str, text: str, complaint: str) 
     [
         ("pack/run.py", "from colabstage.h5.schema import x\nfrom .plan import y\nfrom . import z\nimport numpy"),
         ("io/files.py", "from colabstage.errors import OptionError"),
-        ("ui/cli.py", "from ..stage import run\nprint(run)"),
+        ("cli/app.py", "from ..stage import run\nprint(run)"),
         ("h5/names.py", "def _f(**options): ...\ndef g():\n    def inner(**options): ...\n"),
     ],
 )

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import colabstage
+from colabstage.cli.options import PACK_FLAGS, STAGE_FLAGS
 from colabstage.io.arguments import parameters
 from colabstage.load.plan import LoaderArguments, LoaderOptions
 from colabstage.pack.options import PackArguments, PackOptions
 from colabstage.stage.request import PlaceArguments, make_request
-from colabstage.ui.cli.options import PACK_FLAGS, STAGE_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.pages import README, ROOT, blocks, links
 from tests.pictures import write_photos
 from tests.support.colab import simulated_colab
@@ -149,10 +149,10 @@ def test_links_are_absolute_on_the_package_index() -> None:
 
 
 def test_all_is_every_extra_that_is_no_framework() -> None:
-    """What `all` leaves out are the frameworks, which people have, and the demo."""
+    """What `all` leaves out are the frameworks, which people have."""
     extras = read_project()["optional-dependencies"]
     (named,) = extras["all"]
-    assert named == f"colabstage[{','.join(sorted({*extras} - {'all', 'demo', 'torch', 'tf', 'keras'}))}]"
+    assert named == f"colabstage[{','.join(sorted({*extras} - {'all', 'torch', 'tf', 'keras'}))}]"
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -82,7 +82,7 @@ def test_notebooks_keep_to_the_word_list(path: Path) -> None:
     assert complaints("\n\n".join(said)) == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "colabstage/ui/cli").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "colabstage/cli").glob("*.py")), ids=lambda path: path.stem)
 def test_the_help_keeps_to_the_word_list(path: Path) -> None:
     """Docstrings, which are the help of commands, and the texts of options."""
     assert [bad for text in help_texts(path) for bad in complaints(text)] == []

@@ -20,7 +20,7 @@ import numpy as np
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.h5.info import image_options_to_json, mask_options_to_json
 from colabstage.io.arguments import refuse_argument
-from colabstage.io.given import path_for
+from colabstage.io.given import instead_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -252,7 +252,7 @@ def check_files(files: object) -> None:
         if isinstance(one, str | os.PathLike):
             continue
         opened = getattr(one, "filename", None)
-        remedy = path_for(one, several=True) or "stage_dataset and pack_dataset make such files."
+        remedy = instead_of(one, several=True, otherwise="stage_dataset and pack_dataset make such files.")
         if isinstance(opened, str):
             remedy = f"Of an open file pass its path: {opened!r}."
         if isinstance(getattr(one, "path", None), os.PathLike):

@@ -4,7 +4,6 @@ A frozen dataclass holds the names, defaults and docs of keyword arguments, and 
 
 Such a function is written with `**options: Unpack[...]`, which type checkers read. What a person sees (the signature,
 the Tab key's suggestions, the docstring) lists each argument by name, and an unknown name is refused, as Python does.
-Old names of arguments work for one more release.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import re
 import sys
 import sysconfig
 import textwrap
-import warnings
 from dataclasses import MISSING, fields, is_dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -53,45 +51,6 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
     "text": (lambda given: isinstance(given, str), "text in quotes"),
 }
 
-# Names that other libraries use (torch, Keras, fastai, scikit-learn, Hugging Face), for which the closest spelling
-# would suggest the wrong argument or none. The first of these that the function has is suggested.
-_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
-    "batch": ("batch_size",),
-    "bs": ("batch_size",),
-    "dest": ("target",),
-    "errors": ("on_error",),
-    "file": ("in_file", "dataset", "source", "path"),
-    "filename": ("in_file", "dataset", "source", "path"),
-    "force": ("refresh", "overwrite"),
-    "force_download": ("refresh",),
-    "gray": ("color_mode",),
-    "grayscale": ("color_mode",),
-    "imgsz": ("image_size",),
-    "input_size": ("image_size",),
-    "interval": ("interval_s",),
-    "n_jobs": ("num_workers",),
-    "num_classes": ("one_hot",),
-    "out": ("target",),
-    "output_dir": ("target",),
-    "p": ("horizontal",),
-    "path": ("in_file", "dataset", "source", "data"),
-    "random_state": ("seed",),
-    "root": ("in_file", "source", "path"),
-    "size": ("image_size",),
-    "subset": ("split",),
-    "test_size": ("splits",),
-    "timeout": ("timeout_s",),
-    "train": ("split",),
-    "train_size": ("splits",),
-    "transforms": ("transform", "batch_transform"),
-    "url": ("source",),
-    "valid_pct": ("splits",),
-    "validation_split": ("splits",),
-    "verbose": ("progress",),
-    "workers": ("num_workers",),
-}
-
-
 # Where a dataset_h5 is wanted, this is what people pass instead.
 ONE_SPLIT = "Of what stage_dataset returns pass one split, data['train']; of a file's path make one, dataset_h5(path)."
 
@@ -101,42 +60,35 @@ _ARGS = re.compile(r"^Args:\n((?: +.*\n|\n)*)", re.MULTILINE)
 
 
 def takes(
-    *spellers: Speller,
-    arguments: type[Any] | None = None,
-    renamed: Mapping[str, str] | None = None,
-    remedies: Mapping[str, str] | None = None,
+    *spellers: Speller, arguments: type[Any] | None = None, remedies: Mapping[str, str] | None = None
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
     """Let a function that ends in `**arguments` take by name the arguments that `spellers` define, and no others.
 
     Args:
         spellers: where the arguments are defined, in the order in which they are shown.
         arguments: the `TypedDict` that lists those the function takes; all defined ones by default.
-        renamed: new names by old ones; an old one still works, with a DeprecationWarning.
-        remedies: what to write instead of an argument that only other libraries have, or when a required one is
-            missing.
+        remedies: what to write instead of an argument that the function lacks, or when a required one is missing.
     """
-    old_names, hints = renamed or {}, remedies or {}
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         wanted = None if arguments is None else frozenset(arguments.__annotations__)
         spelt = [one for speller in spellers for one in parameters(speller) if wanted is None or one.name in wanted]
         signature = _spelt_out(inspect.signature(function), spelt)
-        known = frozenset(signature.parameters)
         # A class is called by its own name.
         shown = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
         @functools.wraps(function)
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            if not kwargs.keys() <= known:
-                _take_over(kwargs, old_names, shown)
-                _refuse_unknown(kwargs, known, hints, shown)
-            _refuse_places(signature, len(args), kwargs, hints, shown)
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                refusal = _refused(shown, signature, args, kwargs, remedies or {})
+                raise refusal from error
             return function(*args, **kwargs)
 
         # `inspect.signature` looks here first, and so do notebooks at the Tab key.
         vars(call)["__signature__"] = signature
-        names = frozenset(one.name for one in spelt)
-        call.__doc__ = with_docs(function.__doc__, *spellers, names=names)
+        call.__doc__ = with_docs(function.__doc__, *spellers, names=frozenset(one.name for one in spelt))
         return call
 
     return decorate
@@ -149,11 +101,7 @@ def takes_names(kind: _Class) -> _Class:
 
 
 def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]) -> _Options:
-    """Return `options`, or the defaults of `kind`, with the arguments given by name replacing their fields.
-
-    Raises:
-        OptionError: `options` is something else.
-    """
+    """Return `options`, or the defaults of `kind`, with the arguments given by name replacing their fields."""
     if options is None:
         return kind(**given)
     if not isinstance(options, kind):
@@ -170,9 +118,6 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
         given: its value.
         kind: what is expected.
         remedy: a sentence with the line to write instead.
-
-    Raises:
-        OptionError: it is of another kind.
     """
     fits, words = _KINDS[kind]
     if not fits(given):
@@ -187,9 +132,6 @@ def refuse_argument(name: str, given: object, expected: str, *, remedy: str = ""
         given: its value.
         expected: what it may be, in words.
         remedy: a sentence with the line to write instead.
-
-    Raises:
-        OptionError: always.
     """
     msg = f"{name}={show_value(given)} cannot work; expected {expected}."
     raise OptionError(f"{msg} {remedy}".rstrip())
@@ -222,52 +164,32 @@ def _spelt_out(signature: inspect.Signature, spelt: Iterable[inspect.Parameter])
     return signature.replace(parameters=[*by_place, *(one for one in spelt if one.name not in names), *by_name])
 
 
-def _take_over(kwargs: dict[str, Any], renamed: Mapping[str, str], function: str) -> None:
-    for old in [name for name in kwargs if name in renamed]:
-        new = renamed[old]
-        if new in kwargs:
-            msg = f"{function}() got both {new}= and {old}=, which is its old name. Give {new}= alone."
-            raise OptionError(msg)
-        # The warning points at the line that calls the wrapper.
-        warnings.warn(
-            f"{old}= of {function}() is {new}= now; the old name goes with the next release.",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-        kwargs[new] = kwargs.pop(old)
-
-
-def _refuse_unknown(
-    kwargs: Mapping[str, Any], known: frozenset[str], remedies: Mapping[str, str], function: str
-) -> None:
+def _refused(
+    function: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    hints: Mapping[str, str],
+) -> OptionError:
+    """Return the error for a call that does not fit: with the argument's name, and what to write."""
+    known = signature.parameters
     for name in [name for name in kwargs if name not in known]:
-        if name in remedies:
-            msg = f"{function}() has no {name}=. {remedies[name]}"
-            raise OptionError(msg)
-        meant = [own for own in _ELSEWHERE.get(name, ()) if own in known]
-        near = meant or difflib.get_close_matches(name, sorted(known - {"self"}), 1)
+        if name in hints:
+            return OptionError(f"{function}() has no {name}=. {hints[name]}")
+        own = [one for one in known if one != "self"]
+        # `size` is more like `resize`, and means `image_size`.
+        near = [one for one in own if name in one.split("_")] or difflib.get_close_matches(name, own, 1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        msg = f"{function}() got an unexpected keyword argument '{name}'.{hint}"
-        raise ArgumentError(msg)
-
-
-def _refuse_places(
-    signature: inspect.Signature, given: int, kwargs: Mapping[str, Any], remedies: Mapping[str, str], function: str
-) -> None:
-    """Refuse a call that lacks an argument, or passes too many by position."""
-    by_place = [one for one in signature.parameters.values() if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    missing = [one.name for one in by_place[given:] if one.default is one.empty and one.name not in kwargs]
+        return ArgumentError(f"{function}() got an unexpected keyword argument '{name}'.{hint}")
+    by_place = [one for one in known.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    missing = [one.name for one in by_place[len(args) :] if one.default is one.empty and one.name not in kwargs]
     if missing:
-        remedy = next((f" {remedies[name]}" for name in missing if name in remedies), "")
-        msg = f"{function}() needs {' and '.join(missing)}.{remedy}"
-        raise ArgumentError(msg)
-    if given > len(by_place):
-        places = ", ".join(one.name for one in by_place if one.name != "self")
-        named = [f"{name}=…" for name, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY]
-        more = " and so on" if len(named) > 3 else ""
-        others = f"its other arguments by name: {', '.join(named[:3])}{more}" if named else "no more arguments"
-        msg = f"{function}({places}) takes {others}."
-        raise ArgumentError(msg)
+        hint = next((f" {hints[name]}" for name in missing if name in hints), "")
+        return ArgumentError(f"{function}() needs {' and '.join(missing)}.{hint}")
+    others = [f"{name}=…" for name, one in known.items() if one.kind is one.KEYWORD_ONLY][:3]
+    places = ", ".join(one.name for one in by_place if one.name != "self")
+    rest = f"its other arguments by name, such as {', '.join(others)}" if others else "no more arguments"
+    return ArgumentError(f"{function}({places}) takes {rest}.")
 
 
 def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str] | None = None) -> str | None:
@@ -395,11 +317,7 @@ def _shell() -> Any:
 
 
 def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the paths and patterns of the argument `only`, normalised; none for the whole source.
-
-    Raises:
-        OptionError: one is empty, absolute, climbs out with `..`, or is no text.
-    """
+    """Return the paths and patterns of the argument `only`, normalised; none for the whole source."""
     several: object = only  # annotations do not keep anybody from giving something else
     given: tuple[object, ...] = (several,)
     if several is None or isinstance(several, list | tuple):
@@ -415,11 +333,7 @@ def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_zip_encoding(encoding: str | None) -> None:
-    """Refuse the name of an encoding that Python does not know.
-
-    Raises:
-        OptionError: it is none.
-    """
+    """Refuse the name of an encoding that Python does not know."""
     try:
         if encoding is not None:
             codecs.lookup(encoding)

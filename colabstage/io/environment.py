@@ -41,11 +41,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 def is_set(variable: str) -> bool:
-    """Tell whether a switch is on.
-
-    Raises:
-        OptionError: its value is neither on nor off.
-    """
+    """Tell whether a switch is on."""
     value = os.environ.get(variable, "").strip().lower()
     if value in _YES | _NO:
         return value in _YES
@@ -59,11 +55,7 @@ def cache_dir_variable() -> str | None:
 
 
 def require_online(label: str) -> None:
-    """Refuse to open a source on the network where that is switched off.
-
-    Raises:
-        SourceReadError: it is.
-    """
+    """Refuse to open a source on the network where that is switched off."""
     if is_set(OFFLINE_VARIABLE):
         msg = f"'{label}' is on the network, and {OFFLINE_VARIABLE} is set. Unset it, or give a path on this machine."
         raise SourceReadError(msg)

@@ -36,7 +36,6 @@ from colabstage.io.callers_code import is_callers_own
 from colabstage.io.ownership import atomic_path, remove_named
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.redaction import show_command
 from colabstage.io.workspace import cut_own, is_own
 
 if TYPE_CHECKING:
@@ -146,11 +145,6 @@ def read_with_retry(
     """Call `read()` until it succeeds or `policy` is spent.
 
     A `ColabstageError` raised by `read` itself passes through.
-
-    Raises:
-        DriveDisconnectedError: the mount is dead; raised at once, since waiting does not help.
-        SourceNotFoundError: the item is gone.
-        SourceReadError: everything else, with the number of tries and the remedy.
     """
     for tries in itertools.count(1):
         try:
@@ -201,12 +195,7 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder with its parents.
-
-    Raises:
-        NotEnoughSpaceError: the disk has no room for it.
-        TargetNotWritableError: it cannot be created, or nothing can be written in it.
-    """
+    """Create a folder with its parents."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -228,11 +217,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_own_folder(path: Path) -> None:
-    """Create a folder for colabstage's data where other users may write too, and make sure that it is this user's own.
-
-    Raises:
-        As `make_folder`; TargetNotWritableError also for what `check_own_folder` refuses.
-    """
+    """Create a folder for colabstage's data, and make sure that it is this user's own where others may write too."""
     make_folder(path.parent)
     # Another user could create it first and own it, so the owner is checked afterwards.
     if _others_may_write(path.parent):
@@ -250,11 +235,7 @@ def tag_cache_folder(folder: Path) -> None:
 
 
 def check_own_folder(path: Path) -> None:
-    """Refuse a folder that another user put where everybody may write: that user could change what is written there.
-
-    Raises:
-        TargetNotWritableError: it is a link, or another user's, in a folder that everybody may write to.
-    """
+    """Refuse a folder that another user put where everybody may write: that user could change what is written there."""
     try:
         found = path.lstat()
     # A missing folder cannot belong to somebody else.
@@ -378,9 +359,6 @@ def reserve(handle: int, size: int) -> None:
 
     Without reserved room, writing to the mapping on a full disk kills the process by a signal, and with it a notebook's
     kernel. Existing bytes stay.
-
-    Raises:
-        OSError: the disk has no room.
     """
     os.posix_fallocate(handle, 0, size)
 
@@ -399,11 +377,7 @@ def _fallocate() -> Any:
 
 
 def punch_hole(handle: int, offset: int, length: int) -> None:
-    """Return a part of a file to the disk; it then reads as zeros.
-
-    Raises:
-        OSError: the disk's error; `ENOSYS` or `EOPNOTSUPP` if the system or the disk cannot do that.
-    """
+    """Return a part of a file to the disk; it then reads as zeros."""
     function = _fallocate()
     code = errno.ENOSYS if function is None else 0
     if function is not None and function(handle, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
@@ -420,11 +394,7 @@ class TargetFile:
     """
 
     def __init__(self, path: Path, *, fresh: bool = True) -> None:
-        """Create the file. With `fresh` it is emptied first; otherwise several writers may write parts of it.
-
-        Raises:
-            ValueError: it is to be emptied, but is not in a temporary of colabstage; a mistake in colabstage.
-        """
+        """Create the file. With `fresh` it is emptied first; otherwise several writers may write parts of it."""
         self._path = path
         with typed_write_errors(path):
             # Not by a flag of `open`, which would empty any file of that name.
@@ -475,10 +445,6 @@ def hash_ranges(
 
     Returns:
         One 16-digit hash for each part, in the order of `ranges`.
-
-    Raises:
-        OSError: the disk or mount failed.
-        CancelledError: `cancellation` was used.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -529,9 +495,6 @@ def local_lock(
     `timeout_s` seconds), the caller continues without it, and unique temporary names keep the result correct. `notice`
     gets a sentence that says who is waited for, or that work continues without the lock. `cancellation` is checked
     several times a second while waiting.
-
-    Raises:
-        CancelledError: `cancellation` was used.
     """
     import filelock
 
@@ -599,7 +562,6 @@ def lock_holder(path: Path) -> str:
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
         # proc_locks(5): number, FLOCK, ADVISORY, WRITE, process, place, start, end; a second field "->" is a waiter.
         pids = [fields[4] for fields in map(str.split, lines) if fields[5:6] == [place] and fields[1] != "->"]
-        command = show_command(Path(f"/proc/{pids[0]}/cmdline").read_bytes().decode(errors="replace").split("\0"))
+        return f"process {pids[0]}"
     except (OSError, IndexError):
         return "another process"
-    return f"process {pids[0]} ({command[:80]})"

@@ -1,4 +1,4 @@
-"""Say in a few words what was given for a path, and what to write instead: a message never holds a whole table."""
+"""Say in a few words what was given for an argument: a message never holds a whole table."""
 
 from __future__ import annotations
 
@@ -90,55 +90,19 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
     Args:
         value: what was given.
         several: whether a list of paths is taken as well.
-        otherwise: the sentence for what has a path of its own, and for what nothing is known of.
+        otherwise: the sentence where nothing better is known.
     """
+    given: Any = value
+    if isinstance(given, type):
+        return otherwise
     own = None
     # A property may be anybody's code.
     with suppress(Exception):
-        own = value.path  # type: ignore[attr-defined]
+        own = given.path
     if isinstance(own, str | os.PathLike):
         return otherwise or f"Give its path: {os.fspath(own)!r}."
-    return path_for(value, several=several) or _file_for(value) or otherwise
-
-
-def path_for(value: object, *, several: bool = False) -> str:
-    """Return how to write a path that was given in another form; "" for what is none. The rest as `instead_of`."""
-    given: Any = value
-    named = getattr(given, "name", None)
-    if isinstance(given, bytes | bytearray):
-        return f"Give it as text: {os.fsdecode(bytes(given))!r}." if len(given) <= _LONGEST else "Give a file's path."
-    if hasattr(given, "read") and isinstance(named, str):
-        return f"Of an open file give the path: {named!r}."
-    # pandas' column of paths, and numpy's array of them.
-    is_column = hasattr(given, "to_list") or getattr(getattr(given, "dtype", None), "kind", "") in ("U", "S", "O")
-    if isinstance(given, list | tuple | set | frozenset | Iterator) or (is_column and not isinstance(given, type)):
-        # The order of a set is another in each process.
-        listed = "sorted(…)" if isinstance(given, set | frozenset) else "list(…)"
-        return f"Give a list of paths: {listed}." if several else "Give one path, and call once for each."
-    return ""
-
-
-def _file_for(given: Any) -> str:
-    """Return what to do with values that are in memory."""
-    table = (
-        "Save the table beside the files that it names, table.to_csv('FOLDER/labels.csv', index=False), and give the "
-        "path of that: 'FOLDER/labels.csv'."
-    )
-    ways = (
-        (isinstance(given, type), "Give what the class makes, and not the class."),
-        (is_frame(given), table),
-        (
-            hasattr(given, "shape") and hasattr(given, "dtype"),
-            "Save arrays as a file, numpy.savez('data.npz', x=…, y=…), and give the path of that: 'data.npz'.",
-        ),
-        (isinstance(given, Mapping), "Give one of its values."),
-        (
-            hasattr(given, "dataset") and hasattr(given, "batch_size"),
-            "pack_dataset(loader.dataset, 'data.h5') packs what a loader reads.",
-        ),
-        (
-            hasattr(given, "__getitem__") and hasattr(given, "__len__"),
-            "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y).",
-        ),
-    )
-    return next((what for applies, what in ways if applies), "")
+    if isinstance(given, list | tuple | set | frozenset | Iterator):
+        return "Give a list of paths." if several else "Give one path, and call once for each."
+    if is_frame(given) or isinstance(given, Mapping | str | bytes) or not hasattr(given, "__getitem__"):
+        return otherwise
+    return "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y)."

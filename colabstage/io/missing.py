@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 from pathlib import Path
 
 from colabstage.io.workspace import is_our_name
@@ -14,13 +13,10 @@ _DRIVE_FOLDERS = frozenset({"MyDrive", "My Drive", "Shareddrives", "Shared drive
 _NAMES_SHOWN = 6
 # A folder of a Drive may hold a hundred thousand names.
 _MOST_NAMES = 2000
-# www.example.org, or example.org followed by a path, without the scheme of an address.
-_HOST = re.compile(r"www\..+|[a-z0-9-]+(\.[a-z0-9-]+)*\.(ac|ai|app|ch|co|com|de|dev|edu|gov|io|jp|net|org|uk)")
 
 
 def whereabouts(path: Path) -> str:
-    """Say which folder of a missing path exists, which names in it are most like the missing one, and what else may be
-    wrong.
+    """Say which folder of a missing path exists, and which names in it are most like the missing one.
 
     Reads no more than that folder. `path` may be relative.
     """
@@ -28,43 +24,18 @@ def whereabouts(path: Path) -> str:
     there = next((parent for parent in path.parents if parent.exists()), Path("/"))
     if there.is_file():
         return f"'{there}' is a file. A part of an archive is an argument: only={path.relative_to(there).as_posix()!r}."
-    wanted = path.relative_to(there).parts if path.is_relative_to(there) else path.parts
-    sentences = [_what_is_in(there, wanted[0] if wanted else path.name)]
-    if not _DRIVE_FOLDERS.isdisjoint(path.parts) or path.is_relative_to("/content/drive"):
-        if _DRIVE_FOLDERS.isdisjoint(there.parts):
-            sentences.append("Is Google Drive mounted?")
-        else:
-            sentences.append(
-                "Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "
-                "what was just uploaded may take minutes to appear, or a refresh_drive()."
-            )
-    sentences += _other_meanings(wanted, there if path.is_absolute() and there != Path.cwd() else None)
-    return " ".join(sentences)
+    found = _names_in(there, path.relative_to(there).parts[0] if path.is_relative_to(there) else path.name)
+    if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
+        return found
+    if _DRIVE_FOLDERS.isdisjoint(there.parts):
+        return f"{found} Is Google Drive mounted?"
+    return (
+        f"{found} Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "
+        "what was just uploaded may take minutes to appear, or a refresh_drive()."
+    )
 
 
-def _other_meanings(wanted: tuple[str, ...], there: Path | None) -> list[str]:
-    """Return a sentence for a path that may be written for another system, or not be a path. Pure.
-
-    `there`: the folder that `wanted` is in; `None` if it need not be named.
-    """
-    first = wanted[0] if wanted else ""
-    if re.match(r"[A-Za-z]:(\\|$)", first):
-        return [
-            "That is a path of Windows, whose disks are not on this machine: upload the files, or put them on Drive."
-        ]
-    if "\\" in "".join(wanted):
-        # Shells need a backslash before a space; Python does not.
-        meant = re.sub(r"\\(?! )", "/", "/".join(wanted)).replace("\\ ", " ")
-        meant = meant if there is None else str(there / meant)
-        if "\\ " in "/".join(wanted):
-            return [f"Blanks take no backslash in Python: '{meant}'."]
-        return [f"Names are kept apart by slashes here: '{meant}'."]
-    if len(wanted) > 1 and _HOST.fullmatch(first.lower()):
-        return [f"An address begins with its kind: 'https://{'/'.join(wanted)}'."]
-    return []
-
-
-def _what_is_in(folder: Path, wanted: str) -> str:
+def _names_in(folder: Path, wanted: str) -> str:
     names: list[str] = []
     with contextlib.suppress(OSError), os.scandir(folder) as scan:
         names = [entry.name for _, entry in zip(range(_MOST_NAMES), scan, strict=False) if not is_our_name(entry.name)]

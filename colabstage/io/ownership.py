@@ -78,9 +78,6 @@ def among_others(act: Callable[[], T], *places: Path) -> T:
     Args:
         act: looks at the places and changes them; it can be repeated.
         places: all that it judges.
-
-    Raises:
-        Exception: whatever `act` raises, if nothing has changed there, or if it still fails after several tries.
     """
     for _ in range(_LOOKS):
         before = [_facts_of(place) for place in places]
@@ -171,23 +168,14 @@ def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = Fa
 
 
 def remove_named(path: Path) -> None:
-    """Remove a file with a name that only colabstage uses, if possible; a missing file is fine.
-
-    Raises:
-        ValueError: it has any other name; a mistake in colabstage.
-    """
+    """Remove a file with a name that only colabstage uses, if possible; a missing file is fine."""
     _check_named(path)
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def rename_named(path: Path, to: Path) -> None:
-    """Rename a file with a name that only colabstage uses to another such name, replacing what has it.
-
-    Raises:
-        ValueError: one of the names is any other; a mistake in colabstage.
-        OSError: as the disk answers.
-    """
+    """Rename a file with a name that only colabstage uses to another such name, replacing what has it."""
     _check_named(path)
     _check_named(to)
     path.replace(to)
@@ -200,12 +188,7 @@ def _check_named(path: Path) -> None:
 
 
 def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
-    """Rename a file that `ours` vouches for to a name that is not in use.
-
-    Raises:
-        TargetExistsError: `ours` does not vouch for it, or the name is in use. Nothing has changed.
-        OSError: as the disk answers.
-    """
+    """Rename a file that `ours` vouches for to a name that is not in use."""
     if not is_made_here(path) or not path.is_file() or not ours(path) or os.path.lexists(to):
         msg = f"'{path}' cannot become '{to}': one of them is not as colabstage made it. Rename it, then try again."
         raise TargetExistsError(msg)
@@ -220,10 +203,6 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
         target: its final path.
         replaces: tells whether a file at `target` may be replaced, because it is ours and as we made it, or because the
             caller was told to.
-
-    Raises:
-        TargetExistsError: it may not be replaced, or a folder is there.
-        OSError: as the disk answers.
     """
     check_own(made)
 
@@ -363,10 +342,6 @@ def put_folder(
 
     Returns:
         The digest of the inventory, as `Standing.inventory` has it.
-
-    Raises:
-        TargetExistsError: something is there that is not ours, or not as we made it. Nothing has changed.
-        OSError: as the disk answers.
     """
     check_own(made)
     listed = _take_inventory(made)
@@ -395,9 +370,6 @@ def check_replaceable(target: Path, remedy: str = "Move that away, or choose ano
     Args:
         target: the final path of the folder.
         remedy: the sentence that says what to do.
-
-    Raises:
-        TargetExistsError: something is there that is not ours, or not as we made it; some of it is named.
     """
     here = look_at(target)
     if not here.is_replaceable:

@@ -19,6 +19,7 @@ import contextvars
 import html
 import io
 import itertools
+import logging
 import re
 import sys
 import threading
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation
 
+
+log = logging.getLogger(__name__)
 
 # Contrast of 3.5 and more against #ffffff as well as #1e1e1e, for text in bold and for bars.
 COLOURS = {
@@ -151,9 +154,6 @@ def new_figure(width: float, height: float) -> Figure:
     """Return an empty matplotlib figure, sized in inches, that is not registered with any window or global state.
 
     A notebook shows it in the colours of its page; saved files have a white background.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     try:
         shown = _shown_figure()
@@ -385,6 +385,7 @@ class Board:
         self._lock = threading.Lock()
         self._drawing = threading.Lock()
         self._stop: threading.Event | None = None
+        self._broken = False
 
     def background(self) -> Self:
         """Return this board: what it draws stays in place, whatever the caller prints."""
@@ -424,7 +425,14 @@ class Board:
     def _draw(self) -> None:
         # One at a time: if two threads drew at once, the older state could win.
         with self._drawing:
-            self._show(self.rows())
+            if self._broken:
+                return
+            try:
+                self._show(self.rows())
+            except Exception:
+                # Work of hours must not end because the page that showed it is gone.
+                self._broken = True
+                log.warning("Progress cannot be drawn any more; the work continues.", exc_info=True)
 
     def _keep_drawing(self, stop: threading.Event) -> None:
         while not stop.wait(self._interval_s):

@@ -98,11 +98,6 @@ def run_pipeline(
         limits: how many of each.
         cancellation: checked several times a second.
         clock: measures reads and silence.
-
-    Raises:
-        CancelledError: the caller asked to stop.
-        SourceReadError: nothing moved for `limits.stall_timeout_s` seconds.
-        BaseException: the first one that `read` or `use` raised; nothing more is started after it.
     """
     cancellation.check()
     run = _Run(items, read, use, cost, limits, clock=clock)
@@ -410,13 +405,7 @@ class DaemonPool:
         cancellation: Cancellation | None = None,
         stall_timeout_s: float = 300.0,
     ) -> list[R]:
-        """Call `function` with every item, many at once, and return the results in the items' order.
-
-        Raises:
-            BaseException: the first one that a call raised, as soon as it did.
-            CancelledError: `cancellation` was used.
-            TimeoutError: no call has ended for `stall_timeout_s` seconds.
-        """
+        """Call `function` with every item, many at once, and return the results in the items' order."""
         futures = [self.submit(partial(function, item)) for item in items]
         return self.results(futures, cancellation=cancellation, stall_timeout_s=stall_timeout_s)
 
@@ -525,10 +514,6 @@ class ThreadPool:
         `alone`: the caller's thread does this many at a time by itself, and the others join when the result is urgent
         (`Demand`). This keeps the work from slowing a training step: a step that holds Python's lock waits each time
         another thread passes through it, and with more threads than cores it shares its core.
-
-        Raises:
-            Exception: one that a part raised, once all parts that had begun have ended; no further part begins.
-            CancelledError: the work is no longer wanted; likewise.
         """
         self.cancellation.check()
         # No more threads than rows.
@@ -573,9 +558,6 @@ class ThreadPool:
         """Call `work(place)` for each of `range(count)`, where each free thread takes the next one, and wait for all.
 
         For work that takes a millisecond or more per item, and different times for different items.
-
-        Raises:
-            As `share`.
         """
         places = iter(range(count))
 

@@ -52,18 +52,22 @@ class Cancellation:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._lock = threading.Lock()
         self._followers: list[Callable[[], object]] = []
 
     def cancel(self) -> None:
         """Ask the work to stop. May be called from any thread, any number of times."""
         self._event.set()
-        while self._followers:
-            self._followers.pop()()
+        with self._lock:
+            followers, self._followers = self._followers, []
+        for tell in followers:
+            tell()
 
     def follow(self, tell: Callable[[], object]) -> None:
         """Make `cancel` also call `tell`, once: for work that cannot check the flag, such as that of another
         process."""
-        self._followers.append(tell)
+        with self._lock:
+            self._followers.append(tell)
         if self._event.is_set():
             self.cancel()
 

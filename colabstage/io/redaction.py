@@ -1,4 +1,4 @@
-"""Hide passwords, tokens and signatures in everything that is shown: addresses, messages of other software, commands.
+"""Hide passwords, tokens and signatures in everything that is shown: addresses, and messages of other software.
 
 One rule says what may be shown, not what must be hidden, because services invent new names for their keys faster than
 any list grows. Of an address, the server, the path and the *names* of parameters are shown, and the values of a few
@@ -78,9 +78,6 @@ _HEADER_IN_TEXT = re.compile(
 _TOKEN_IN_TEXT = re.compile(r"\b(?:eyJ[\w-]{8,}\.[\w.-]+|hf_\w{8,}|gh[opsu]_\w{16,}|AKIA[0-9A-Z]{12,}|ya29\.[\w-]+)")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _LONGEST_REASON = 300
-# The name of a script; no other word of a command is shown after the program.
-_SCRIPT = re.compile(r"[\w.-]+\.(?:py|sh|pl|js|rb|jar)|colabstage|pytest|jupyter-\w+|ipython3?")
-_LOOKED_AT = 5
 
 
 def show_address(address: str) -> str:
@@ -204,29 +201,6 @@ def secrets_in(options: Mapping[str, Any]) -> tuple[str, ...]:
         elif isinstance(value, str) and len(value) >= 4 and _SECRET_OPTION.fullmatch(name):
             found.append(value)
     return tuple(found)
-
-
-def show_command(arguments: Sequence[str]) -> str:
-    """Return the command of another process without its arguments, which may be passwords.
-
-    >>> show_command(["/usr/bin/python3", "-u", "train.py", "--token", "hunter2"])
-    'python3 train.py'
-    >>> show_command(["python", "-m", "ipykernel_launcher", "-f", "/root/kernel.json"])
-    'python -m ipykernel_launcher'
-    """
-    if not arguments or not arguments[0]:
-        return ""
-    program = arguments[0].rpartition("/")[2]
-    shown = program
-    for number, argument in enumerate(arguments[1:_LOOKED_AT], 1):
-        name = argument.rpartition("/")[2]
-        if argument == "-m" and number + 1 < len(arguments):
-            shown = f"{program} -m {arguments[number + 1]}"
-            break
-        if _SCRIPT.fullmatch(name):
-            shown = f"{program} {name}"
-            break
-    return _printable(shown)
 
 
 def _printable(text: str) -> str:

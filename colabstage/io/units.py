@@ -43,9 +43,6 @@ def parse_bytes(text: str | int, name: str = "", *, may_be_zero: bool = False) -
 
     >>> parse_bytes("1.5 GB")
     1500000000
-
-    Raises:
-        OptionError: `text` is not a size, or is negative; or it is 0 for the argument `name`, unless `may_be_zero`.
     """
     match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", str(text))
     factor = _FACTORS.get(match[2].lower()) if match else None
@@ -60,6 +57,31 @@ def parse_bytes(text: str | int, name: str = "", *, may_be_zero: bool = False) -
         msg = f"{name}={text!r} leaves no room at all. Leave it out, or write a number with a unit, as '500 MB'."
         raise OptionError(msg)
     return count
+
+
+def parse_sides(text: str) -> tuple[int, int]:
+    """Read a height and width in pixels as a face's field has them: `256x320`, `256,320`, or `256` for a square."""
+    sides = text.lower().replace(",", "x").split("x")
+    if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
+        msg = f"{text!r} is not a size. Write HEIGHTxWIDTH in pixels, for example 256x256."
+        raise OptionError(msg)
+    return int(sides[0]), int(sides[-1])
+
+
+def parse_fractions(text: str) -> dict[str, float] | list[float] | float:
+    """Read the fractions of splits as a face's field has them: `train=0.8,test=0.2`, `0.8,0.2`, or `0.8`."""
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    names = [name.strip() for name, _, _ in pairs]
+    try:
+        fractions = [float(fraction) for _, _, fraction in pairs]
+    except ValueError:
+        fractions = []
+    if fractions and not any("=" in part for part in text.split(",")):
+        return fractions if len(fractions) > 1 else fractions[0]
+    if not fractions or not all(names) or len(set(names)) < len(names):
+        msg = f"{text!r} gives no fractions. Write NAME=FRACTION,… with each name once: train=0.8,dev=0.1,test=0.1."
+        raise OptionError(msg)
+    return dict(zip(names, fractions, strict=True))
 
 
 def format_duration(seconds: float) -> str:
@@ -149,3 +171,22 @@ def format_rate(amount: float, seconds: float, unit: str) -> str:
     if unit == "B":
         return f"{format_bytes(rate)}/s"
     return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: frozenset[int] = frozenset()) -> str:
+    """Write rows in columns under their heads; the columns in `numbers`, counted from 0, are right-aligned.
+
+    >>> print(text_table(("split", "rows"), [("train", "800"), ("test", "90")], numbers=frozenset({1})))
+    split  rows
+    train   800
+    test     90
+    """
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if at in numbers else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    )
+    return "\n".join(lines)

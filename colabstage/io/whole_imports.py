@@ -44,11 +44,7 @@ def whole_imports() -> Iterator[None]:
 
 
 def refuse_import(package: str, user: str, error: ImportError) -> NoReturn:
-    """Say what to do about a package that cannot be imported, and that something needs, as "make_loader needs".
-
-    Raises:
-        MissingDependencyError: always.
-    """
+    """Say what to do about a package that cannot be imported, and that something needs, as "make_loader needs"."""
     msg = f"{user} {package}. Install it with: pip install {package}"
     # What is installed is not installed again by that.
     if _is_installed(package):

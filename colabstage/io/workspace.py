@@ -192,11 +192,7 @@ def is_made_here(path: Path) -> bool:
 # A failure is not remembered: the mount may have room, or answer, a minute later.
 @functools.lru_cache(maxsize=256)
 def _owner_given(folder: Path, _device: int, _user: int) -> int:
-    """Return the owner that a new file of this user has in a folder.
-
-    Raises:
-        OSError: none can be created there.
-    """
+    """Return the owner that a new file of this user has in a folder."""
     probe = temp_beside(folder / "owner")
     handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -297,9 +293,6 @@ def remove_own(path: Path, *, empty: bool = False) -> None:
     It never raises a disk's error, because it cleans up after errors that must not be hidden; a later sweep finds what
     is left. `empty`: empty files first, for Google Drive, whose trash counts against the account; a file with a second
     name is somebody's copy, and only loses this name.
-
-    Raises:
-        ValueError: it is not a temporary of colabstage; a mistake in colabstage.
     """
     check_own(path)
     with contextlib.suppress(OSError):
@@ -403,13 +396,7 @@ def link_own(path: Path, to: Path) -> bool:
 
 
 def rename_own(path: Path, to: Path) -> Path:
-    """Rename one of our temporaries, or something in one, to a name in one, or to one not in use; return that name.
-
-    Raises:
-        ValueError: it is not a temporary of colabstage; a mistake in colabstage.
-        TargetExistsError: the name is in use, and is not in one of our temporaries.
-        OSError: as the disk answers.
-    """
+    """Rename one of our temporaries, or something in one, to a name in one, or to one not in use; return that name."""
     check_own(path)
     if not is_own(to) and os.path.lexists(to):
         msg = f"'{to}' is there already. Rename it, then try again."
@@ -418,11 +405,7 @@ def rename_own(path: Path, to: Path) -> Path:
 
 
 def cut_own(path: Path, size: int) -> None:
-    """Set the length in bytes of a file in one of our temporaries.
-
-    Raises:
-        ValueError: it is not a temporary of colabstage; a mistake in colabstage.
-    """
+    """Set the length in bytes of a file in one of our temporaries."""
     check_own(path)
     _set_length(path, size)
 
@@ -500,9 +483,6 @@ def open_workspace(
         in_own_folder: whether the folder that `target` is in is a dataset's own. Another process that fails removes
             that folder if it is empty (`remove_empty`), and then it is created again. Its parent never is: if a mount
             has disappeared, it would be created on the disk below.
-
-    Raises:
-        OSError: the folder cannot be made.
     """
     folder = temp_beside(target)
     # Of several, the one that holds most; the others are removed.
@@ -565,9 +545,6 @@ def read_journal(path: Path, head: Mapping[str, object]) -> list[Any] | None:
     Returns:
         The values, which the caller has to check; `None` if there is no journal, if it belongs to other work, or if a
         complete line is not JSON.
-
-    Raises:
-        OSError: as the disk answers, except for a missing file.
     """
     try:
         return list(walk_journal(path, head))
@@ -581,11 +558,6 @@ def walk_journal(path: Path, head: Mapping[str, object]) -> Iterator[Any]:
     Args:
         path: the journal.
         head: the work that it has to belong to, as given to `Journal`.
-
-    Raises:
-        ValueError: it belongs to other work, or a complete line is not JSON.
-        RecursionError: a line is nested too deeply.
-        OSError: as the disk answers.
     """
     with path.open("rb") as file:
         # A last line without a line end was cut off by a kill.
@@ -610,19 +582,12 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             path: in one of our temporaries.
             head: the work that it belongs to.
             kept: the values that it begins with: those of an earlier run that are still true.
-
-        Raises:
-            OSError: as the disk answers; the old journal is still there.
         """
         lines = map(_line, chain([head], kept))
         self._handle = begin_journal(path, iter(lambda: b"".join(islice(lines, _LINES_AT_ONCE)), b""))
 
     def append(self, *values: object) -> None:
-        """Append values, one line each, in one write.
-
-        Raises:
-            OSError: as the disk answers.
-        """
+        """Append values, one line each, in one write."""
         os.write(self._handle, b"".join(map(_line, values)))
 
     def close(self) -> None:

@@ -79,7 +79,6 @@ _LEAST_MIXING = 0.25
 
 @takes(
     LoaderOptions,
-    renamed={"prefetch": "prefetch_factor"},
     remedies={**TORCH_REMEDIES, "batch_size": 'Write make_loader(data["train"], 64); training depends on it.'},
 )
 @typed()

@@ -59,7 +59,6 @@ from colabstage.machine.mounts import (
     DRIVE_TYPES,
     OLD_DRIVE_CLIENT,
     OLD_DRIVE_TYPE,
-    PRACTICE_SOURCE,
     WAITS_IN_CACHE,
     Mount,
     check_unused,
@@ -121,7 +120,7 @@ def ask_drives(*, near: str | os.PathLike[str] | None = None, timeout_s: float =
     """Ask every mounted Drive at once which of them works.
 
     Args:
-        near: a path whose Drive comes before all others, even a practice Drive.
+        near: a path whose Drive comes before all others.
         timeout_s: seconds for all of them together.
     """
     found = _drives() if near is None or drive_root(near) is None else [mount_of(near), *_drives()]
@@ -288,10 +287,7 @@ def _visible_mounts() -> list[Mount]:
 
 
 def _drives() -> list[Mount]:
-    """Return the user's own Drives; a practice Drive counts only on its practice machine."""
-    # Otherwise a command in a terminal would publish into the temporary Drive of a notebook, and call that an upload.
-    found = [mount for mount in _visible_mounts() if mount.is_drive]
-    return [mount for mount in found if mount.source != PRACTICE_SOURCE or system_root() != Path("/")]
+    return [mount for mount in _visible_mounts() if mount.is_drive]
 
 
 def _mount_at(place: Path) -> Mount | None:

@@ -68,8 +68,6 @@ OLD_DRIVE_TYPE = f"fuse.{OLD_DRIVE_CLIENT}"
 DRIVE_SPELLINGS = {"My Drive": "MyDrive", "Shared drives": "Shareddrives"}
 DRIVE_FOLDERS = frozenset({*DRIVE_SPELLINGS, *DRIVE_SPELLINGS.values(), ".shortcut-targets-by-id"})
 """The folders that the root of a mounted Drive holds, in all spellings."""
-# The source of a simulated Drive in the mount table, so that it is never taken for the user's own.
-PRACTICE_SOURCE = "colabstage-practice"
 # A mount that does not answer for this long counts as silent: even a busy client has its root in memory.
 _ANSWER_S = 10.0
 _UNMOUNT_S = 10.0

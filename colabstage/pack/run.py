@@ -167,7 +167,6 @@ def _stored_schema(field: StoredField) -> FieldSchema:
 
 @takes(
     PackOptions,
-    renamed={"out": "target"},
     remedies=remedies_for_batches('make_loader(dataset_h5("file.h5"), 64'),
 )
 @stops_with(GOES_ON)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.diagnose.nvidia_smi import no_gpu, nvml, smi  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:

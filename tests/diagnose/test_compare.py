@@ -14,8 +14,8 @@ from PIL import Image
 from colabstage import compare_sources
 from colabstage.errors import DriveDisconnectedError, LayoutError, OptionError, SourceNotFoundError, SourceReadError
 from colabstage.io.progress import NullProgress
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from colabstage.diagnose.doctor import DoctorReport, Finding
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -81,7 +81,7 @@ def test_a_drive_that_answers(my_drive: Path) -> None:
 def test_a_drive_that_hangs_does_not_hang_doctor(drive: SimulatedDrive, my_drive: Path) -> None:
     """A client that is stopped is reported at the deadline, for the mount and for a path on it."""
     write_photos(my_drive / "photos", 2)
-    (client,) = (one for one in psutil.Process().children() if "colabstage.simulate.server" in one.cmdline())
+    (client,) = (one for one in psutil.Process().children() if "simulated_drive.server" in one.cmdline())
     client.send_signal(signal.SIGSTOP)
     try:
         began = time.monotonic()

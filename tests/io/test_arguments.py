@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
@@ -45,7 +44,7 @@ class Fewer(TypedDict, total=False):
     size: int
 
 
-@takes(Options, renamed={"hue": "colour"}, remedies={"shade": "Write colour='grey'.", "name": "Write draw('a')."})
+@takes(Options, remedies={"shade": "Write colour='grey'.", "name": "Write draw('a')."})
 def draw(name: str, *, loud: bool = False, options: Options | None = None, **arguments: Unpack[Arguments]) -> Options:
     """Draw.
 
@@ -114,22 +113,10 @@ def test_what_is_missing_or_has_no_name_is_told_with_the_line() -> None:
     loose: Any = draw
     with pytest.raises(TypeError, match=r"^draw\(\) needs name\. Write draw\('a'\)\.$"):
         loose(size=3)
-    with pytest.raises(TypeError, match=r"^draw\(name\) takes its other arguments by name: size=…, rank=…, world=…"):
+    with pytest.raises(TypeError, match=r"^draw\(name\) takes its other arguments by name, such as size=…, rank=…"):
         loose("a", 3)
     assert loose(name="a") == Options()
 
 
 def _call(function: Any, **arguments: Any) -> Any:
     return function(**arguments)
-
-
-def test_an_old_name_works_and_warns_where_it_is_written() -> None:
-    """The warning is of the caller's line; both names at once are refused."""
-    with pytest.warns(DeprecationWarning, match=r"hue= of draw\(\) is colour= now") as caught:
-        assert _call(draw, name="a", hue="green") == Options(colour="green")
-    assert caught[0].filename == __file__
-    with pytest.raises(OptionError, match="both colour= and hue="):
-        _call(draw, name="a", hue="green", colour="red")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        draw("a", colour="green")

@@ -169,3 +169,17 @@ def test_many_steps_do_not_push_the_page_away() -> None:
     assert "✗ first" in text
     assert "copy 39" in text
     assert "copy 0" not in text
+
+
+def test_work_goes_on_where_progress_cannot_be_drawn(caplog: pytest.LogCaptureFixture) -> None:
+    """A front end that fails is left alone from then on, and said once."""
+
+    def fail(rows: tuple[Row, ...]) -> None:
+        raise RuntimeError("the page is gone")
+
+    board = Board(fail)
+    for name in ("copy", "pack"):
+        with board.step(name, total=1, unit="files") as step:
+            step.advance()
+    assert [one.state for one in board.rows()] == ["done", "done"]
+    assert len(caplog.records) == 1

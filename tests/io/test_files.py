@@ -155,7 +155,7 @@ class TestLocalLock:
         ):
             assert not held
         assert len(said) == 2
-        assert all(f"process {os.getpid()} (" in sentence for sentence in said)
+        assert all(f"process {os.getpid()}" in sentence for sentence in said)
         assert said[0].startswith("Waited for")
         assert said[1].startswith("Continued beside")
 

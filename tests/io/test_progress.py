@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -134,6 +135,20 @@ def test_cancelling_is_seen_by_every_thread_that_looks() -> None:
     assert cancellation.cancelled
     with pytest.raises(CancelledError, match="nothing that was there before has changed"):
         cancellation.check()
+
+
+def test_each_follower_is_told_once_whoever_cancels() -> None:
+    """Several threads may cancel at the same time, and one may begin to follow meanwhile."""
+    for _ in range(200):
+        cancellation, told = Cancellation(), list[int]()
+        for number in range(20):
+            cancellation.follow(partial(told.append, number))
+        with ThreadPoolExecutor(8) as pool:
+            for one in [pool.submit(cancellation.cancel) for _ in range(8)]:
+                one.result()
+        assert sorted(told) == list(range(20))
+        cancellation.follow(partial(told.append, 20))
+        assert told[-1] == 20
 
 
 def test_nothing_is_imported_for_silence() -> None:

@@ -21,8 +21,8 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.reading import rows as row_readers
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.pictures import write_photos
 
 if TYPE_CHECKING:

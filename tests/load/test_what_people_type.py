@@ -147,8 +147,8 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
         OptionError,
         "path=None cannot work; expected the path of a file",
     ),
-    ("colabstage.dataset_h5({data.path})", OptionError, "Give a list of paths: sorted(…)"),
-    ("colabstage.dataset_h5(path for path in [data.path])", OptionError, "Give a list of paths: list(…)"),
+    ("colabstage.dataset_h5({data.path})", OptionError, "Give a list of paths"),
+    ("colabstage.dataset_h5(path for path in [data.path])", OptionError, "Give a list of paths"),
     ("colabstage.pack_dataset(data, 'x.h5')", OptionError, "Write data['train'] for samples"),
     ("len(data)", ArgumentError, "Write data['train'] for samples"),
     (
@@ -168,7 +168,7 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("colabstage.autotune_loader(data)", TypeError, 'needs batch_size. Write autotune_loader(data["train"], 64)'),
     ("colabstage.plan_stage()", TypeError, "plan_stage() needs source. Write the dataset's path or address first"),
     ("colabstage.plan_stage('photos', imagesize=224)", TypeError, "plan_stage() got an unexpected keyword argument"),
-    ("stage_dataset('photos', 224)", TypeError, "stage_dataset(source) takes its other arguments by name: "),
+    ("stage_dataset('photos', 224)", TypeError, "stage_dataset(source) takes its other arguments by name, such as "),
     ("colabstage.publish_file('model.pt')", TypeError, "needs target. Write publish_file("),
     ("make_loader(data, 4)", OptionError, "pass one split, data['train']"),
     ("make_loader(data.path, 4)", OptionError, "of a file's path make one, dataset_h5(path)"),
@@ -188,8 +188,6 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("colabstage.autotune_loader('photos', 4)", OptionError, "of a file's path make one, dataset_h5(path)"),
     ("colabstage.compare_sources(data)", OptionError, "pass the folder or archive that it was made of"),
     ("colabstage.doctor(data)", OptionError, "Of what stage_dataset returns pass its .path"),
-    ("colabstage.plot_throughput(train)", OptionError, "A loader is measured by profile_loader"),
-    ("colabstage.plot_epochs([3.0, 2.0])", OptionError, 'such as {"staged": [9.1, 6.2]}'),
     ("colabstage.plot_class_balance(train)", OptionError, "data=Loader(…) cannot work; expected what stage_dataset"),
     ("make_loader(ConcatDataset([ds, ds]), 4)", OptionError, "use torch.utils.data.DataLoader"),
     (
@@ -204,29 +202,22 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("make_loader(ds, 4, batch_sampler=[[1]])", OptionError, "sampler= gives this loader its rows"),
     ("make_loader(ds, 4, pin_memory_device='cuda')", OptionError, 'device="cuda"'),
     ("make_loader(ds, 4, batchsize=3)", TypeError, "Did you mean 'batch_size'"),
-    ("data.loader('train', bs=4)", TypeError, "Did you mean 'batch_size'"),
     ("make_loader(ds, 4, transform=abs)", OptionError, "Write batch_transform="),
     ("make_loader(ds, 4, normalize=True)", OptionError, "Write batch_transform=Normalize(mean, std)"),
     ("make_loader(ds, 4, image_size=64)", OptionError, "stage_dataset(…, image_size=…)"),
-    ("colabstage.dataset_h5(data.path, train=True)", TypeError, "Did you mean 'split'"),
     ("colabstage.dataset_h5(data.path, transforms=abs)", TypeError, "Did you mean 'transform'"),
-    ("colabstage.dataset_h5(root=data.path)", TypeError, "Did you mean 'in_file'"),
     ("colabstage.dataset_h5()", TypeError, "dataset_h5() needs in_file"),
     ("colabstage.to_keras(ds, 4, label_mode='int')", OptionError, 'Write one_hot="auto" for categorical labels'),
-    ("colabstage.to_keras(ds, 4, num_classes=2)", TypeError, "Did you mean 'one_hot'"),
     ("colabstage.to_tf_data(ds, 4, preprocessing_function=abs)", OptionError, "dataset_h5(path, transform=…)"),
     ("stage_dataset('photos', size=224)", TypeError, "Did you mean 'image_size'"),
-    ("stage_dataset('photos', valid_pct=0.2)", TypeError, "Did you mean 'splits'"),
-    ("stage_dataset('photos', force=True)", TypeError, "Did you mean 'refresh'"),
     ("stage_dataset('photos', batch_size=4)", OptionError, 'data.loader("train", 64).'),
     ("stage_dataset('photos', num_workers=4)", OptionError, 'data.loader("train", 64, num_workers=…).'),
     ("stage_dataset('photos', transform=abs)", OptionError, "Write prepare="),
     ("colabstage.pack_dataset('photos', 'a.h5', batch_size=4)", OptionError, 'make_loader(dataset_h5("file.h5"), 64).'),
-    ("transforms.RandomFlip(p=0.5)", TypeError, "Did you mean 'horizontal'"),
     (
         "transforms.RandomFlip(0.5, 1, 2, 3)",
         TypeError,
-        "RandomFlip(horizontal, vertical) takes its other arguments by name: generator=….",
+        "RandomFlip(horizontal, vertical) takes its other arguments by name, such as generator=….",
     ),
     (
         "make_loader(ds, 4, dtype=np.int64)",
@@ -495,10 +486,3 @@ def test_names_of_a_file_without_any(tmp_path: Path) -> None:
     assert plain.class_to_idx == {}
     with pytest.raises(ValueError, match=r"key_train|keys"):
         _ = plain.samples
-
-
-def test_old_names_work_with_a_warning(tmp_path: Path) -> None:
-    """For this release."""
-    pack: Any = colabstage.pack_dataset
-    with pytest.warns(DeprecationWarning, match="out= of pack_dataset"):
-        pack([(np.zeros((2, 2, 3), np.uint8), 0)], out=tmp_path / "a.h5", progress=False)

@@ -27,8 +27,8 @@ from colabstage.machine import drive as drive_module
 from colabstage.machine.drive import ask_drives, flush_drive, mount_drive, refresh_drive
 from colabstage.machine.drive_client import mount_error
 from colabstage.machine.mounts import drive_root, list_mounts, normalise_drive_path
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveFaults, DriveKnobs
 from tests.support.colab import simulated_colab
 from tests.support.colab_machine import ColabKnobs, SimulatedColab
 

@@ -1,8 +1,8 @@
 """Our verbs against the steps of Drive's client, in their order and with their consequences: each with the right word,
 and nothing lost.
 
-The stand-in goes the real client's way (`tests/simulate/test_colab.py` holds it to that): it asks first, unmounts
-plainly, fails on what is busy, and leaves its shell where the caller stood.
+The stand-in goes the real client's way (`tests/simulated_drive/test_colab.py` holds it to that): it asks first,
+unmounts plainly, fails on what is busy, and leaves its shell where the caller stood.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from colabstage.errors import DriveAuthError, DriveDisconnectedError, DriveError
 from colabstage.machine import drive as drive_module
 from colabstage.machine.drive import flush_drive, is_readonly, mount_drive, refresh_drive
 from colabstage.machine.mounts import check_unused, list_mounts, mount_of
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveFaults, DriveKnobs
 from tests.support.colab import simulated_colab
 from tests.support.colab_machine import ColabKnobs, SimulatedColab
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.simulate.drive import fuse_problem
+from simulated_drive.drive import fuse_problem
 from tests.notebooks.checks import CHECKS
 from tests.nurseries import ONE_THREAD
 from tests.pages import ROOT
@@ -45,7 +46,7 @@ from pathlib import Path
 
 sys.path.append({root!r})
 from tests.support.colab import simulated_colab
-from colabstage.simulate.drive import SimulatedDrive
+from simulated_drive.drive import SimulatedDrive
 
 stack = contextlib.ExitStack()
 atexit.register(stack.close)
@@ -127,6 +128,7 @@ def test_runs(path: Path, machine: str, tmp_path: Path, short_path: Path, nurser
     if machine == "practice Colab" and (problem := fuse_problem()):
         pytest.skip(problem)
     notebook = with_checks(path, tmp_path)
+    shutil.copy(ROOT / "notebooks/practice.py", tmp_path)
     kind = "tensorflow" if re.search(r'"(import|from) tensorflow\b', text) else "torch"
     variables = environment(tmp_path / "home", short_path, nurseries.fonts, nurseries.kernel(kind), machine)
     ran = subprocess.run(

@@ -24,13 +24,11 @@ N = 300
 
 # Packs a folder at a Drive's pace, and tells of every sample that is done.
 _PACKER = """
-import json, sys
+import json, sys, time
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.options import PackOptions
 from colabstage.io.progress import Cancellation
-from colabstage.simulate.knobs import DriveKnobs
-from colabstage.simulate.knobs import ThrottledTree
 from colabstage.trees.folder import FolderTree
 
 class Telling:
@@ -41,7 +39,12 @@ class Telling:
 
 source, out, options, source_s = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), float(sys.argv[4])
 from pathlib import Path
-tree = ThrottledTree(FolderTree(Path(source)), DriveKnobs(cold_open_latency_s=source_s))
+class SlowFolder(FolderTree):
+    def read(self, entry):
+        time.sleep(source_s)
+        return super().read(entry)
+
+tree = SlowFolder(Path(source))
 job = prepare_pack(tree, PackOptions(**options), free_bytes=None)
 report = run_pack(job, Path(out), slow=True, progress=Telling(), cancellation=Cancellation())
 print("report", json.dumps({"resumed": report.resumed, "skipped": len(report.skipped)}), flush=True)

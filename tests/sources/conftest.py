@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.sources.servers import BucketService, FolderService, ftp_service, moto_service, sftp_service, use_login
 
 if TYPE_CHECKING:

@@ -26,15 +26,15 @@ from colabstage.io.files import RetryPolicy, block_ranges, hash_block, hash_rang
 from colabstage.io.page import Board
 from colabstage.io.progress import Cancellation, LateStep
 from colabstage.io.workspace import temp_beside
-from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
 from colabstage.sources.copy import copy_blocks
+from simulated_drive.knobs import ContentFault, DriveFaults, OpFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from colabstage.io.progress import ProgressStep
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 BLOCK = 64 * 1024
 POLICY = RetryPolicy(attempts=3, first_wait_s=0.01)

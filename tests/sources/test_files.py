@@ -23,19 +23,19 @@ from colabstage.errors import (
 from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import Cancellation
-from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.sources import tree as files
 from colabstage.sources.tree import fetch_tree
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip import ZipTree
+from simulated_drive.knobs import DriveFaults, OpFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
     from colabstage.trees.listing import Tree
+    from simulated_drive.drive import SimulatedDrive
 
 MIB = 1024 * 1024
 LIMITS = PipelineLimits(readers=3, max_readers=3, workers=2, stall_timeout_s=20.0)

@@ -21,8 +21,8 @@ from colabstage.errors import (
     SourceNotFoundError,
     TargetExistsError,
 )
-from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.sources.fetching import FETCHED, fetch_files
+from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.share_links import DriveShares, SharedItem
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
     from colabstage.sources.fetching import FetchReport
+    from simulated_drive.drive import SimulatedDrive
     from tests.sources.servers import BucketService
 
 MIB = 1024 * 1024

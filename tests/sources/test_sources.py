@@ -176,7 +176,7 @@ def test_a_list_is_one_source(tmp_path: Path) -> None:
         ([], "empty list"),
         (None, "source=None"),
         (7, "source=7"),
-        (b"/data", "text: '/data'"),
+        (b"/data", "source=b'/data'"),
         ([["/a"], "/b"], "list"),
         (Path("s3://bucket/a"), "lost a slash"),
         ("s4://bucket/a", "Did you mean s3://"),

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from colabstage.io.progress import NullProgress
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.sources.servers import BucketService, moto_service, use_login
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from PIL import Image
 
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError
 from colabstage.h5.manifest import check_whole, read_manifest
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 from colabstage.stage.run import stage_dataset
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveFaults, DriveKnobs
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset

@@ -12,11 +12,11 @@ import pytest
 from colabstage.errors import (
     SourceChangedError,
 )
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs, ListingFault
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveFaults, DriveKnobs, ListingFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

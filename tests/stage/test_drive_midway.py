@@ -15,7 +15,7 @@ import pytest
 from colabstage import stage_dataset
 from colabstage.errors import DriveDisconnectedError, SourceReadError
 from colabstage.machine import watched
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
+from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.io.test_board import wait_until
 from tests.support.staged import use_small_blocks
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = [pytest.mark.fuse, pytest.mark.torch]
 
@@ -62,7 +62,7 @@ def hangs(drive: SimulatedDrive) -> None:
 
 
 def clients() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "colabstage.simulate.server" in one.cmdline()]
+    return [one for one in psutil.Process().children() if "simulated_drive.server" in one.cmdline()]
 
 
 def recovers(drive: SimulatedDrive, mountpoint: Path) -> None:

@@ -30,7 +30,7 @@ from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 MakeImages = Callable[..., Path]
 

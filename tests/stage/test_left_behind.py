@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
     from colabstage.sources.opening import OpenSource
     from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.record import StagedFiles
+    from simulated_drive.drive import SimulatedDrive
 
 # The third block of the pack.
 HANGS_AT = 16 << 20

@@ -12,9 +12,9 @@ import pytest
 
 import colabstage
 from colabstage.errors import DriveNotMountedError
-from colabstage.simulate.drive import SimulatedDrive
-from colabstage.simulate.knobs import DriveKnobs
 from colabstage.stage.purge import list_datasets, purge_datasets
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.stage.conftest import OneStep
 from tests.stage.on_drive import SIZE, VERBS
 from tests.support.colab import simulated_colab

@@ -14,8 +14,8 @@ from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
-    from colabstage.simulate.drive import SimulatedDrive
     from colabstage.stage.dataset import StagedDataset
+    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.fuse
 MakeImages = Callable[..., Path]

@@ -26,8 +26,8 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.io.ownership import put_file
-from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
 from colabstage.stage.publish import await_upload, check_unchanged
+from simulated_drive.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
 from tests.stage.conftest import OneStep
 from tests.support.invariants import left_behind, snapshot, unvouched
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 BLOCK = 8 * 2**20
 SIZE = 2 * BLOCK + 1000

@@ -20,8 +20,8 @@ from colabstage.stage.run import stage_dataset
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.simulate.drive import SimulatedDrive
     from colabstage.stage.purge import StoredDataset
+    from simulated_drive.drive import SimulatedDrive
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.simulate.knobs import DriveKnobs
 from colabstage.sources import look as looking
 from colabstage.sources.identity import MD5_PROOF, file_seal
 from colabstage.sources.look import check_freshness
@@ -22,14 +21,15 @@ from colabstage.sources.parse import parse_source
 from colabstage.stage.record import read_record, write_record
 from colabstage.stage.request import make_request
 from colabstage.stage.run import stage_dataset
+from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
     from colabstage.sources.identity import SourceIdentity
     from colabstage.stage.dataset import StagedDataset
+    from simulated_drive.drive import SimulatedDrive
 
 
 def bmp(value: int) -> bytes:

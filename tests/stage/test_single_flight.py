@@ -14,12 +14,12 @@ import pytest
 
 from colabstage.h5.manifest import check_whole, exchanging, manifest_of_bytes, manifest_path, read_manifest
 from colabstage.io.workspace import open_workspace
-from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.stage.request import lock_path, make_request
 from colabstage.stage.run import stage_dataset
+from simulated_drive.knobs import DriveFaults, OpFault
 
 if TYPE_CHECKING:
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.fuse
 MakeImages = Callable[..., Path]

@@ -13,13 +13,13 @@ from colabstage.errors import (
     DriveError,
     SourceNotFoundError,
 )
-from colabstage.simulate.knobs import DriveFaults
+from simulated_drive.knobs import DriveFaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.fuse
 

@@ -27,7 +27,7 @@ from tests.support.faulty_mount import faulty_mount
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 MB = 1_000_000
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")

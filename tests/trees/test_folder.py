@@ -297,8 +297,8 @@ def test_the_stamp_of_a_listing_shows_additions_and_removals(tmp_path: Path, wri
 @pytest.mark.fuse
 def test_folders_on_a_drive_are_listed_at_once(tmp_path: Path, write_files: WriteFiles) -> None:
     """Twenty class folders at 200 ms a listing take the time of a few, not of twenty."""
-    from colabstage.simulate.drive import SimulatedDrive
-    from colabstage.simulate.knobs import DriveKnobs
+    from simulated_drive.drive import SimulatedDrive
+    from simulated_drive.knobs import DriveKnobs
 
     listing_s = 0.2
     knobs = DriveKnobs(listing_latency_s=listing_s, listing_per_entry_s=0.0, cold_open_latency_s=0.0)
@@ -315,8 +315,8 @@ def test_folders_on_a_drive_are_listed_at_once(tmp_path: Path, write_files: Writ
 @pytest.mark.fuse
 def test_a_listing_that_fails_for_a_moment_is_tried_again(tmp_path: Path, write_files: WriteFiles) -> None:
     """Errno 5 of a big folder passes, because each attempt leaves the mount knowing more."""
-    from colabstage.simulate.drive import SimulatedDrive
-    from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
+    from simulated_drive.drive import SimulatedDrive
+    from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 
     with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
         write_files(drive.cloud / "MyDrive" / "data", {f"c/{n}.jpg": b"x" for n in range(10)})
@@ -333,8 +333,8 @@ def test_a_listing_that_fails_for_a_moment_is_tried_again(tmp_path: Path, write_
 @pytest.mark.fuse
 def test_a_dead_mount_is_named_as_such(tmp_path: Path, write_files: WriteFiles) -> None:
     """'Transport endpoint is not connected' becomes the error that says how to mount again."""
-    from colabstage.simulate.drive import SimulatedDrive
-    from colabstage.simulate.knobs import DriveKnobs
+    from simulated_drive.drive import SimulatedDrive
+    from simulated_drive.knobs import DriveKnobs
 
     with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
         write_files(drive.cloud / "MyDrive" / "data", {"c/1.jpg": b"x"})

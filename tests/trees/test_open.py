@@ -149,8 +149,8 @@ def test_a_source_is_closed_when_opening_fails(recording: Recording, tmp_path: P
 @pytest.mark.fuse
 def test_a_dead_mount_is_not_a_missing_path(tmp_path: Path) -> None:
     """The remedy is to mount again, not to look for the name."""
-    from colabstage.simulate.drive import SimulatedDrive
-    from colabstage.simulate.knobs import DriveKnobs
+    from simulated_drive.drive import SimulatedDrive
+    from simulated_drive.knobs import DriveKnobs
 
     with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
         (drive.cloud / "MyDrive" / "a.zip").write_bytes(b"")

@@ -20,15 +20,14 @@ from colabstage.load.device import CudaDataLoader
 from colabstage.load.frameworks.keras_dataset import KerasBatches
 from colabstage.load.loader import Loader
 from colabstage.machine.drive import FlushReport
+from colabstage.notebook.browser import DatasetBrowser
+from colabstage.notebook.form import StageForm
 from colabstage.pack.execute import PackReport
 from colabstage.sources.extract.archive import ExtractReport
 from colabstage.sources.fetching import FetchReport
 from colabstage.stage.dataset import StagedDataset, StageReport
 from colabstage.stage.plan import StagePlan
 from colabstage.stage.publish import PublishReport, RestoreReport
-from colabstage.ui.browser import DatasetBrowser
-from colabstage.ui.form import StageForm
-from colabstage.ui.plots import SessionTimes
 
 
 def staging() -> None:
@@ -158,10 +157,6 @@ def looking() -> None:
     """What can be looked at is looked at by one argument; plots take what there is and return figures."""
     assert_type(colabstage.browse_dataset("data-*.h5", split="test", page_size=40), DatasetBrowser)
     assert_type(colabstage.browse_dataset(dataset_h5("data.h5")), DatasetBrowser)
-    recorder = colabstage.ThroughputRecorder(False)
-    data = colabstage.stage_dataset("photos", progress=recorder)
-    assert_type(colabstage.plot_throughput(recorder), Figure)
-    assert_type(colabstage.plot_throughput(data.report), Figure)
+    data = colabstage.stage_dataset("photos")
     assert_type(colabstage.plot_class_balance(data), Figure)
     assert_type(colabstage.plot_image_sizes(Path("photos"), most=100), Figure)
-    assert_type(colabstage.plot_epochs({"before": [1.0], "after": SessionTimes([0.5], total_s=2.0)}), Figure)

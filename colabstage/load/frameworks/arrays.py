@@ -495,7 +495,6 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
 
 
 @takes(
-    renamed={"prefetch": "prefetch_factor"},
     remedies={**KERAS_REMEDIES, "batch_size": 'Write to_keras(data["train"], 64); training depends on it.'},
 )
 @typed()

@@ -43,7 +43,6 @@ _WIDEST_BYTES = 8
 
 
 @takes(
-    renamed={"prefetch": "prefetch_factor"},
     remedies={**KERAS_REMEDIES, "batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'},
 )
 @typed()

@@ -29,18 +29,18 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.sources.extract.archive import extract_archive, extract_bytes, identify
 from colabstage.sources.extract.batches import plan_extract
 from colabstage.trees.bytes import TemporaryBytes
 from colabstage.trees.listing import FileEntry
 from colabstage.trees.names import DEFAULT_LIMITS
+from simulated_drive.knobs import DriveFaults, OpFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 MIB = 1024 * 1024
 

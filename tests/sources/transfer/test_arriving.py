@@ -24,10 +24,10 @@ from colabstage.errors import (
     TargetNotWritableError,
 )
 from colabstage.io.files import RetryPolicy, hash_block
-from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
 from colabstage.sources.remote import MountedFile, TransientError
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.trees.zip import ZipTree
+from simulated_drive.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
 from tests.clocks import ManualClock
 from tests.sources.remotes import MemoryFile, changed
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 MIB = 1024 * 1024
 SIZE = 16 * MIB + 12_345

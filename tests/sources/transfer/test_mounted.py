@@ -14,15 +14,15 @@ import pytest
 from colabstage.errors import DriveDisconnectedError, SourceChangedError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation
-from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
 from colabstage.sources.remote import MountedFile, TransientError
 from colabstage.sources.transfer.whole_file import fetch_file
+from simulated_drive.knobs import ContentFault, DriveFaults, OpFault
 from tests.sources.remotes import random_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.simulate.drive import SimulatedDrive
+    from simulated_drive.drive import SimulatedDrive
 
 MIB = 1024 * 1024
 SIZE = 20 * MIB + 321

@@ -1,0 +1,339 @@
+"""The command line's options, each defined once: name, help, conversion to the Python argument, and completions.
+
+Paths stay the text that was typed: as a `Path`, `out/` would no longer say that a folder is meant, and `s3://bucket`
+would be a folder `s3:`. A completion function that returns nothing leaves completion to the shell.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import typer
+
+from colabstage.errors import OptionError
+from colabstage.images.geometry import ColorMode, Resize
+from colabstage.io.arguments import defaults
+from colabstage.io.units import parse_fractions, parse_sides
+from colabstage.pack.options import split_fractions
+from colabstage.stage.request import Keep, Verify, make_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# The panels of the help into which options are grouped.
+_IMAGES = "What the pack holds"
+_PLACES = "Storage, cache and verification"
+
+
+def option(
+    name: str,
+    metavar: str,
+    text: str,
+    panel: str | None = None,
+    *,
+    parser: Callable[[str], Any] | None = None,
+    offers: Callable[..., list[str]] | None = None,
+    least: float | None = None,
+) -> typer.models.OptionInfo:
+    """Define an option of the command line.
+
+    Args:
+        name: with its dashes.
+        metavar: the placeholder of its value in the help; empty for a switch, which takes none.
+        text: its help.
+        panel: the panel of the help that it belongs to; the general one by default.
+        parser: converts the text to the argument; by default typer does, by type.
+        offers: the completions.
+        least: the smallest number allowed.
+    """
+    info: typer.models.OptionInfo = typer.Option(
+        name, metavar=metavar, help=text, rich_help_panel=panel, parser=parser, autocompletion=offers, min=least
+    )
+    return info
+
+
+def argument(metavar: str, text: str, *, offers: Callable[..., list[str]] | None = None) -> typer.models.ArgumentInfo:
+    """Define an argument of the command line, as `option` defines an option."""
+    info: typer.models.ArgumentInfo = typer.Argument(
+        metavar=metavar, help=text, autocompletion=offers, show_default=False
+    )
+    return info
+
+
+def words_starting(*words: str) -> Callable[[str], list[str]]:
+    """Offer the `words` that begin with the typed text; with none, the shell offers file names."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def offer_layouts(incomplete: str) -> list[str]:
+    """Offer all layouts."""
+    from colabstage.layouts.detect import LAYOUTS
+
+    return words_starting("auto", *(reader.name for reader in LAYOUTS))(incomplete)
+
+
+FILES = words_starting()
+
+
+def _refused_as_typed(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a parser whose refusal typer shows with the option's name."""
+
+    def parse(text: str) -> Any:
+        try:
+            return read(text)
+        except OptionError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parse
+
+
+def read_fractions(text: str) -> dict[str, float]:
+    """Read `train=0.8,test=0.2`; or numbers alone, as `split_fractions` names them: `0.8`, `0.8,0.1,0.1`."""
+    return dict(split_fractions(parse_fractions(text)) or ())
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Return a parser that takes one of `words`."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            msg = f"{text!r} is unknown; expected one of {', '.join(words)}."
+            raise typer.BadParameter(msg)
+        return text
+
+    return read
+
+
+def _choice(name: str, words: tuple[str, ...], text: str, panel: str) -> typer.models.OptionInfo:
+    return option(name, "|".join(words), text, panel, parser=one_of(*words), offers=words_starting(*words))
+
+
+def read_cache_dir(text: str) -> str | Literal["auto"] | None:
+    """Turn `--cache-dir` into the Python argument; a folder called none is written `./none`."""
+    # The shell cannot express None.
+    return None if text == "none" else text
+
+
+def read_sources(texts: list[str]) -> str | list[str]:
+    """Return one source as itself, several as a list."""
+    # A list of one source counts as several sources, with another key and other names.
+    return texts[0] if len(texts) == 1 else texts
+
+
+Source = Annotated[
+    list[str],
+    argument(
+        "SOURCE",
+        "A folder, an archive or a quoted pattern, also on a mounted Drive; a share link; an https://, s3://, "
+        "gs://, hf://, ftp:// … address; kaggle://owner/dataset. Several sources form one dataset.",
+    ),
+]
+LocalSource = Annotated[str, argument("SOURCE", "A folder, or a zip or tar; can be on a mounted Drive.")]
+PackFile = Annotated[str, argument("FILE", "The HDF5 file.", offers=FILES)]
+Only = Annotated[
+    list[str],
+    option("--only", "PATH", "The part of the source that is meant: a path in it, or a quoted pattern. Repeatable."),
+]
+ZipEncoding = Annotated[
+    str | None,
+    option("--zip-encoding", "NAME", "The encoding of a zip's file names where it declares none, for example gbk."),
+]
+Hash = Annotated[
+    str | None,
+    option("--hash", "ALGORITHM:DIGEST", "The expected hash of a single file, for example sha256:…", _PLACES),
+]
+Refresh = Annotated[
+    bool, option("--refresh", "", "Stage again, even if the dataset is already here or cached.", _PLACES)
+]
+Verifying = Annotated[
+    Verify, _choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or compare every block.", _PLACES)
+]
+Overwrite = Annotated[bool, option("--overwrite", "", "Replace what is at the target.")]
+AsJson = Annotated[bool, option("--json", "", "Print the result as JSON, and nothing else, to stdout.")]
+Debug = Annotated[bool, option("--debug", "", "Show the traceback when something fails.")]
+Shards = Annotated[
+    int | None,
+    option("--shards", "N", "Write N files, OUT-00000-of-0000N.h5 …, which a pattern reads as one.", _IMAGES),
+]
+AppendTo = Annotated[
+    str | None,
+    option(
+        "--append-to",
+        "PACK",
+        "Instead of OUT: write the samples next to this pack, as an addition to its dataset.",
+        offers=FILES,
+    ),
+]
+Layout = Annotated[
+    str, option("--layout", "NAME", "How files become samples; auto detects it.", _IMAGES, offers=offer_layouts)
+]
+Size = Annotated[
+    Any,
+    option(
+        "--image-size",
+        "HxW",
+        "Height and width of every image, for example 256x256. Without it, each image keeps its own.",
+        _IMAGES,
+        parser=_refused_as_typed(parse_sides),
+    ),
+]
+Encoded = Annotated[
+    str,
+    option(
+        "--encoding",
+        "auto|pixels|encoded|jpeg:Q",
+        "Decoded pixels, the files' own bytes, JPEGs of quality Q, or whichever fits.",
+        _IMAGES,
+        offers=words_starting("auto", "pixels", "encoded", "jpeg:90"),
+    ),
+]
+LocalDir = Annotated[
+    str | None,
+    option(
+        "--local-dir",
+        "PATH",
+        "Folder on the local disk. Default: colabstage in the platform's fast folder.",
+        _PLACES,
+        offers=FILES,
+    ),
+]
+CacheDir = Annotated[
+    str,
+    option(
+        "--cache-dir",
+        "none|auto|PATH",
+        "Where packs are kept. auto: MyDrive/colabstage on a mounted Drive, otherwise another persistent disk.",
+        _PLACES,
+    ),
+]
+
+# Options that define a pack, by Python argument; the defaults are those of `PackOptions`. Functions cannot be given on
+# a command line.
+PACK_FLAGS: dict[str, Any] = {
+    "layout": Layout,
+    "image_size": Size,
+    "color_mode": Annotated[
+        ColorMode,
+        _choice(
+            "--color-mode",
+            get_args(ColorMode),
+            "3 channels, 1 channel, or those of each file. auto: 3 for images; arrays keep theirs.",
+            _IMAGES,
+        ),
+    ],
+    "resize": Annotated[
+        Resize,
+        _choice("--resize", get_args(Resize), "How images of other proportions are fitted to the size.", _IMAGES),
+    ],
+    "encoding": Encoded,
+    "splits": Annotated[
+        Any,
+        option(
+            "--splits",
+            "NAME=F,…",
+            "Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 means train, "
+            "and the rest is test.",
+            _IMAGES,
+            parser=_refused_as_typed(read_fractions),
+        ),
+    ],
+    "group_by": Annotated[
+        str | None,
+        option("--group-by", "REGEX", "Samples whose names have the same match stay in the same split.", _IMAGES),
+    ],
+    "seed": Annotated[int, option("--seed", "N", "Seed of the splits and of the row order.", _IMAGES)],
+    "on_error": Annotated[
+        str,
+        option(
+            "--on-error",
+            "raise|skip|skip:P%",
+            "What to do with images that cannot be decoded.",
+            _IMAGES,
+            offers=words_starting("raise", "skip", "skip:1%"),
+        ),
+    ],
+    "only": Only,
+    "zip_encoding": ZipEncoding,
+}
+# Those that say where the pack goes, and whether to make it again.
+STAGE_FLAGS: dict[str, Any] = PACK_FLAGS | {
+    "keep": Annotated[Keep, _choice("--keep", get_args(Keep), "One HDF5 file, the plain files, or both.", _PLACES)],
+    "local_dir": LocalDir,
+    "cache_dir": CacheDir,
+    "refresh": Refresh,
+    "verify": Verifying,
+    "hash": Hash,
+    "disk_limit": Annotated[
+        str | None,
+        option(
+            "--disk-limit",
+            "SIZE",
+            "Keep at most this much of the pack on the local disk, for example 20GB. A larger one is packed in shards "
+            "into the cache, and read from there in part.",
+            _PLACES,
+        ),
+    ],
+}
+_SPELLED = {
+    **{
+        name: f"--{name.replace('_', '-')} {get_args(kind)[1].metavar}".strip()
+        for name, kind in (STAGE_FLAGS | {"overwrite": Overwrite, "shards": Shards, "append_to": AppendTo}).items()
+    },
+    # What has another name here than in Python.
+    "budget_s": "--seconds S",
+    "everything": "--all",
+    "older_than_days": "--older-than DAYS",
+    "step": "--step-ms MS",
+}
+
+
+def spell_options(message: str) -> str:
+    """Add to a message, which names the arguments of Python functions, how they are written here.
+
+    >>> spell_options("'a.h5' is there. Give overwrite=True to replace it.")
+    "'a.h5' is there. Give overwrite=True to replace it. (On the command line: --overwrite.)"
+    """
+    named = dict.fromkeys(name for name in re.findall(r"\b(\w+)=", message) if name in _SPELLED)
+    written = [_SPELLED[name] for name in named if _SPELLED[name].partition(" ")[0] not in message]
+    between = "\n" if "\n" in message else " "
+    return f"{message}{between}(On the command line: {', '.join(written)}.)" if written else message
+
+
+def with_flags(flags: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one option for each of `flags`, in place of its parameter `flags`, which receives them as
+    arguments for the Python functions."""
+    known = defaults(make_request)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        # Typer reads signatures, so options are defined once and are the same in every command.
+        signature = inspect.signature(command, eval_str=True)
+        options = [
+            inspect.Parameter(
+                # A list is a repeatable option, which the shell leaves empty and not None.
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=[] if name == "only" else known[name],
+                annotation=kind,
+            )
+            for name, kind in flags.items()
+        ]
+        others = [one for one in signature.parameters.values() if one.name != "flags"]
+        first = [one for one in others if one.default is inspect.Parameter.empty]
+        # Parameters with a default come after all options, in the command's own order.
+        last = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in others if one not in first]
+
+        def run(**given: Any) -> None:
+            taken = {name: given.pop(name) for name in flags}
+            if "cache_dir" in taken:
+                taken["cache_dir"] = read_cache_dir(taken["cache_dir"])
+            command(**given, flags=taken)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        # Typer asks `inspect.signature`, which looks here first.
+        vars(run)["__signature__"] = inspect.Signature([*first, *options, *last])
+        run.__annotations__ = {one.name: one.annotation for one in (*first, *options, *last)}
+        return run
+
+    return decorate

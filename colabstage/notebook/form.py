@@ -1,0 +1,552 @@
+"""`stage_form`: fields, the same call as a line of Python, and buttons to plan, to stage and to cancel.
+
+The work is done in a thread, so the kernel stays free and buttons respond. A picture is stored with each widget, for
+pages without a running kernel.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextvars
+import html
+import inspect
+import re
+import threading
+import uuid
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Unpack, get_args
+
+from colabstage.errors import CancelledError, ColabstageError, MissingDependencyError, NotStagedError, OptionError
+from colabstage.images.geometry import ColorMode, Resize
+from colabstage.io.arguments import check_argument, defaults, takes
+from colabstage.io.page import COLOURS, STYLE, Board, panel_html
+from colabstage.io.progress import Cancellation
+from colabstage.io.redaction import hide_secrets
+from colabstage.io.units import parse_bytes, parse_fractions, parse_sides
+from colabstage.pack.options import split_fractions, square
+from colabstage.stage.request import FormArguments, Keep, Verify, make_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from colabstage.io.page import Row
+    from colabstage.sources.parse import SourceArgument
+    from colabstage.stage.dataset import StagedDataset
+
+
+# The width that most formatters wrap at.
+_LONGEST_LINE = 88
+_IMPORT = "from colabstage import stage_dataset"
+# Common qualities; others can be given in code.
+_ENCODINGS = ("auto", "pixels", "encoded", "jpeg:90", "jpeg:75")
+_ERRORS = ("raise", "skip", "skip:1%")
+# Wide enough for the longest name, so that all fields are aligned.
+_NAME_PX = 84
+# Two fields are side by side, in the folded part too.
+_FIELD_PX = 335
+
+
+def read_source(text: str) -> str | list[str]:
+    """Read one source, or several on separate lines, which form one dataset."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        msg = "There is no source yet. Write where the dataset is: a folder, an archive, a share link or an address."
+        raise OptionError(msg)
+    return lines[0] if len(lines) == 1 else lines
+
+
+def write_source(source: Any) -> str:
+    """Return the text for `source`."""
+    return "\n".join(map(str, source)) if isinstance(source, list | tuple) else str(source)
+
+
+def read_size(text: str) -> tuple[int, int] | None:
+    """Read `256x320` as (height, width), `256` as a square, nothing as `None`."""
+    return None if not text.strip() else parse_sides(text)
+
+
+def write_size(size: tuple[int, int] | None) -> str:
+    """Return the text for `size`."""
+    return "" if size is None else f"{size[0]}x{size[1]}"
+
+
+def read_splits(text: str) -> dict[str, float] | None:
+    """Read `train=0.8,test=0.2` as fractions by name, an empty text as `None`."""
+    return None if not text.strip() else dict(split_fractions(parse_fractions(text)) or ())
+
+
+def write_splits(splits: Mapping[str, float] | None) -> str:
+    """Return the text for `splits`."""
+    return "" if splits is None else ",".join(f"{name}={fraction:g}" for name, fraction in splits.items())
+
+
+def read_place(text: str) -> str | None:
+    """Read a folder, or `auto`; an empty text is `None`."""
+    return text.strip() or None
+
+
+def read_limit(text: str) -> str | None:
+    """Read a disk limit, such as `20GB`; an empty text is `None`."""
+    limit = read_place(text)
+    # Reported while typing, as for image sizes, not only when staging starts.
+    if limit is not None:
+        parse_bytes(limit, "disk_limit")
+    return limit
+
+
+def write_place(place: Any) -> str:
+    """Return the text for `place`."""
+    return "" if place is None else str(place)
+
+
+def python_of(arguments: Mapping[str, Any]) -> str:
+    """Write the import and the call, with the arguments that differ from the defaults."""
+    others = changed({name: value for name, value in arguments.items() if name != "source"})
+    parts = [_literal(arguments["source"]), *(f"{name}={_literal(value)}" for name, value in others.items())]
+    line = f"data = stage_dataset({', '.join(parts)})"
+    if len(line) > _LONGEST_LINE and others:
+        line = "\n".join(["data = stage_dataset(", *(f"    {part}," for part in parts), ")"])
+    return f"{_IMPORT}\n\n{line}"
+
+
+def changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments whose values are not the defaults of `stage_dataset`."""
+    from colabstage.stage.run import stage_dataset
+
+    # The defaults come from the function itself, so the line stays right if one changes.
+    usual = inspect.signature(stage_dataset).parameters
+    return {name: value for name, value in arguments.items() if value != usual[name].default}
+
+
+def _literal(value: object) -> str:
+    """Write a value as `repr` does, with double quotes if that needs no escape."""
+    if isinstance(value, str):
+        # As Python writes it, so that the line means the same value, whatever characters it contains.
+        plain = repr(value)
+        return f'"{plain[1:-1]}"' if plain[0] == "'" and not {'"', "'"} & set(value) else plain
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    return repr(value)
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """One argument of `stage_dataset` in the form."""
+
+    widget: Any
+    """The widget that holds the argument."""
+    read: Callable[[Any], Any]
+    """Convert that widget's value to the argument."""
+
+
+def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, FormField]:
+    """Make a field for each argument, by name, in order; `start` has their initial values.
+
+    Args:
+        widgets: the module ipywidgets.
+        start: values by argument.
+    """
+    from colabstage.layouts.detect import LAYOUTS
+
+    def look(name: str) -> dict[str, Any]:
+        style = {"description_width": f"{_NAME_PX}px"}
+        return {"description": name, "style": style, "layout": widgets.Layout(width=f"{_FIELD_PX}px", max_width="98%")}
+
+    def text(name: str, hint: str, read: Callable[[str], Any], write: Callable[[Any], str]) -> FormField:
+        return FormField(widgets.Text(value=write(start[name]), placeholder=hint, **look(name)), read)
+
+    def choice(name: str, words: tuple[str, ...]) -> FormField:
+        value = start[name]
+        # Code may give a value with a number in it, such as jpeg:85.
+        options = words if value in words else (*words, value)
+        return FormField(widgets.Dropdown(options=options, value=value, **look(name)), str)
+
+    wide = look("source") | {"layout": widgets.Layout(width="auto"), "rows": 2}
+    hint = "one a line: a folder, a .zip, a share link, https://…, s3://…, kaggle://…"
+    return {
+        "source": FormField(
+            widgets.Textarea(value=write_source(start["source"]), placeholder=hint, **wide), read_source
+        ),
+        "layout": choice("layout", ("auto", *(reader.name for reader in LAYOUTS))),
+        "image_size": text("image_size", "each its own; else 256", read_size, write_size),
+        "resize": choice("resize", get_args(Resize)),
+        "color_mode": choice("color_mode", get_args(ColorMode)),
+        "encoding": choice("encoding", _ENCODINGS),
+        "splits": text("splits", "as found; else 0.8,0.2", read_splits, write_splits),
+        "keep": choice("keep", get_args(Keep)),
+        "group_by": text("group_by", r"e.g. patient\d+", read_place, write_place),
+        "only": text("only", "all of it; e.g. train/images", read_place, write_place),
+        "zip_encoding": text("zip_encoding", "as declared; e.g. gbk", read_place, write_place),
+        "seed": FormField(widgets.IntText(value=start["seed"], **look("seed")), int),
+        "on_error": choice("on_error", _ERRORS),
+        "local_dir": text("local_dir", "fast local folder", read_place, write_place),
+        "cache_dir": text("cache_dir", "nowhere", read_place, write_place),
+        "verify": choice("verify", get_args(Verify)),
+        "hash": text("hash", "e.g. sha256:…", read_place, write_place),
+        "disk_limit": text("disk_limit", "none; e.g. 20GB", read_limit, write_place),
+        "refresh": FormField(widgets.Checkbox(value=start["refresh"], **look("refresh")), bool),
+    }
+
+
+# An output for a widget without any element holds only a sentence, such as "Loading widget…" or "model not found".
+_HIDE_LOST = (
+    "<style>.jp-OutputArea-child:has(.{mark}) + .jp-OutputArea-child .jp-OutputArea-output:not(:has(*))"
+    "{{display:none}}</style>"
+)
+_HIDE_PICTURE = "<style>.jp-OutputArea-child:has(.{mark}),.{mark}{{display:none!important}}</style>"
+
+
+# Where our part of the style widget begins: a widget may be shown several times.
+_MARK = "<!-- in place of its picture -->"
+
+
+_DRAWING = re.compile(r"<svg class='cs-picture' (?P<look>[^>]*)>(?P<content>.*?)</svg>", re.DOTALL)
+_LOOK = re.compile(r"style='([^']*)'")
+_BOX = re.compile(r"viewBox='0 0 (\d+) (\d+)'")
+
+
+def as_images(drawn: str) -> str:
+    """Return HTML with each drawing of a sample as an image, because untrusted notebooks keep only images."""
+
+    def embedded(found: re.Match[str]) -> str:
+        box, style = _BOX.search(found["look"]), _LOOK.search(found["look"])
+        size = f"width='{box[1]}' height='{box[2]}'" if box is not None else ""
+        look = f"xmlns='http://www.w3.org/2000/svg' font-family='sans-serif' {size} {_LOOK.sub('', found['look'])}"
+        text = f"<svg {look}>{found['content']}</svg>"
+        # For pages that drop styles as well as drawings.
+        shown = style[1] if style is not None else "width:100%;max-height:150px;object-fit:contain"
+        encoded = base64.b64encode(text.encode()).decode()
+        return f"<img class='cs-picture' alt='' style='{shown}' src='data:image/svg+xml;base64,{encoded}'>"
+
+    # In rows even without a style sheet, whatever the height of each image; with one, the grid sets the width.
+    look = "display:inline-block;vertical-align:top;width:150px;margin:0 8px 8px 0"
+    return _DRAWING.sub(embedded, drawn.replace("<div class='cs-cell'>", f"<div class='cs-cell' style='{look}'>"))
+
+
+# A saved notebook stores the names of its widgets but not their content, so readers would see "model not found". Two
+# outputs take turns without a script: where widgets work, their style hides the picture; where they do not, the
+# picture's style hides their placeholder. An untrusted notebook keeps the picture without styles.
+def show_with_picture(widget: Any, picture: str, text: str) -> None:
+    """Show a widget in a cell's output, with HTML that replaces it in a saved notebook.
+
+    Args:
+        widget: a box of ipywidgets, whose first child holds a style.
+        picture: HTML.
+        text: the same for programs that show no HTML.
+    """
+    import IPython.display
+
+    display: Any = IPython.display.display
+    mark = f"cs-saved-{uuid.uuid4().hex}"
+    style = widget.children[0]
+    style.value = f"{style.value.partition(_MARK)[0]}{_MARK}{_HIDE_PICTURE.format(mark=mark)}"
+    html = f"{_HIDE_LOST.format(mark=mark)}<div class='{mark}'>{picture}</div>"
+    display({"text/html": html, "text/plain": text}, raw=True)
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    display({"application/vnd.jupyter.widget-view+json": view, "text/plain": ""}, raw=True)
+
+
+# The most used arguments; the others are folded.
+_FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
+_MORE = (
+    "only",
+    "group_by",
+    "seed",
+    "on_error",
+    "local_dir",
+    "cache_dir",
+    "verify",
+    "hash",
+    "disk_limit",
+    "zip_encoding",
+    "refresh",
+)
+_WIDTH = "720px"
+
+
+class Worker:
+    """Run one piece of work at a time."""
+
+    def __init__(self) -> None:
+        # A second click may come before the first has taken effect.
+        self._lock = threading.Lock()
+        self._busy = False
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether something runs."""
+        return self._busy
+
+    def start(self, work: Callable[[], None], *, begun: Callable[[], None], ended: Callable[[], None]) -> None:
+        """Call `begun`, then run `work`, then call `ended`, even after an error. Does nothing while something runs."""
+        with self._lock:
+            if self._busy:
+                return
+            self._busy = True
+        begun()
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                # Under the lock: the button that `ended` enables may be pressed before this thread continues; that
+                # click then waits instead of being ignored.
+                with self._lock:
+                    ended()
+                    self._busy = False
+
+        # A daemon that ends with the kernel: finished work is kept, and the next call continues from there.
+        threading.Thread(
+            target=contextvars.copy_context().run, args=(run,), name="colabstage-form", daemon=True
+        ).start()
+
+
+@takes(
+    make_request,
+    arguments=FormArguments,
+    remedies={"prepare": "A function cannot be written into a field; write stage_dataset(…, prepare=prepare)."},
+)
+def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) -> StageForm:
+    """Show the arguments of `stage_dataset` as a form, with buttons to plan, stage and cancel.
+
+        form = stage_form("/content/drive/MyDrive/photos.zip", image_size=(256, 256))
+        form
+
+    and, in a cell below, once it is staged:
+
+        train = form.dataset.loader("train", batch_size=64)
+
+    The form also shows the same call in Python, so that you end up with code.
+
+    Args:
+        source: where the dataset is, as in `stage_dataset`: the initial value of that field.
+        **arguments: those of `stage_dataset` that can be written as text: the initial values of the other fields.
+
+    Raises:
+        MissingDependencyError: ipywidgets is not installed.
+        OptionError: a size or fractions are invalid.
+        TypeError: an argument is unknown.
+    """
+    try:
+        widgets = import_module("ipywidgets")
+    except ImportError as error:
+        msg = (
+            "stage_form needs ipywidgets. Install it with: pip install ipywidgets, and load the page again. "
+            "stage_dataset does the same without it."
+        )
+        raise MissingDependencyError(msg) from error
+    for part in source if isinstance(source, list | tuple) else (source,):
+        check_argument("source", part, "path")
+    start = {"source": source, **defaults(make_request, FormArguments), **arguments}
+    # As the fields write them; invalid values are refused here already.
+    fractions = split_fractions(arguments.get("splits"))
+    start["image_size"] = square(arguments.get("image_size"))
+    start["splits"] = None if fractions is None else dict(fractions)
+    return StageForm(widgets, start)
+
+
+class StageForm:
+    """The form of `stage_form`. Its buttons and fields can be used from code too."""
+
+    def __init__(self, widgets: Any, start: Mapping[str, Any]) -> None:
+        """Create the widgets from the module ipywidgets; `start` has the initial values by argument."""
+        self._worker = Worker()
+        self._cancellation = Cancellation()
+        self._dataset: StagedDataset | None = None
+        self._error: BaseException | None = None
+        self._fields = make_fields(widgets, start)
+        self._line = widgets.HTML()
+        self._panel = widgets.HTML()
+        self._outcome = widgets.HTML()
+        self._plan_button = _make_button(widgets, "Plan", "Say what would be done, and do nothing", self.plan)
+        self._stage_button = _make_button(widgets, "Stage", "Make the dataset local and ready", self.stage)
+        self._stage_button.button_style = "primary"
+        self._cancel_button = _make_button(widgets, "Cancel", "Stop, and keep what is finished", self.cancel)
+        self._cancel_button.disabled = True
+        self.widget = self._arranged(widgets)
+        # Registered once drawing is possible, because setting a value from code calls it too.
+        for field in self._fields.values():
+            field.widget.observe(lambda _: self._changed(), names="value")
+        self._show_line()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the widget of each argument, by the argument's name."""
+        return {name: field.widget for name, field in self._fields.items()}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return the values of the fields, as arguments of `stage_dataset`.
+
+        Raises:
+            OptionError: a field holds what cannot be read; the message names it.
+        """
+        return {name: field.read(field.widget.value) for name, field in self._fields.items()}
+
+    @property
+    def code(self) -> str:
+        """Return the same as Python code: an import and one call.
+
+        Raises:
+            OptionError: a field holds what cannot be read.
+        """
+        return python_of(self.arguments)
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether planning or staging is running."""
+        return self._worker.busy
+
+    @property
+    def error(self) -> BaseException | None:
+        """Return the error of the last plan or staging."""
+        return self._error
+
+    @property
+    def dataset(self) -> StagedDataset:
+        """Return the dataset that was staged last.
+
+        Raises:
+            NotStagedError: nothing has been staged yet.
+        """
+        if self._dataset is None:
+            msg = (
+                "The form is still staging; wait until it says that all is done."
+                if self.busy
+                else "The form has staged nothing yet. Press its button Stage first, or call stage_dataset."
+            )
+            # The error of the last try is the cause, and a traceback shows it.
+            raise NotStagedError(msg) from self._error
+        return self._dataset
+
+    def plan(self) -> None:
+        """Show what staging would do. Returns at once; does nothing while the form is busy."""
+        self._start(self._plan, cancellable=False)
+
+    def stage(self) -> None:
+        """Stage as the fields say. Returns at once; does nothing while the form is busy."""
+        self._start(self._stage, cancellable=True)
+
+    def cancel(self) -> None:
+        """Ask the running staging to stop, which it does at its next file."""
+        if self.busy:
+            self._cancellation.cancel()
+            self._cancel_button.disabled = True
+            self._say("Cancelling …")
+
+    def _ipython_display_(self) -> None:
+        words = "The form of stage_form: run this cell to see it."
+        show_with_picture(self.widget, self._line.value + _line_html(words, muted=True), words)
+
+    def _arranged(self, widgets: Any) -> Any:
+        wrap = widgets.Layout(flex_flow="row wrap")
+        first = widgets.Box([self.fields[name] for name in _FIRST], layout=wrap)
+        more = widgets.Accordion([widgets.Box([self.fields[name] for name in _MORE], layout=wrap)])
+        more.set_title(0, "more")
+        # Folded at first.
+        more.selected_index = None
+        buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
+        # The first child is invisible: it holds the style that hides the form's picture.
+        rows = [widgets.HTML(), self.fields["source"], first, more, self._line, buttons, self._panel, self._outcome]
+        form = widgets.VBox(rows, layout=widgets.Layout(max_width=_WIDTH))
+        form.add_class("colabstage-form")
+        return form
+
+    def _changed(self) -> None:
+        self._show_line()
+        if not self.busy:
+            # It described the earlier values of the fields.
+            self._panel.value = self._outcome.value = ""
+
+    def _show_line(self) -> None:
+        try:
+            self._line.value = _code_html(self.code)
+        except OptionError as error:
+            self._line.value = _line_html(str(error), colour="fail")
+
+    def _start(self, work: Callable[[], None], *, cancellable: bool) -> None:
+        def run() -> None:
+            self._error = None
+            self._panel.value = ""
+            self._say("Looking at the source …")
+            try:
+                work()
+            except CancelledError as error:
+                self._error = error
+                self._say("Cancelled. What is finished is kept: staging again continues from there.")
+            except Exception as error:  # noqa: BLE001 - shown, and kept as `error`
+                self._error = error
+                # A field's mistake is already shown in place of the line of code.
+                said = html.escape(str(error)) in self._line.value
+                self._outcome.value = "" if said else _error_html(error)
+
+        def begun() -> None:
+            self._cancellation = Cancellation()
+            self._set_buttons(running=True, cancellable=cancellable)
+
+        self._worker.start(run, begun=begun, ended=lambda: self._set_buttons(running=False, cancellable=False))
+
+    def _plan(self) -> None:
+        from colabstage.stage.plan import plan_stage
+
+        self._outcome.value = plan_stage(**changed(self.arguments))._repr_html_()
+
+    def _stage(self) -> None:
+        from colabstage.stage.run import stage_dataset
+
+        board = Board(self._draw, cancellation=self._cancellation)
+        self._dataset = stage_dataset(**changed(self.arguments), progress=board)
+        self._outcome.value = (
+            _line_html(
+                "Done. Continue with form.dataset, or with the code above, which finds all of it here.", colour="ok"
+            )
+            + self._dataset._repr_html_()
+        )
+
+    def _draw(self, rows: Sequence[Row]) -> None:
+        self._panel.value = panel_html(rows)
+        # "Cancelling …" stands until the work has ended.
+        if not self._cancellation.cancelled:
+            self._outcome.value = ""
+
+    def _say(self, words: str) -> None:
+        self._outcome.value = _line_html(words, muted=True)
+
+    def _set_buttons(self, *, running: bool, cancellable: bool) -> None:
+        self._plan_button.disabled = self._stage_button.disabled = running
+        self._cancel_button.disabled = not cancellable
+
+
+def _make_button(widgets: Any, words: str, tooltip: str, press: Callable[[], None]) -> Any:
+    button = widgets.Button(description=words, tooltip=tooltip)
+    button.on_click(lambda _: press())
+    return button
+
+
+def _code_html(code: str) -> str:
+    """Return code as HTML that one click selects."""
+    return (
+        f"{STYLE}<div class='cs-report'><pre class='cs-code' style='user-select:all;margin:.4em 0;padding:.6em .8em;"
+        "line-height:1.45;border-radius:4px;background:rgba(128,136,144,.14);color:inherit;white-space:pre-wrap;"
+        f"word-break:normal;overflow-wrap:anywhere'>{html.escape(code)}</pre></div>"
+    )
+
+
+def _line_html(words: str, *, muted: bool = False, colour: str = "") -> str:
+    look = f" style='color:{COLOURS[colour]};font-weight:600'" if colour else ""
+    words = f"<div style='margin:.4em 0'>{html.escape(words)}</div>"
+    return f"{STYLE}<div class='cs-report{' cs-muted' if muted else ''}'{look}>{words}</div>"
+
+
+def _error_html(error: Exception) -> str:
+    words = (
+        # Our messages are safe to show; another library's may quote an address with a token in it.
+        str(error) if isinstance(error, ColabstageError) else f"{hide_secrets(str(error))} (form.error has all of it)"
+    )
+    return (
+        f"{STYLE}<div class='cs-report cs-error'><b style='color:{COLOURS['fail']}'>{type(error).__name__}</b>: "
+        f"{html.escape(words)}</div>"
+    )

@@ -1,0 +1,415 @@
+"""Read what is to be shown (a staged dataset, a split, a path) as splits, and a few samples of them at a time, at the
+size they are shown: only the rows asked for are read. The shape of samples tells what they are.
+
+And the classes of a split's samples: their names, how many samples each has, and which rows those are.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from colabstage.errors import OptionError, PackFormatError, SplitNotFoundError
+from colabstage.h5.info import open_h5, read_info
+from colabstage.h5.parts import find_parts
+from colabstage.h5.schema import OFFSETS
+from colabstage.io.arguments import refuse_argument
+from colabstage.io.pipeline import ThreadPool
+from colabstage.io.units import format_count
+from colabstage.load.reading.reader import SplitReader
+from colabstage.machine.resources import usable_cores
+from colabstage.stage.dataset import StagedDataset
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.h5.info import FieldInfo
+    from colabstage.load.arrival import Arrival
+    from colabstage.load.dataset import dataset_h5
+
+    # Everything that contains samples to show; a path may be a pattern that several files match.
+    Samples = StagedDataset | dataset_h5 | str | os.PathLike[str]
+
+# With more different values than this, targets are measurements, not classes, unless the file names its classes.
+_MOST_UNNAMED = 256
+# Up to this many different numbers may be classes, even with few samples.
+_FEW = 10
+# At most this much memory is used for targets with one column per class.
+_MOST_MULTI_HOT_BYTES = 1 << 28
+# Masks are searched for classes if they have at most this many pixels, which takes a third of a second.
+_MOST_MASK_BYTES = 1 << 28
+_TARGET_BYTES = 1 << 24
+# The value for "no class" in masks.
+_NO_CLASS = 255
+
+Kind = Literal["image", "sound", "tokens", "numbers"]
+
+_MOST_CHANNELS = 4
+_LEAST_SIDE = 4
+# Longer rows of fractions are signals, shorter ones are rows of a table.
+_LEAST_SIGNAL = 512
+
+# About 100 MB of names.
+_MOST_KEYS = 1_000_000
+# Bytes of inputs in memory at once while a page is made.
+_HELD_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class ShownSplits:
+    """Splits to show, each opened on first use."""
+
+    name: str
+    """The file's name, for people."""
+    layout: str | None
+    """The layout, according to the file."""
+    rows: Mapping[str, int]
+    """How many samples each split has."""
+    paths: tuple[Path, ...]
+    """The files, in the order of their rows."""
+    arrival: Arrival | None = None
+    """What brings the rows that are not here."""
+    _readers: dict[str, SplitReader] = field(default_factory=dict)
+    _keys: dict[str, list[str]] = field(default_factory=dict)
+
+    def reader(self, split: str) -> SplitReader:
+        """Return the reader of a split, the same one each time."""
+        if split not in self.rows:
+            there = ", ".join(f"'{name}' ({format_count(rows, 'samples')})" for name, rows in self.rows.items())
+            msg = f"'{self.name}' has no split '{split}'. It has {there}."
+            raise SplitNotFoundError(msg)
+        if split not in self._readers:
+            self._readers[split] = SplitReader(list(self.paths), split, arrival=self.arrival)
+        return self._readers[split]
+
+    def keys(self, split: str, rows: Sequence[int]) -> list[str]:
+        """Return the names of the files that rows were made from; empty strings if the pack has none.
+
+        Opening a dataset of many texts checks all of them, so they are read once, unless there are too many.
+        """
+        reader = self.reader(split)
+        try:
+            if self.rows[split] > _MOST_KEYS:
+                return reader.keys(list(rows))
+            if split not in self._keys:
+                self._keys[split] = reader.keys()
+        # Files from other programs have no names; their samples are shown all the same.
+        except PackFormatError:
+            return [""] * len(rows)
+        return [self._keys[split][row] for row in rows]
+
+    def close(self) -> None:
+        """Release the files; the next read opens them again, in a few milliseconds."""
+        for reader in self._readers.values():
+            reader.close()
+
+    def targets(self, split: str) -> list[tuple[Path, FieldInfo]]:
+        """Return the targets of a split in each file that has it, in the order of rows; empty if there are none."""
+        in_part = self.arrival is not None
+        infos = [(path, read_info(path, in_part=in_part).splits.get(split)) for path in self.paths]
+        return [(path, info.y) for path, info in infos if info is not None and info.y is not None]
+
+
+def open_splits(data: Samples) -> ShownSplits:
+    """Open what can be shown; no sample is read."""
+    if isinstance(data, StagedDataset):
+        if data.info is None:
+            msg = f"Only plain files were kept ({data.path}); stage with keep='pack' or keep='both' to look at samples."
+            raise OptionError(msg)
+        return _of_paths((data.info.path,)) if data.part is None else _of_paths(data.part.paths, data.part)
+    # Recognised by its attributes and not by its class, which would import torch.
+    reader = getattr(data, "reader", None)
+    if isinstance(reader, SplitReader):
+        layout = read_info(reader.path, in_part=reader.arrival is not None).layout
+        return ShownSplits(reader.path.name, layout, {reader.split: len(reader)}, reader.paths, reader.arrival)
+    if not isinstance(data, str | os.PathLike):
+        refuse_argument("data", data, "what stage_dataset returns, a dataset_h5, or the path of an HDF5 file")
+    return _of_paths(find_parts(data))
+
+
+def _of_paths(paths: tuple[Path, ...], arrival: Arrival | None = None) -> ShownSplits:
+    infos = [read_info(Path(path).expanduser(), in_part=arrival is not None) for path in paths]
+    rows: dict[str, int] = {}
+    for info in infos:
+        for name, split in info.splits.items():
+            # One dataset in several files: a split is spread over all of them.
+            rows[name] = rows.get(name, 0) + split.rows
+    name = infos[0].path.name + (f" and {len(infos) - 1} more" if len(infos) > 1 else "")
+    return ShownSplits(name, infos[0].layout, rows, tuple(info.path for info in infos), arrival)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample."""
+
+    row: int
+    """Its row in the split."""
+    x: NDArray[Any]
+    """The input as stored, or an image reduced to the requested size."""
+    y: Any
+    """Its target as a number, an array, a dict of arrays for boxes, or a text."""
+    key: str
+    """The name of the file that it was made from; empty if unknown."""
+    size: tuple[int, int] | None = None
+    """Height and width of the image that `y` refers to, of which `x` may be a reduction; `None` if it is not an
+    image."""
+
+
+def read_samples(source: ShownSplits, split: str, rows: Sequence[int], *, longest_px: int) -> list[Sample]:
+    """Read samples, in the order of `rows`.
+
+    Args:
+        source: the dataset.
+        split: its split.
+        rows: the rows to read.
+        longest_px: encoded images are decoded to about this size, which takes a fraction of the time; others are
+            returned as stored.
+    """
+    reader = source.reader(split)
+    samples: list[Sample] = []
+    # A page of large images is read in parts, so that memory does not grow with the page.
+    step = max(1, _HELD_BYTES // max(1, reader.estimate_row_bytes()))
+    keys = source.keys(split, rows)
+    with ThreadPool(usable_cores()) as pool:
+        for start in range(0, len(rows), step):
+            part = list(rows[start : start + step])
+            if reader.encoded and reader.whole_reason is None:
+                xs, sizes = _read_reduced(reader, part, longest_px, pool)
+            else:
+                xs = list(reader.read_x(part, pool=pool))
+                sizes = [_size_of_x(x) for x in xs]
+            # A single number is shown as such, whatever axes of length 1 it is stored with.
+            ys = [
+                np.asarray(y).reshape(-1)[0].item() if isinstance(y, np.ndarray | np.generic) and y.size == 1 else y
+                for y in reader.read_y(part, pool=pool)
+            ]
+            samples += [
+                Sample(row, x, y, key, size)
+                for row, x, y, key, size in zip(part, xs, ys, keys[start : start + step], sizes, strict=True)
+            ]
+    return samples
+
+
+def _read_reduced(
+    reader: SplitReader, rows: list[int], longest_px: int, pool: ThreadPool
+) -> tuple[list[NDArray[Any]], list[tuple[int, int] | None]]:
+    """Read images of many sizes, each decoded no larger than shown; those of equal size are decoded together."""
+    sizes = [(int(height), int(width)) for height, width in reader.image_sizes(rows)]
+    scales = [min(1.0, longest_px / max(size)) for size in sizes]
+    # Even a panorama of 1:500 is at least one pixel high.
+    shown = [
+        (max(1, round(height * scale)), max(1, round(width * scale)))
+        for (height, width), scale in zip(sizes, scales, strict=True)
+    ]
+    images: list[Any] = [None] * len(rows)
+    # Images with the same final size are decoded in one call, which uses all cores.
+    for target in dict.fromkeys(shown):
+        places = [place for place, size in enumerate(shown) if size == target]
+        group = reader.read_crops([rows[place] for place in places], target, _whole_crop, pool=pool)
+        for place, image in zip(places, group, strict=True):
+            images[place] = image
+    return images, list(sizes)
+
+
+def _whole_crop(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the crop that covers each whole image: top, left, height, width."""
+    return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+
+
+def _size_of_x(x: NDArray[Any]) -> tuple[int, int] | None:
+    if x.ndim < 2:
+        return None
+    height, width = x.shape[1:3] if channels_first(x.shape) else x.shape[:2]
+    return int(height), int(width)
+
+
+def sample_kind(shape: tuple[int, ...], dtype: np.dtype[np.generic], layout: str | None) -> Kind:
+    """Decide by the shape and dtype of one input, and by the file's layout if it has one."""
+    if layout in ("audio", "tokens"):
+        return "sound" if layout == "audio" else "tokens"
+    if _is_image(shape):
+        return "image"
+    if len(shape) == 1 and dtype.kind in "iu" and layout != "csv":
+        return "tokens"
+    one_signal = len(shape) == 1 or (len(shape) == 2 and min(shape) <= _MOST_CHANNELS)
+    if dtype.kind in "fi" and max(shape, default=0) >= _LEAST_SIGNAL and one_signal:
+        return "sound"
+    return "numbers"
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    """Tell whether it has a height and a width, with or without channels before or after them."""
+    if len(shape) == 2:
+        return min(shape) > _MOST_CHANNELS
+    if len(shape) != 3:
+        return False
+    return channels_first(shape) or (shape[2] <= _MOST_CHANNELS and min(shape[:2]) >= _LEAST_SIDE)
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Tell whether the channels of an image come before its height and width, as some programs store them."""
+    return len(shape) == 3 and shape[0] <= _MOST_CHANNELS < min(shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class SplitClasses:
+    """The classes of a split."""
+
+    names: tuple[str, ...] = ()
+    """The names of the classes."""
+    values: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """The target value of each, int64 `(K,)`."""
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Number of samples with each, int64 `(K,)`; a sample with boxes or a mask may have several."""
+    why_none: str = ""
+    """Why there are no classes; empty if there are."""
+    _rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
+
+    def rows_of(self, number: int) -> NDArray[np.int64]:
+        """Return the rows with the class at this index of `names`, ascending, int64."""
+        end = int(self.counts[: number + 1].sum())
+        return self._rows[end - int(self.counts[number]) : end]
+
+
+def read_labels(source: ShownSplits, split: str) -> SplitClasses:
+    """Read the targets of a split, and sort its rows by them."""
+    reader = source.reader(split)
+    if reader.has_boxes:
+        if source.arrival is not None:
+            return _of_boxes_in_part(reader)
+        return _of_boxes(source, split, reader.classes)
+    targets = source.targets(split)
+    if not targets:
+        return SplitClasses(why_none="the file has no targets")
+    if _shows_masks(reader, targets[0][1]):
+        return _of_masks(reader)
+    if reader.target_shape is None:
+        return _of_texts(reader)
+    return _of_numbers(reader)
+
+
+def _of_numbers(reader: SplitReader) -> SplitClasses:
+    shape = reader.target_shape or ()
+    length = int(np.prod(shape, dtype=np.int64))
+    if length == 1:
+        return _of_values(np.asarray(reader.read_y(_all_rows(reader))).reshape(-1), reader.classes)
+    if len(shape) == 1 and length == len(reader.classes) and len(reader) * length * 8 <= _MOST_MULTI_HOT_BYTES:
+        values = np.asarray(reader.read_y(_all_rows(reader)))
+        if bool(((values == 0) | (values == 1)).all()):
+            rows, labels = np.nonzero(values)
+            return _sorted(rows, labels, reader.classes)
+    return SplitClasses(why_none=f"targets are {' x '.join(map(str, shape))} numbers each, not classes")
+
+
+def _of_values(values: NDArray[Any], classes: Sequence[str]) -> SplitClasses:
+    """Return the classes of targets that are one number for each row."""
+    if values.dtype.kind == "f" and not bool(np.isfinite(values).all() and (values == np.floor(values)).all()):
+        return SplitClasses(why_none=f"targets are {values.dtype} numbers, not classes")
+    if values.dtype.kind not in "biuf":
+        return SplitClasses(why_none=f"targets are {values.dtype}, not classes")
+    whole = values.astype(np.int64)
+    found = np.unique(whole)
+    if not classes and len(found) > _MOST_UNNAMED:
+        return SplitClasses(why_none=f"targets have {len(found):,} different values, so they are not classes")
+    if not classes and len(found) > _FEW and 2 * len(found) > len(values):
+        return SplitClasses(why_none="most samples have a value of their own, so targets are not classes")
+    return _sorted(np.arange(len(whole)), whole, classes)
+
+
+def _shows_masks(reader: SplitReader, targets: FieldInfo) -> bool:
+    shape = reader.target_shape
+    return targets.kind == "encoded" or (
+        shape is not None and len(shape) == 2 and min(shape) > 1 and reader.target_dtype == np.uint8
+    )
+
+
+def _of_masks(reader: SplitReader) -> SplitClasses:
+    """Return the classes of the pixels of each row, unless there are too many pixels."""
+    if reader.target_shape is None or len(reader) * int(np.prod(reader.target_shape)) > _MOST_MASK_BYTES:
+        return SplitClasses(why_none="targets are masks, a class for each pixel, and too many to look through")
+    seen = np.zeros((len(reader), 256), np.bool_)
+    step = max(1, _TARGET_BYTES // int(np.prod(reader.target_shape)))
+    for start in range(0, len(reader), step):
+        masks = np.asarray(reader.read_y(np.arange(start, min(start + step, len(reader)))))
+        for row, mask in enumerate(masks, start):
+            seen[row] = np.bincount(mask.reshape(-1), minlength=256) > 0
+    seen[:, _NO_CLASS] = False
+    rows, labels = np.nonzero(seen)
+    return _sorted(rows, labels, reader.classes)
+
+
+def _of_boxes_in_part(reader: SplitReader) -> SplitClasses:
+    """Return the classes of the boxes of each row, where they have to be brought first."""
+    labels: list[NDArray[np.int64]] = []
+    for row in range(len(reader)):
+        boxes: Any = reader.read_y([row])[0]
+        if "labels" not in boxes:
+            return SplitClasses(why_none="boxes have no classes")
+        labels.append(np.unique(boxes["labels"]).astype(np.int64))
+    rows = np.repeat(np.arange(len(labels)), [len(one) for one in labels])
+    return _sorted(rows, np.concatenate(labels) if labels else rows, reader.classes)
+
+
+def _of_boxes(source: ShownSplits, split: str, classes: Sequence[str]) -> SplitClasses:
+    """Return the classes of the boxes of each row."""
+    rows: list[NDArray[np.int64]] = []
+    labels: list[NDArray[np.int64]] = []
+    before = 0
+    for path, info in source.targets(split):
+        if "labels" not in info.columns:
+            return SplitClasses(why_none="boxes have no classes")
+        with open_h5(path) as file:
+            offsets = np.asarray(file[info.name][OFFSETS][()], np.int64)
+            values = np.asarray(file[info.name]["labels"][()], np.int64)
+        # Entries after the last offset belong to no row.
+        labels.append(values[: int(offsets[-1])] if len(offsets) else values[:0])
+        rows.append(before + np.repeat(np.arange(info.rows), np.diff(offsets)))
+        before += info.rows
+    joined = np.concatenate(labels) if labels else np.empty(0, np.int64)
+    # A row with three boxes of a class counts once.
+    pairs = np.unique(np.stack([joined, np.concatenate(rows) if rows else joined]), axis=1)
+    return _sorted(pairs[1], pairs[0], classes)
+
+
+def _of_texts(reader: SplitReader) -> SplitClasses:
+    """Return the classes of targets that are one word for each row, as in files from other programs."""
+    texts = list(reader.read_y(_all_rows(reader)))
+    if not all(isinstance(text, str) for text in texts):
+        return SplitClasses(why_none="targets have their own lengths, so they are not classes")
+    names, numbers = np.unique(np.array(texts, dtype=object).astype(str), return_inverse=True)
+    if len(names) > _MOST_UNNAMED:
+        return SplitClasses(why_none=f"targets are {len(names):,} different texts, so they are not classes")
+    return _sorted(np.arange(len(texts)), numbers, [str(name) for name in names])
+
+
+def _sorted(rows: NDArray[np.int64], labels: NDArray[np.int64], classes: Sequence[str]) -> SplitClasses:
+    """Return the classes of `rows`, of which `labels` are the numbers, sorted by class."""
+    # A class without samples is shown with 0, because that matters for the balance.
+    values = np.union1d(labels, np.arange(len(classes)))
+    numbers = np.searchsorted(values, labels)
+    # Stable, so that the rows of a class ascend.
+    order = np.argsort(numbers, kind="stable")
+    return SplitClasses(
+        names=tuple(class_name(int(value), classes) for value in values),
+        values=np.asarray(values, np.int64),
+        counts=np.bincount(numbers, minlength=len(values)).astype(np.int64),
+        _rows=np.asarray(rows, np.int64)[order],
+    )
+
+
+def class_name(value: int, classes: Sequence[str]) -> str:
+    """Return the name of a class, or its number if the file has no name for it."""
+    if 0 <= value < len(classes):
+        return classes[value]
+    # The label in test splits without labels.
+    return "no label" if value == -1 else str(value)
+
+
+def _all_rows(reader: SplitReader) -> NDArray[np.int64]:
+    return np.arange(len(reader))

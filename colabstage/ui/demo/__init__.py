@@ -1,1 +1,0 @@
-"""`colabstage demo`: sessions that train from a simulated Drive, and what each cost."""

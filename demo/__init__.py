@@ -1,0 +1,1 @@
+"""The demo: sessions that train from a simulated Drive, and what each cost."""

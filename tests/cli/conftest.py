@@ -1,0 +1,100 @@
+"""The command line as users meet it, on a machine where no Drive is mounted: run here, or as a process."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path  # noqa: TC003 - fixtures
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.cli import main
+from tests.diagnose.nvidia_smi import no_gpu, smi  # noqa: F401 - fixtures
+
+COMMAND = (sys.executable, "-m", "colabstage")
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
+
+
+def practice_environment(root: Path) -> dict[str, str]:
+    """The environment of a process that sees no Drive but those mounted below `root`."""
+    return {**os.environ, "COLABSTAGE_SYSTEM_ROOT": str(root), "COLUMNS": "100"}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `colabstage ARGUMENTS…` in the test's folder and in this process, and returns how it ended."""
+
+    def run_it(*arguments: str | Path) -> Done:
+        out, err = io.StringIO(), io.StringIO()
+        words = ["colabstage", *map(str, arguments)]
+        with monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.chdir(tmp_path)
+            for name, value in practice_environment(tmp_path).items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", words)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Done(words, code, out.getvalue(), err.getvalue())
+
+    return run_it
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Run:
+    """Does what `run` does in a process of its own, as a shell would: each command has one test that does."""
+
+    def start_it(*arguments: str | Path) -> Done:
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=tmp_path,
+            env=practice_environment(tmp_path),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    return start_it
+
+
+def reason(done: Done, code: int) -> str:
+    """The one line on stderr of a command that ended with `code`, without its beginning."""
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("colabstage: ")
+    return lines[0].removeprefix("colabstage: ")
+
+
+def result(done: Done) -> Any:
+    """The JSON on stdout of a command that went well and said nothing else."""
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def write_images(folder: Path, *, each: int, side: int = 12) -> Path:
+    """A folder of PNGs with noise, `each` of class cat and of class dog."""
+    random = np.random.default_rng(0)
+    for kind in ("cat", "dog"):
+        (folder / kind).mkdir(parents=True)
+        for number in range(each):
+            pixels = random.integers(0, 256, (side, side, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / kind / f"{number:03}.png")
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """The folder `photos` with ten images in two classes."""
+    return write_images(tmp_path / "photos", each=5)

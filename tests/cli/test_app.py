@@ -1,0 +1,422 @@
+"""Every command of the command line: what it prints, and with which code it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.cli.conftest import COMMAND, Run, practice_environment, reason, result, write_images
+
+
+def damage(path: Path, offset: int) -> None:
+    """Change one byte of a file, as a disk does: nobody wrote to it, so its time stays."""
+    found = path.stat()
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 255]))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def blocks_finished(folder: Path) -> int:
+    """How many blocks of samples the pack that is being made there has finished."""
+    return sum(path.read_text().count('"block"') for path in folder.glob("**/journal"))
+
+
+def test_help_has_examples_and_loads_nothing_heavy() -> None:
+    """The help of a command shows how to use it, without loading what the command needs."""
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('loaded', *({'torch', 'h5py', 'numpy', 'PIL'} & {*sys.modules})))\n"
+        "sys.argv = ['colabstage', 'stage', '--help']\n"
+        "from colabstage.cli import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "colabstage stage /content/drive/MyDrive/kitti.zip --image-size 256x256" in done.stdout
+    assert done.stdout.splitlines()[-1] == "loaded"
+
+
+def test_version(start: Run) -> None:
+    """`--version` prints the name and the version."""
+    from colabstage import __version__
+
+    assert start("--version").stdout == f"colabstage {__version__}\n"
+
+
+def test_nothing_asked_is_a_wrong_argument(run: Run) -> None:
+    """Without a command it shows the commands there are, and ends with 2."""
+    done = run()
+    assert done.returncode == 2
+    assert all(name in done.stdout + done.stderr for name in ("stage", "plan", "pack", "info", "verify"))
+
+
+def test_stage_reports_its_steps_and_where_the_pack_is(start: Run, photos: Path, tmp_path: Path) -> None:
+    """The steps with their times, then the file; no bar where nobody watches."""
+    done = start("stage", photos, "--local-dir", "here", "--cache-dir", "none")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Staged from the source" in done.stdout
+    assert "pack" in done.stdout
+    (pack,) = (tmp_path / "here").rglob("*.h5")
+    assert str(pack) in done.stdout
+
+
+def test_stage_hands_every_option_on(run: Run, photos: Path, tmp_path: Path) -> None:
+    """Each option reaches the pack, the folders and the cache."""
+    (photos / "cat" / "000.png").write_bytes(b"no image")
+    arguments = (
+        *("--image-size", "8x6", "--color-mode", "grayscale", "--resize", "pad", "--encoding", "pixels"),
+        *("--splits", "train=0.6,test=0.4", "--seed", "7", "--on-error", "skip", "--keep", "both"),
+        *("--local-dir", "here", "--cache-dir", "lasting", "--layout", "image_folder"),
+    )
+    staged = result(run("stage", "photos", *arguments, "--json"))
+    assert sum(staged["splits"].values()) == 9
+    assert set(staged["splits"]) == {"train", "test"}
+    assert (staged["classes"], staged["report"]["origin"]) == (["cat", "dog"], "source")
+    assert len(staged["report"]["skipped"]) == 1
+    assert len(list(Path(staged["files"]).rglob("*.png"))) == 10
+    assert (tmp_path / "lasting" / Path(staged["path"]).name).is_file()
+    with h5py.File(staged["path"]) as file:
+        assert file["X_train"].shape[1:] == (8, 6, 1)
+        options = json.loads(str(file.attrs["options"]))
+    assert (options["seed"], options["image"]["resize"], options["layout"]) == (7, "pad", "image_folder")
+
+
+@pytest.mark.slow
+def test_stage_reuses_refreshes_and_verifies(run: Run, photos: Path) -> None:
+    """The second call reuses what is here, `--refresh` does not, and `--verify full` finds a damage that is hidden."""
+    here = ("--local-dir", "here", "--cache-dir", "none", "--json")
+    first = result(run("stage", photos, *here))
+    assert result(run("stage", photos, *here))["report"]["origin"] == "local"
+    assert result(run("stage", photos, *here, "--refresh"))["report"]["origin"] == "source"
+    damage(Path(first["path"]), 5000)
+    again = result(run("stage", photos, *here, "--verify", "full"))
+    assert again["report"]["origin"] == "source"
+    assert any("damaged" in note for note in again["report"]["notes"])
+
+
+def test_plan_says_what_stage_would_do_and_does_nothing(start: Run, run: Run, photos: Path, tmp_path: Path) -> None:
+    """The plan has samples and sizes, and leaves no file."""
+    before = sorted(tmp_path.rglob("*"))
+    planned = result(
+        start("plan", "photos", "--image-size", "8", "--local-dir", "here", "--cache-dir", "none", "--json")
+    )
+    assert (planned["action"], planned["samples"], planned["pack_bytes"]) == ("stage", {"train": 10}, 10 * 8 * 8 * 3)
+    text = run("plan", "photos", "--local-dir", "here", "--cache-dir", "none")
+    assert text.returncode == 0
+    assert "would be read from its source" in text.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_pack_makes_the_file_that_was_asked_for(run: Run, photos: Path, tmp_path: Path) -> None:
+    """It packs, says how much, and does not replace a file unless told to."""
+    done = run("pack", "photos", "a.h5")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "10 images" in done.stdout
+    before = (tmp_path / "a.h5").read_bytes()
+    assert "--overwrite" in reason(run("pack", "photos", "a.h5", "--image-size", "4,4"), 1)
+    assert (tmp_path / "a.h5").read_bytes() == before
+    packed = result(run("pack", "photos", "a.h5", "--image-size", "4,4", "--overwrite", "--json"))
+    assert (packed["samples"], packed["encoding"], packed["path"]) == ({"train": 10}, "pixels", "a.h5")
+
+
+@pytest.mark.slow
+def test_pack_writes_shards_and_adds_to_what_is_there(run: Run, photos: Path, tmp_path: Path) -> None:
+    """Shards have their numbers; what is added goes beside the pack; without a target it says what is missing."""
+    packed = result(run("pack", "photos", "set.h5", "--shards", "2", "--encoding", "jpeg:80", "--json"))
+    assert (packed["path"], packed["samples"]) == ("set-?????-of-00002.h5", {"train": 10})
+    assert len(packed["files"]) == 2
+    added = result(run("pack", "photos", "--append-to", "set.h5", "--json"))
+    assert (added["path"], added["encoding"]) == ("set-append-00001.h5", "jpeg:80")
+    assert "--append-to PACK" in reason(run("pack", "photos"), 2)
+    assert "shards=11" in reason(run("pack", "photos", "b.h5", "--shards", "11"), 2)
+
+
+def test_info_shows_what_a_pack_holds(run: Run, photos: Path, tmp_path: Path) -> None:
+    """Splits, rows, shapes, dtypes, classes, encoding with its reason, size, manifest and what was left out."""
+    (photos / "dog" / "004.png").write_bytes(b"no image")
+    assert run("pack", "photos", "a.h5", "--on-error", "skip").returncode == 0
+    text = run("info", "a.h5")
+    assert (text.returncode, text.stderr) == (0, "")
+    for expected in ("X_train", "12 x 12 x 3", "uint8", "2: cat, dog", "pixels, because", "agrees", "dog/004.png"):
+        assert expected in text.stdout
+    assert "\x1b" not in text.stdout
+    told = result(run("info", "a.h5", "--json"))
+    assert told["splits"]["train"]["x"] == {
+        "name": "X_train",
+        "kind": "fixed",
+        "shape": [12, 12, 3],
+        "dtype": "uint8",
+        "bytes": 9 * 12 * 12 * 3,
+    }
+    assert (told["format"], told["manifest"]["state"], told["classes"]) == (1, "agrees", ["cat", "dog"])
+    assert told["bytes"] == (tmp_path / "a.h5").stat().st_size
+
+
+def test_info_of_encoded_images(run: Run, photos: Path) -> None:
+    """Encoded rows have no shape, and it is said what they become."""
+    assert run("pack", "photos", "a.h5", "--encoding", "encoded", "--image-size", "8x8").returncode == 0
+    assert "an image file, to be 8 x 8" in run("info", "a.h5").stdout
+    told = result(run("info", "a.h5", "--json"))
+    assert (told["encoding"], told["splits"]["train"]["x"]["shape"]) == ("encoded", None)
+
+
+def test_info_of_a_file_that_somebody_else_wrote(start: Run, run: Run, tmp_path: Path) -> None:
+    """Plain HDF5 with `X_<split>` is shown as well; there is no manifest, and that is said."""
+    with h5py.File(tmp_path / "plain.h5", "w") as file:
+        file["X_dev"] = np.zeros((3, 7), dtype=np.float32)
+    text = start("info", "plain.h5").stdout
+    assert "HDF5 that colabstage did not write" in text
+    assert "float32" in text
+    told = result(run("info", "plain.h5", "--json"))
+    assert (told["format"], told["encoding"], told["manifest"]["state"]) == (None, "arrays", "missing")
+    assert told["splits"]["dev"]["y"] is None
+
+
+@pytest.mark.parametrize(("manifest", "state"), [("{", "unreadable"), ('{"version": 99}', "newer"), (None, "differs")])
+def test_info_tells_what_a_manifest_is_worth(
+    run: Run, photos: Path, tmp_path: Path, manifest: str | None, state: str
+) -> None:
+    """A manifest that is broken, from the future, or of another length is not taken for a good one."""
+    assert run("pack", "photos", "a.h5").returncode == 0
+    if manifest is None:
+        with (tmp_path / "a.h5").open("ab") as file:
+            file.write(b"more")
+    else:
+        (tmp_path / "a.h5.json").write_text(manifest)
+    assert result(run("info", "a.h5", "--json"))["manifest"]["state"] == state
+
+
+@pytest.mark.slow
+def test_verify_compares_every_block(run: Run, photos: Path, tmp_path: Path) -> None:
+    """A whole file is found whole, with the rate; one changed byte is found, and its block named."""
+    assert run("pack", "photos", "a.h5", "--image-size", "1200x1200").returncode == 0
+    whole = run("verify", "a.h5")
+    assert (whole.returncode, whole.stderr) == (0, "")
+    assert "is intact: 6 blocks" in whole.stdout
+    assert "MB/s" in whole.stdout or "GB/s" in whole.stdout
+    assert result(run("verify", "a.h5", "--json"))["whole"] is True
+    for block in (1, 2, 4):
+        damage(tmp_path / "a.h5", block * (8 << 20) + 77)
+    assert "3 of 6 blocks of 8.39 MB are not what was written: 1-2, 4 " in reason(run("verify", "a.h5"), 1)
+    told = run("verify", "a.h5", "--json")
+    assert told.returncode == 1
+    assert json.loads(told.stdout)["damaged_blocks"] == [1, 2, 4]
+
+
+def test_verify_finds_a_file_that_is_cut_off(run: Run, photos: Path, tmp_path: Path) -> None:
+    """A short file is named with both lengths."""
+    assert run("pack", "photos", "a.h5").returncode == 0
+    size = (tmp_path / "a.h5").stat().st_size
+    os.truncate(tmp_path / "a.h5", 3000)
+    assert f"it has 3,000 bytes instead of {size:,}" in reason(run("verify", "a.h5"), 1)
+
+
+def test_verify_needs_a_manifest(start: Run, run: Run, tmp_path: Path) -> None:
+    """Without a manifest nothing can be said, and a missing file is said to be missing."""
+    (tmp_path / "a.h5").write_bytes(b"anything")
+    assert "no complete manifest 'a.h5.json'" in reason(start("verify", "a.h5"), 1)
+    assert "There is no file 'b.h5'" in reason(run("verify", "b.h5"), 1)
+    (tmp_path / "folder").mkdir()
+    # It was said not to be there, and listed in the same sentence.
+    assert "'folder' is a folder; expected a packed file" in reason(run("verify", "folder"), 1)
+
+
+@pytest.mark.slow
+def test_what_fails_ends_with_1_and_one_line(run: Run, photos: Path, tmp_path: Path) -> None:
+    """Missing sources, bad images and files of another kind each get one sentence, and no traceback."""
+    here = ("--local-dir", "here", "--cache-dir", "none")
+    assert "There is nothing at" in reason(run("stage", "nowhere", *here), 1)
+    assert "is not an HDF5 file" in reason(run("info", photos / "cat" / "000.png"), 1)
+    (photos / "cat" / "000.png").write_bytes(b"no image")
+    assert "cat/000.png" in reason(run("pack", "photos", "a.h5"), 1)
+    assert "--on-error" in reason(run("pack", "photos", "a.h5", "--image-size", "8x8"), 1)
+    assert not (tmp_path / "a.h5").exists()
+
+
+def test_debug_shows_the_traceback(run: Run) -> None:
+    """With `--debug` the traceback comes first, and the line still ends it."""
+    done = run("stage", "nowhere", "--cache-dir", "none", "--debug")
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("colabstage: There is nothing at")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--image-size", "12 pixels"), "12 pixels"),
+        (("--splits", "train"), "gives no fractions"),
+        (("--splits", "a=0.5,a=0.5"), "gives no fractions"),
+        (("--encoding", "jpeg"), "auto, pixels, encoded"),
+        (("--verify", "never"), "fast, full"),
+        (("--seed", "many"), "--seed"),
+        (("--unknown",), "--unknown"),
+    ],
+)
+def test_wrong_arguments_end_with_2(run: Run, photos: Path, arguments: tuple[str, ...], complaint: str) -> None:
+    """What cannot be read is refused before anything is done, with what was written and what was expected."""
+    done = run("plan", "photos", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert complaint in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("s4://bucket/photos",), "not a kind of address"),
+        (("photos", "--splits", "train=0.8"), "add up to 0.8"),
+        (("photos", "--image-size", "0x8"), "is not a size"),
+        (("photos", "--splits", "a/b=1"), "cannot name a split"),
+    ],
+)
+def test_arguments_that_cannot_work_end_with_2(
+    run: Run, photos: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    """What the library refuses as an argument is a wrong argument here too."""
+    assert complaint in reason(run("stage", *arguments, "--local-dir", "here", "--cache-dir", "none"), 2)
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_finished(run: Run, tmp_path: Path) -> None:
+    """An interrupted command ends with 130 and one line; the same command again goes on from there."""
+    folder = write_images(tmp_path / "large", each=2, side=500)
+    for number in range(2, 150):
+        for kind in ("cat", "dog"):
+            (folder / kind / f"{number:03}.png").hardlink_to(folder / kind / "000.png")
+    words = ("pack", "large", "a.h5", "--image-size", "32x32", "--json")
+    places: dict[str, Any] = {"cwd": tmp_path, "env": practice_environment(tmp_path), "text": True}
+    with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **places) as started:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and blocks_finished(tmp_path) < 2:
+            time.sleep(0.01)
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate(timeout=30)
+    assert (started.returncode, out) == (130, "")
+    assert err.splitlines() == [
+        "colabstage: Interrupted. What was finished is kept; the same command again continues from there."
+    ]
+    packed = result(run(*words))
+    assert packed["samples"] == {"train": 300}
+    assert packed["resumed"] > 0
+
+
+def test_a_reader_that_leaves_is_no_failure_to_talk_about(tmp_path: Path, photos: Path) -> None:
+    """`colabstage … | head` says nothing on stderr when nobody reads on."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as nobody:
+        done = subprocess.run(
+            [*COMMAND, "plan", "photos", "--cache-dir", "none"],
+            cwd=tmp_path,
+            env=practice_environment(tmp_path),
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.stderr == ""
+
+
+def test_a_terminal_gets_bars(tmp_path: Path, photos: Path) -> None:
+    """Where somebody watches, the steps are shown as they go."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 100))
+    try:
+        done = subprocess.run(
+            [*COMMAND, "pack", "photos", "a.h5"],
+            cwd=tmp_path,
+            env=practice_environment(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            timeout=60,
+            check=False,
+        )
+        os.close(theirs)
+        shown = os.read(ours, 65536).decode()
+    finally:
+        os.close(ours)
+    assert done.returncode == 0
+    assert "pack:" in shown
+    assert "100%" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ("pack photos out/", 2, "'out/' is a folder; expected the name of a file, for example 'out/pack.h5'."),
+        ("pack photos photos/", 2, "Choose another name, for example '{here}/photos-pack.h5'."),
+        ("pack photos photos/set.h5", 2, "Choose a place beside it, for example '{here}/photos-set.h5'."),
+        ("pack photos out.zip/", 2, "'out.zip/' is a folder; expected the name of a file"),
+        ("pack photos s3:/bucket/set.h5", 2, "expected a path, or text as 's3://bucket/set.h5'."),
+        ("pack photos s3://bucket/set.h5", 2, "'s3://bucket/set.h5' is an address, where shards are written"),
+        ("extract s3://bucket/a.zip out", 2, "'s3://bucket/a.zip' is an address"),
+        ("extract a.zip s3://bucket/out", 2, "'s3://bucket/out' is an address"),
+        ("verify https://example.org/a.h5", 1, "Copy it here with fetch_files first."),
+        ("info https://example.org/a.h5", 2, "copy it here with fetch_files first"),
+        ("demo --quick", 2, "make demo"),
+        ("stage photos --local-dir s3://bucket", 2, "local_dir='s3://bucket' is an address"),
+        ("fetch photos photos/cat/", 2, "is inside the source"),
+        ("fetch photos other/file/", 1, "'{here}/other/file' is a file. Choose another name for the folder."),
+        ("extract other/file out", 1, "Expected a zip, a tar"),
+    ],
+)
+def test_a_place_is_what_was_typed(run: Run, photos: Path, tmp_path: Path, words: str, code: int, told: str) -> None:
+    """A slash at its end means a folder, and an address is one; nothing is written where neither is meant."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    assert told.replace("{here}", str(tmp_path)) in reason(run(*words.split()), code)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_terminal_without_our_marks_gets_others(tmp_path: Path) -> None:
+    """Whatever a name holds, it is shown, and nothing fails for it."""
+    write_images(tmp_path / "phötos", each=2)
+    (tmp_path / "phötos" / "cat").rename(tmp_path / "phötos" / "chién")
+    environment = practice_environment(tmp_path) | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    places: dict[str, Any] = {"cwd": tmp_path, "env": environment, "capture_output": True, "timeout": 60}
+    done = subprocess.run([*COMMAND, "pack", "phötos", "ö.h5"], check=True, **places)
+    assert b"Written to '\\xf6.h5'" in done.stdout
+    done = subprocess.run([*COMMAND, "doctor", "phötos"], check=True, **places)
+    assert b"\n+ disk " in done.stdout
+    assert b"\\u" not in done.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+def test_a_program_without_streams_does_its_work(tmp_path: Path, photos: Path, closed: str) -> None:
+    """As a service may start it; the pack is not what was to be printed."""
+    line = f"{shlex.join([*COMMAND, 'pack', 'photos', 'a.h5'])} {closed}"
+    environment = practice_environment(tmp_path)
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert h5py.is_hdf5(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("buffering", ["PYTHONUNBUFFERED", ""])
+def test_output_that_cannot_be_written_is_told(tmp_path: Path, buffering: str) -> None:
+    """In words, without the system's number for it."""
+    line = f"{shlex.join([*COMMAND, 'cache', 'list', '--cache-dir', 'none'])} > /dev/full"
+    environment = {name: value for name, value in practice_environment(tmp_path).items() if name != buffering}
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "colabstage: No space left on device.\n")

@@ -1,0 +1,93 @@
+"""`colabstage doctor`, `compare` and `gpu`: what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.diagnose.nvidia_smi import NO_DRIVER, FakeSmi
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Run
+
+# A process of its own cannot be made to overlook an installed package.
+without_the_package = pytest.mark.skipif(
+    find_spec("pynvml") is not None, reason="needs the package not to be there: pip uninstall nvidia-ml-py"
+)
+
+
+def test_doctor_ends_well_where_nothing_is_broken(start: Run, photos: Path) -> None:
+    """Facts and verdicts are printed, and the exit code is 0."""
+    done = start("doctor", photos, "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    assert f"'{photos}' is on a local disk." in " ".join(done.stdout.split())
+    assert done.stderr == ""
+
+
+def test_doctor_ends_with_1_where_something_is_broken(run: Run, tmp_path: Path) -> None:
+    """The remedy is in the output, one line on stderr names what is broken; as JSON, nothing else is on stdout."""
+    (tmp_path / "missing.zip").touch()
+    done = run("doctor", "missing")
+    assert done.returncode == 1
+    told = f"There is nothing at '{tmp_path}/missing'. The folder '{tmp_path}' holds 'missing.zip'"
+    assert told in " ".join(done.stdout.split())
+    assert done.stderr == "colabstage: Broken: location.\n"
+    as_json = run("doctor", "missing", "--json")
+    assert as_json.returncode == 1
+    broken = [finding for finding in json.loads(as_json.stdout)["findings"] if finding["status"] == "fail"]
+    assert [finding["title"] for finding in broken] == ["location"]
+    assert broken[0]["remedy"].startswith("Check the spelling")
+
+
+@pytest.mark.slow
+def test_compare_prints_every_way(run: Run, photos: Path) -> None:
+    """One line for each way, or JSON; nothing is left on the local disk."""
+    done = run("compare", photos, "--seconds", "1", "--image-size", "8x8", "--local-dir", "fast")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("An epoch of 10 images: ")
+    assert done.stdout.count("an epoch") == 4
+    assert not (photos.parent / "fast").exists()
+    as_json = run("compare", photos, "--seconds", "1", "--local-dir", "fast", "--json")
+    assert json.loads(as_json.stdout)["dataset_samples"] == 10
+
+
+def test_compare_names_what_is_wrong(start: Run, run: Run) -> None:
+    """A missing path and a wrong option end as they do everywhere."""
+    assert start("compare", "missing").returncode == 1
+    done = run("compare", "missing", "--encoding", "gif")
+    assert done.returncode == 2
+    assert "--encoding" in done.stderr
+
+
+@without_the_package
+def test_gpu_without_one(run: Run, no_gpu: None) -> None:
+    """It says so once, does nothing, and that is no failure."""
+    done = run("gpu", "--seconds", "20")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Nothing to watch: there is no NVIDIA GPU here")
+    assert done.stderr == ""
+
+
+@without_the_package
+def test_gpu_with_one(run: Run, smi: FakeSmi) -> None:
+    """After the given time it prints the figures; JSON has every sample."""
+    done = run("gpu", "--seconds", "0.5", "--interval", "0.05")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("GPU 0, Tesla T4: 37% busy on average")
+    as_json = json.loads(run("gpu", "--seconds", "0.5", "--interval", "0.05", "--json").stdout)
+    assert len(as_json["samples"]) >= 2
+    assert as_json["gpus"][0]["utilisation"] == pytest.approx(0.37)
+
+
+@without_the_package
+def test_gpu_with_a_broken_driver(run: Run, smi: FakeSmi) -> None:
+    """A driver that is installed and does not work is a failure, in its own words."""
+    smi.answer(NO_DRIVER, code=9)
+    done = run("gpu", "--seconds", "5")
+    assert done.returncode == 1
+    assert "couldn't communicate with the NVIDIA driver" in done.stderr

@@ -1,0 +1,236 @@
+"""Help, complaints about the words of a command line, and what the Tab key offers."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pty
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+
+from colabstage.cli import main
+from colabstage.cli.app import app, cache
+from tests.cli.conftest import COMMAND, practice_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Ask = Callable[..., tuple[int, str, str]]
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[39][0-7]m")
+
+
+def commands() -> dict[str, Any]:
+    """Every command by its full name."""
+    found: dict[str, Any] = {}
+    for name, command in vars(typer.main.get_command(app))["commands"].items():
+        if command.hidden:
+            continue
+        below = getattr(command, "commands", {})
+        found |= {f"{name} {inner}": one for inner, one in below.items()} or {name: command}
+    return found
+
+
+def test_no_place_is_a_path() -> None:
+    """A `Path` would lose the slash that says "a folder", and one of the two in an address."""
+    called = [
+        one.callback
+        for one in (*app.registered_commands, *cache.registered_commands)
+        if one.callback is not None and not one.hidden
+    ]
+    assert len(called) == len(commands())
+    paths = [
+        f"{command.__name__} {name}"
+        for command in called
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+        if "pathlib" in str(parameter.annotation)
+    ]
+    assert paths == []
+
+
+def examples() -> list[str]:
+    """The example lines in the help of all commands."""
+    texts = [re.sub(r"\[/?[a-z ]+\]", "", command.help).replace("\\[", "[") for command in commands().values()]
+    return [line.strip() for text in texts for line in text.splitlines() if line.strip().startswith("colabstage ")]
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Runs the command line in this process: its exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def ask_it(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["colabstage", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return (code, *capsys.readouterr())
+
+    return ask_it
+
+
+def on_a_terminal(folder: Path, *words: str, columns: int, **environment: str) -> tuple[int, str]:
+    """The exit code of a command on a terminal of that width, and all that it shows there."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (50, columns))
+    told = {name: value for name, value in practice_environment(folder).items() if name not in {"COLUMNS", "NO_COLOR"}}
+    with subprocess.Popen(
+        [*COMMAND, *words],
+        cwd=folder,
+        env={**told, "TERM": "xterm-256color", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while part := read_some(ours):
+            shown += part
+        code = process.wait(60)
+    os.close(ours)
+    return code, shown.decode()
+
+
+def read_some(terminal: int) -> bytes:
+    """What a terminal shows next; nothing when its program has ended."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_command_has_examples_and_json(name: str) -> None:
+    """Its help shows how it is used, and a program can read what it prints."""
+    shown = [line for line in examples() if line.startswith(f"colabstage {name} ") or line == f"colabstage {name}"]
+    assert shown
+    assert "--json" in {option for parameter in commands()[name].params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("line", examples())
+def test_an_example_is_a_line_that_can_be_typed(line: str) -> None:
+    """Its command, options and words are ones that the command line takes; nothing of it is run."""
+    words = shlex.split(line)[1:]
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context(line, words)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_its_terminal(tmp_path: Path, columns: int) -> None:
+    """No line is wider than the terminal, each command has one line, and there is colour."""
+    code, shown = on_a_terminal(tmp_path, "--help", columns=columns)
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in shown.splitlines()]
+    assert code == 0
+    assert max(map(len, plain)) <= columns
+    names = {name.split()[0] for name in commands()}
+    assert {line.split()[1] for line in plain if re.match(r"│ [a-z]", line)} == names
+    assert _COLOUR.search(shown)
+
+
+def test_no_color_is_heard(tmp_path: Path) -> None:
+    """With NO_COLOR a terminal gets no colours, in the help or after a mistake."""
+    assert not _COLOUR.search(on_a_terminal(tmp_path, "stage", "--help", columns=80, NO_COLOR="1")[1])
+    assert not _COLOUR.search(on_a_terminal(tmp_path, "stag", columns=80, NO_COLOR="1")[1])
+
+
+def test_a_terminal_that_cannot_redraw_gets_no_bars(tmp_path: Path, photos: Path) -> None:
+    """Where TERM is dumb, the result is all that is shown."""
+    code, shown = on_a_terminal(tmp_path, "pack", str(photos), "a.h5", columns=80, TERM="dumb")
+    assert code == 0
+    assert "%|" not in shown
+    assert "\x1b" not in shown
+
+
+def test_a_pipe_gets_plain_text(ask: Ask) -> None:
+    """Where nobody watches, the help has no escape codes."""
+    code, out, err = ask("stage", "--help")
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+    assert "\n   colabstage stage /content/drive/MyDrive/kitti.zip --image-size 256x256 " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("stag", "x"), "No such command 'stag'. Did you mean 'stage'? See: colabstage --help"),
+        (("cache", "lst"), "No such command 'lst'. Did you mean 'list'? See: colabstage cache --help"),
+        (("stage",), "Missing argument 'SOURCE'. See: colabstage stage --help"),
+        (("xylophone",), "No such command 'xylophone'. See: colabstage --help"),
+    ],
+)
+def test_a_mistyped_line_gets_one_line(ask: Ask, words: tuple[str, ...], line: str) -> None:
+    """What is wrong, what was meant, and where help is; exit code 2, nothing on stdout."""
+    assert ask(*words) == (2, "", f"colabstage: {line}\n")
+
+
+def test_a_mistyped_option_is_put_right(ask: Ask) -> None:
+    """The nearest options are named."""
+    code, out, err = ask("stage", "x", "--imge-size", "8")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--image-size" in err
+
+
+def test_ctrl_c_before_the_work_has_begun(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code 130 and a line, also where no command has begun."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("colabstage.cli.app.app", lambda **_: interrupt())
+    assert ask("plan", "x") == (130, "", "colabstage: Interrupted. Nothing was changed.\n")
+
+
+def offered(monkeypatch: pytest.MonkeyPatch, ask: Ask, line: str) -> list[str]:
+    """What bash is offered at the end of a line."""
+    words = line.split(" ")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    monkeypatch.setenv("_COLABSTAGE_COMPLETE", "complete_bash")
+    code, out, err = ask()
+    assert (code, err) == (0, "")
+    return out.split()
+
+
+def test_the_tab_key_knows_words(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands, layouts and the words of options; files are left to the shell."""
+    assert offered(monkeypatch, ask, "colabstage ver") == ["verify"]
+    assert offered(monkeypatch, ask, "colabstage cache ") == ["list", "purge"]
+    assert sorted(offered(monkeypatch, ask, "colabstage stage x --layout im")) == ["image_folder", "images"]
+    assert offered(monkeypatch, ask, "colabstage stage x --keep ") == ["pack", "files", "both"]
+    assert offered(monkeypatch, ask, "colabstage cache purge --only c") == ["cache"]
+    assert offered(monkeypatch, ask, "colabstage info ") == []
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash: apt-get install bash")
+def test_bash_completes_with_the_script_that_is_installed(tmp_path: Path) -> None:
+    """The script that `--show-completion` prints, in a real bash."""
+    installed = tmp_path / "colabstage"
+    installed.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    installed.chmod(0o755)
+    program = (
+        'eval "$(_COLABSTAGE_COMPLETE=source_bash colabstage)"\n'
+        "COMP_WORDS=(colabstage stage x --layout im); COMP_CWORD=4\n"
+        "$(complete -p colabstage | sed 's/.*-F \\([^ ]*\\).*/\\1/') colabstage\n"
+        'echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", program],
+        cwd=tmp_path,
+        env={**practice_environment(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert sorted(done.stdout.split()) == ["image_folder", "images"], done.stderr

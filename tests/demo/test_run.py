@@ -1,0 +1,123 @@
+"""The demo: a short form of it from end to end, and its own judgement."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from colabstage.stage.dataset import StageReport
+from demo.report import DemoResult, DemoSize, Session, broken_claims
+from demo.run import SIDE, write_digits
+from demo.train import Epoch, FolderOfImages, Training, stock_loader
+from simulated_drive.knobs import DriveKnobs
+from tests.cli.conftest import practice_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(
+        find_spec("sklearn") is None,
+        reason="needs scikit-learn: pip install --group demo",
+    ),
+]
+
+
+@pytest.mark.fuse
+@pytest.mark.slow
+def test_the_short_demo(tmp_path: Path) -> None:
+    """It trains five times, stages from folder, zip and cache, its claims hold, and nothing is left behind."""
+    done = subprocess.run(
+        [sys.executable, "-m", "demo", "--quick", "--json", "--time-scale", "0.3"],
+        env={**practice_environment(tmp_path), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    straight, _unzipped, first, second = result["sessions"]
+    assert result["broken_claims"] == []
+    assert (straight["report"], first["report"]["origin"], second["report"]["origin"]) == (None, "source", "cache")
+    assert result["zip"]["origin"] == "source"
+    assert max(epoch["seconds"] for epoch in first["epochs"]) < min(epoch["seconds"] for epoch in straight["epochs"])
+    assert list(tmp_path.glob("colabstage-*")) == []
+    for expected in ("15.0 ms until its first byte", "Straight from the Drive folder", "accuracy"):
+        assert expected in done.stderr
+
+
+def test_digits_are_written_as_folder_and_zip(tmp_path: Path) -> None:
+    """80 to 20, the same for the same seed, one folder a class; the zip holds the same files."""
+    assert write_digits(tmp_path, images=200, seed=3)[0] == 200
+    train, test = (FolderOfImages(tmp_path / "digits" / split) for split in ("train", "test"))
+    assert (len(train), len(test)) == (160, 40)
+    images, labels = next(iter(stock_loader(train, workers=0, shuffle=False, seed=0)))
+    assert (images.shape[1:], images.dtype, labels.dtype) == ((1, SIDE, SIDE), torch.float32, torch.int64)
+    assert 0 <= float(images.min()) < 0.1
+    assert 0.9 < float(images.max()) <= 1
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("digits/*/*/*.jpg")}
+    with zipfile.ZipFile(tmp_path / "digits.zip") as archive:
+        assert set(archive.namelist()) == names
+
+
+def result_of(*, straight_s: float, first_s: float, second_s: float, accuracy: float = 0.99) -> DemoResult:
+    """A demo whose sessions had epochs of these lengths."""
+
+    def session(name: str, seconds: float, report: StageReport | None) -> Session:
+        epochs = [Epoch(seconds, 0.0, 100), Epoch(seconds, 0.0, 100)]
+        return Session(name, Training(0.1, epochs, 0.1, accuracy, 2 * seconds), report)
+
+    return DemoResult(
+        100,
+        1000,
+        DriveKnobs(),
+        session("straight", straight_s, None),
+        session("unzipped", straight_s, None),
+        session("first", first_s, StageReport(origin="source")),
+        session("second", second_s, StageReport(origin="cache")),
+        StageReport(origin="source"),
+        0.0,
+        0.0,
+    )
+
+
+SIZE = DemoSize(images=None, epochs=2, min_accuracy=0.95)
+
+
+def test_claims_that_hold() -> None:
+    """Faster epochs, faster sessions, enough accuracy: nothing to complain about."""
+    assert broken_claims(result_of(straight_s=5, first_s=1, second_s=1), SIZE) == []
+
+
+@pytest.mark.parametrize(
+    ("result", "complaints"),
+    [
+        (result_of(straight_s=5, first_s=6, second_s=1), ["first: the first", "first: a later", "first: 12.0 s"]),
+        (result_of(straight_s=5, first_s=1, second_s=5), ["second: the first", "second: a later", "second: 10.0 s"]),
+        (
+            result_of(straight_s=5, first_s=1, second_s=1, accuracy=0.9),
+            ["straight: 90", "unzipped: 90", "first: 90", "second: 90"],
+        ),
+    ],
+)
+def test_claims_that_do_not_hold_are_named(result: DemoResult, complaints: list[str]) -> None:
+    """The demo judges itself by its own figures."""
+    found = broken_claims(result, SIZE)
+    assert [line.startswith(part) for line, part in zip(found, complaints, strict=True)] == [True] * len(complaints)
+
+
+def test_a_second_session_that_did_not_use_the_cache_is_named() -> None:
+    """Where the data came from is part of the claim."""
+    result = result_of(straight_s=5, first_s=1, second_s=1)
+    result.second = replace(result.second, report=StageReport(origin="source"))
+    assert broken_claims(result, SIZE) == ["second: it was not staged from the cache."]

@@ -1,0 +1,178 @@
+"""The staging form in a real kernel: what its fields say is what is staged, and it stays usable whatever happens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from importlib.metadata import version as installed
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage.errors import OptionError
+from colabstage.notebook.form import (
+    Worker,
+    python_of,
+    read_limit,
+    read_size,
+    read_source,
+    read_splits,
+    write_size,
+    write_splits,
+)
+from tests.cli.conftest import write_images
+from tests.kernels import errors_in, run_cells, text_in, widgets_7
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.nurseries import Nurseries
+
+# What a person does, by way of the buttons' own click; `wait` is the person's patience.
+_PERSON = """
+import time
+from colabstage import stage_form
+def wait(form):
+    deadline = time.monotonic() + 60
+    while form.busy and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not form.busy
+def press(form, name):
+    def find(widget):
+        if getattr(widget, "description", "") == name and hasattr(widget, "click"):
+            yield widget
+        for child in getattr(widget, "children", ()):
+            yield from find(child)
+    (button,) = find(form.widget)
+    assert not button.disabled, name
+    button.click()
+"""
+
+
+def test_the_line_has_what_differs_from_the_defaults() -> None:
+    """Only those arguments are spelt, in Python that runs."""
+    code = python_of({"source": "a b.zip", "layout": "auto", "image_size": (64, 64), "seed": 0})
+    assert code == 'from colabstage import stage_dataset\n\ndata = stage_dataset("a b.zip", image_size=(64, 64))'
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"source": 'it\'s "x"\\n.zip', "splits": {"train": 0.8, 'te"st': 0.2}, "group_by": r"patient\d+"},
+        {"source": ["a.zip", "b.zip"], "cache_dir": None, "refresh": True, "encoding": "jpeg:90", "keep": "both"},
+        {"source": "ä" * 100, "image_size": (1, 2), "local_dir": "/tmp/x y", "seed": 7},
+    ],
+)
+def test_the_line_means_what_the_fields_say(arguments: dict[str, object]) -> None:
+    """Whatever the characters, running the line passes exactly the arguments."""
+    call = python_of(arguments).removeprefix("from colabstage import stage_dataset\n\n")
+    scope: dict[str, object] = {"stage_dataset": lambda source, **others: {"source": source, **others}}
+    exec(call, scope)
+    assert scope["data"] == arguments
+
+
+def test_a_press_at_the_very_end_of_the_work_before_counts() -> None:
+    """The button is free before the thread that freed it has ended: what is pressed then runs, once."""
+    worker, free, done = Worker(), threading.Event(), threading.Event()
+
+    def free_the_button() -> None:
+        free.set()
+        time.sleep(0.05)  # the thread is held up, as on a busy machine
+
+    worker.start(lambda: None, begun=lambda: None, ended=free_the_button)
+    assert free.wait(10)
+    worker.start(done.set, begun=lambda: None, ended=lambda: None)
+    assert done.wait(10)
+
+
+def test_a_second_press_while_it_works_is_one_too_many() -> None:
+    """Nothing begins, and the press does not wait for the work."""
+    worker, go_on, ended, calls = Worker(), threading.Event(), threading.Event(), list[str]()
+
+    def work() -> None:
+        go_on.wait(10)
+
+    worker.start(work, begun=lambda: calls.append("first"), ended=ended.set)
+    worker.start(lambda: None, begun=lambda: calls.append("second"), ended=lambda: None)
+    assert worker.busy
+    go_on.set()
+    assert ended.wait(10)
+    assert calls == ["first"]
+
+
+def test_long_lines_are_broken() -> None:
+    """One argument a line where all in one would be too long."""
+    code = python_of({"source": "x" * 60, "group_by": "y" * 40})
+    assert code.splitlines()[2:] == ["data = stage_dataset(", f'    "{"x" * 60}",', f'    group_by="{"y" * 40}",', ")"]
+
+
+def test_fields_read_as_the_command_line_does() -> None:
+    """Sizes, fractions and sources have one spelling everywhere; empty fields are the defaults."""
+    assert [read_size(text) for text in ("", "64", "48x64")] == [None, (64, 64), (48, 64)]
+    assert read_splits("train=0.8,test=0.2") == {"train": 0.8, "test": 0.2}
+    assert read_splits(" ") is None
+    assert [read_limit(text) for text in (" ", " 20GB ", "6000000")] == [None, "20GB", "6000000"]
+    assert read_source("a.zip\n\n b.zip ") == ["a.zip", "b.zip"]
+    assert read_size(write_size((48, 64))) == (48, 64)
+    assert read_splits(write_splits({"train": 0.75, "dev": 0.25})) == {"train": 0.75, "dev": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("read", "text"), [(read_size, "big"), (read_splits, "train"), (read_source, "\n"), (read_limit, "lots")]
+)
+def test_what_cannot_be_read_is_said(read: object, text: str) -> None:
+    """A field's text that means nothing is an error of options."""
+    assert callable(read)
+    with pytest.raises(OptionError):
+        read(text)
+
+
+@pytest.mark.parametrize("version", [pytest.param("7", marks=pytest.mark.long), "8"])
+def test_the_form_stages_what_it_says(tmp_path: Path, nurseries: Nurseries, version: str) -> None:
+    """Errors are shown and leave it usable; plan, stage, and the dataset is there; on ipywidgets 7.7 and 8.
+
+    Without ipywidgets the error says what to install.
+    """
+    if version == "8" and find_spec("ipywidgets") and not installed("ipywidgets").startswith("8."):
+        pytest.skip(f"needs ipywidgets 8, and here is {installed('ipywidgets')}: make .venv/.tested")
+    write_images(tmp_path / "photos", each=3)
+    outputs = run_cells(
+        _PERSON,
+        f"import ipywidgets\nassert ipywidgets.__version__.startswith('{version}.'), ipywidgets.__version__",
+        "form = stage_form('missing', local_dir='fast', cache_dir=None)\nform",
+        "press(form, 'Plan'); wait(form)\nprint(type(form.error).__name__, form._outcome.value)",
+        "form.dataset",
+        "form.fields['image_size'].value = '8x'\nprint(form._line.value)\npress(form, 'Stage'); wait(form)\n"
+        "print('[', form._outcome.value, ']')\nform.error",
+        "form.fields['image_size'].value = '8'\nform.fields['source'].value = 'photos'\nprint(form.code)",
+        "press(form, 'Plan'); wait(form)\nprint(form.error, form._outcome.value)",
+        "press(form, 'Stage'); form.stage(); form.stage(); wait(form)\nprint(form.error, form._panel.value)",
+        "print(form.dataset.splits, form.dataset.report.origin, form._outcome.value)",
+        "exec(form.code)\nprint(data.report.origin)",
+        "import sys\nsys.modules['ipywidgets'] = None\nstage_form()",
+        folder=tmp_path,
+        nurseries=nurseries,
+        before=widgets_7() if version == "7" else None,
+    )
+    texts = [text_in(one) for one in outputs]
+    early, missing = errors_in(outputs)
+    assert early.startswith("NotStagedError: The form has staged nothing yet. Press its button Stage first")
+    assert missing.startswith("MissingDependencyError: stage_form needs ipywidgets. Install it with: pip install ipyw")
+    assert "The form of stage_form" in texts[2]
+    picture, view = (one["data"] for one in outputs[2])
+    assert "stage_dataset(" in picture["text/html"], "what is seen where no widget lives any more"
+    assert "application/vnd.jupyter.widget-view+json" in view
+    assert texts[3].startswith("SourceNotFoundError")
+    assert ">SourceNotFoundError</b>: " in texts[3]
+    assert "is not a size" in texts[5]
+    assert "OptionError" in texts[5]
+    assert "[  ]" in texts[5], "it is said once, where the code would be"
+    assert 'data = stage_dataset("photos", image_size=(8, 8), local_dir="fast", cache_dir=None)' in texts[6]
+    assert "would be read from its source" in texts[7]
+    assert texts[8].startswith("None")
+    assert "cs-done" in texts[8]
+    assert texts[8].count("cs-step") == 1, "three presses were one staging"
+    assert "{'train': 6} source" in texts[9]
+    assert "StagedDataset" in texts[9]
+    assert texts[10].strip() == "local"

@@ -1,0 +1,162 @@
+"""The browser's widgets, pressed without a browser; with the oldest ipywidgets that is promised, too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from colabstage.errors import MissingDependencyError, OptionError, SplitNotFoundError
+from tests.notebook.packs import CLASSES, PACKS, photos, write_boxed, write_pack
+
+pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install --group notebooks")
+_OLD = Path(sys.prefix) / "ipywidgets7"
+
+
+def browse(path: Path, **options: Any) -> Any:
+    """A browser of a file."""
+    from colabstage.notebook.browser import browse_dataset
+
+    return browse_dataset(path, **options)
+
+
+def shown(browser: Any) -> int:
+    """How many pictures can be pressed."""
+    return sum(button.layout.display != "none" for button in browser._pictures)
+
+
+def test_pages_are_turned(tmp_path: Path) -> None:
+    """By buttons and by number; at the ends there is no way on."""
+    browser = browse(PACKS["labels"](tmp_path / "a.h5"), page_size=8)
+    assert (browser._first.disabled, browser._on.disabled, browser._of.value) == (True, False, "of 4")
+    browser._on.click()
+    assert ("#8 " in browser._grid.value, "#7 " in browser._grid.value) == (True, False)
+    browser._page.value = 4
+    assert (shown(browser), browser._on.disabled, browser.state.page) == (6, True, 3)
+    browser._first.click()
+    assert (shown(browser), browser._page.value) == (8, 1)
+
+
+def test_class_and_split_are_chosen(tmp_path: Path) -> None:
+    """By a bar, which pressed again shows all; another split has classes of its own."""
+    browser = browse(PACKS["labels"](tmp_path / "a.h5"), page_size=8)
+    browser._bars._buttons[2].click()
+    assert browser.state.rows[:3] == [2, 5, 8]
+    assert "of class van" in browser._message.value
+    browser._bars._buttons[0].click()
+    assert browser.state.rows[:2] == [0, 3]
+    browser._bars._buttons[0].click()
+    assert browser.state.count == 30
+    browser._bars._buttons[0].click()
+    browser._split.value = "test"
+    assert (browser.state.count, shown(browser)) == (3, 3)
+    assert browser._bars._drawn.value.count("cs-bar-name") == len(CLASSES)
+
+
+def test_a_sample_is_enlarged(tmp_path: Path) -> None:
+    """By a press on it or by its number; forwards, backwards, and back to its page."""
+    browser = browse(PACKS["labels"](tmp_path / "a.h5"), page_size=8)
+    browser._on.click()
+    browser._pictures[3].click()
+    assert "train[11]" in browser._large.value
+    assert (browser._grid_box.layout.display, browser._large_box.layout.display) == ("none", "")
+    back, before, following = browser._large_box.children[0].children
+    following.click()
+    before.click()
+    before.click()
+    assert "train[10]" in browser._large.value
+    browser._row.value = 25
+    assert "train[25]" in browser._large.value
+    back.click()
+    assert (browser.state.page, browser._grid_box.layout.display) == (3, "")
+
+
+def test_many_classes_are_found_and_turned(tmp_path: Path) -> None:
+    """A word finds those that hold it, pages turn both ways, and a press chooses the class that is seen there."""
+    names = [f"breed {number:02}" for number in range(40)]
+    bars = browse(write_pack(tmp_path / "a.h5", photos(40), np.arange(40), classes=names))
+    found = bars._bars
+    assert (found._place.value, found._back.disabled) == ("1 to 14 of 40", True)
+    found._on.click()
+    found._on.click()
+    assert (found._place.value, found._on.disabled) == ("29 to 40 of 40", True)
+    found._back.click()
+    assert found._place.value == "15 to 28 of 40"
+    found._search.value = "BREED 1"
+    assert found._place.value == "1 to 10 of 10"
+    found._buttons[3].click()
+    assert bars.state.rows == [13]
+    assert found._search.value == "BREED 1", "a press leaves what was searched for"
+    found._search.value = "cat"
+    assert found._place.value == "none of this name"
+
+
+def test_numbers_are_no_classes(tmp_path: Path) -> None:
+    """A measurement for each sample makes no list of classes."""
+    ages = browse(write_pack(tmp_path / "a.h5", photos(30), np.arange(30) * 3))
+    assert ages._bars.widget.layout.display == "none"
+    assert "a value of their own" in ages._message.value
+
+
+def test_without_classes_there_is_no_filter(tmp_path: Path) -> None:
+    """And the browser says why."""
+    browser = browse(PACKS["table"](tmp_path / "a.h5"))
+    assert browser._bars.widget.layout.display == "none"
+    assert "not classes" in browser._message.value
+
+
+def test_a_file_that_changes_is_an_error_that_is_seen(tmp_path: Path) -> None:
+    """In the browser, because what a button's reaction raises is seen nowhere."""
+    path = write_boxed(tmp_path / "a.h5").path
+    browser = browse(path, page_size=2)
+    path.write_bytes(path.read_bytes() + b"x")
+    browser._on.click()
+    assert "DamagedPackError" in browser._message.value
+
+
+def test_it_can_be_read_where_nothing_can_be_pressed(tmp_path: Path) -> None:
+    """The page that was shown last is there as HTML too, and a sentence as text."""
+    bundle = browse(PACKS["masks"](tmp_path / "a.h5"))._repr_mimebundle_()
+    assert bundle["text/html"].count("<img") == 24, "what is not trusted loses drawings, and keeps images"
+    assert "<svg" not in bundle["text/html"]
+    assert "30 samples in train" in bundle["text/plain"]
+    assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"]
+
+
+@pytest.mark.parametrize("page_size", [0, 101, 2.0, True, "8"])
+def test_a_page_that_cannot_be(tmp_path: Path, page_size: Any) -> None:
+    """Refused with the bounds."""
+    with pytest.raises(OptionError, match="from 1 to 100"):
+        browse(PACKS["labels"](tmp_path / "a.h5"), page_size=page_size)
+
+
+def test_a_split_that_is_not_there(tmp_path: Path) -> None:
+    """Refused at once, with those there are."""
+    with pytest.raises(SplitNotFoundError, match="'test'"):
+        browse(PACKS["labels"](tmp_path / "a.h5"), split="dev")
+    assert browse(PACKS["labels"](tmp_path / "b.h5"), split="test").state.split == "test"
+
+
+def test_without_ipywidgets_it_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is read."""
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with pytest.raises(MissingDependencyError, match="pip install ipywidgets"):
+        browse(tmp_path / "nothing.h5")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not _OLD.is_dir(), reason="needs ipywidgets 7.7 in a folder of its own: make .venv/.ipywidgets7")
+def test_with_the_ipywidgets_of_colab() -> None:
+    """All of the above with version 7.7, in a process of its own."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(_OLD)!r})\n"
+        "import ipywidgets, pytest\n"
+        "assert ipywidgets.__version__.startswith('7.')\n"
+        f"sys.exit(pytest.main([{__file__!r}, '-q', '-p', 'no:cacheprovider', '-p', 'no:xdist', '-k', 'not colab']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout
