@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.autotune import autotune_loader
     from colabstage.diagnose.compare import compare_sources
     from colabstage.diagnose.doctor import doctor
-    from colabstage.diagnose.gpu_monitor import GpuMonitor
+    from colabstage.diagnose.gpu import GpuMonitor
     from colabstage.diagnose.profile import LoaderProfile, profile_loader
     from colabstage.errors import ColabstageError
     from colabstage.h5.verify import verify_file
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from colabstage.notebook.form import stage_form
     from colabstage.notebook.plots import plot_class_balance, plot_image_sizes
     from colabstage.pack.run import pack_dataset
+    from colabstage.runs.listing import list_runs
+    from colabstage.runs.run import resumable
     from colabstage.sources.extract.archive import extract_archive
     from colabstage.sources.fetching import fetch_files
     from colabstage.stage.dataset import StagedDataset
@@ -60,6 +62,7 @@ __all__ = [
     "fetch_files",
     "flush_drive",
     "list_datasets",
+    "list_runs",
     "make_loader",
     "mount_drive",
     "pack_dataset",
@@ -71,6 +74,7 @@ __all__ = [
     "purge_datasets",
     "refresh_drive",
     "restore_file",
+    "resumable",
     "stage_dataset",
     "stage_form",
     "to_hf",
@@ -82,7 +86,7 @@ __all__ = [
 _HOMES = {
     "ColabstageError": "errors",
     "CudaDataLoader": "load.device",
-    "GpuMonitor": "diagnose.gpu_monitor",
+    "GpuMonitor": "diagnose.gpu",
     "LoaderProfile": "diagnose.profile",
     "StagedDataset": "stage.dataset",
     "autotune_loader": "diagnose.autotune",
@@ -94,6 +98,7 @@ _HOMES = {
     "fetch_files": "sources.fetching",
     "flush_drive": "machine.drive",
     "list_datasets": "stage.purge",
+    "list_runs": "runs.listing",
     "make_loader": "load.loader",
     "mount_drive": "machine.drive",
     "pack_dataset": "pack.run",
@@ -105,6 +110,7 @@ _HOMES = {
     "purge_datasets": "stage.purge",
     "refresh_drive": "machine.drive",
     "restore_file": "stage.publish",
+    "resumable": "runs.run",
     "stage_dataset": "stage.run",
     "stage_form": "notebook.form",
     "to_hf": "load.frameworks.hugging_face",
@@ -115,7 +121,7 @@ _HOMES = {
 
 # Modules that are there without an import of their own.
 _MODULES = ("errors", "options", "transforms")
-_NEED_TORCH = ("CudaDataLoader", "dataset_h5", "make_loader")
+_NEED_TORCH = ("CudaDataLoader", "dataset_h5", "make_loader", "resumable")
 
 # `from colabstage import *` takes what there is; by name, the others say what they need.
 if not TYPE_CHECKING and "torch" not in sys.modules and PathFinder.find_spec("torch") is None:

@@ -4,6 +4,7 @@
     ├── NotSupportedHereError  (NotImplementedError)   this platform cannot do what was asked
     ├── MissingDependencyError (ImportError)           an optional package is not installed
     ├── CancelledError         (RuntimeError)          the caller asked to stop
+    ├── RunInUseError          (RuntimeError)          another session trains with the folder of a run
     ├── WorkersLostError       (RuntimeError)          workers died, or fell silent
     ├── OptionError            (ValueError)            an argument has a value that cannot work
     │   └── ArgumentError      (TypeError)             there is no argument of that name
@@ -300,3 +301,7 @@ class SplitNotFoundError(ColabstageError, KeyError):
 
 class NotStagedError(ColabstageError, RuntimeError):
     """What was asked for is not here: a form has staged nothing yet, or only a part of a file is here."""
+
+
+class RunInUseError(ColabstageError, RuntimeError):
+    """Another session trains with a run's folder, or has taken it over."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.machine.drive_client import drive_log_path
+from colabstage.machine.drive_errors import drive_log_path
 from colabstage.machine.platforms import system_root
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from colabstage.cli.datasets import extract, fetch, list_, pack, plan, purge, stage
+from colabstage.cli.datasets import extract, fetch, list_, pack, plan, purge, runs, stage
 from colabstage.cli.measuring import compare, demo, doctor_, gpu, profile
 from colabstage.cli.outcome import WRONG_ARGUMENTS, is_usage_error, say_interrupted, say_usage_error
 from colabstage.cli.packed import info, verify
@@ -31,6 +31,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     # The help shows the panels in this order, the most used first.
     "Packed files": (pack, info, verify),
     "Plain files": (fetch, extract),
+    "Trainings": (runs,),
     "Find the bottleneck": (doctor_, compare, profile, gpu),
 }
 app = typer.Typer(

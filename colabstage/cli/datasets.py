@@ -301,3 +301,27 @@ def pack(
             progress=shows_progress(),
         )
         tell(report, f"Written to '{report.path}'", as_json=as_json)
+
+
+def runs(
+    folder: Annotated[str, o.argument("DIR", "The folder of a run, or one that holds several.")],
+    *,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """List trainings that go on after their machine is gone, with the versions they can go on from.
+
+    It changes nothing. `resumable` in a notebook or script saves and restores them.
+
+    Examples:
+      colabstage runs /content/drive/MyDrive/runs
+      colabstage runs /content/drive/MyDrive/runs/first --json
+    """
+    with exit_codes(debug=debug, kept=NOTHING_DONE):
+        from colabstage.runs.listing import list_runs
+
+        found = list_runs(folder)
+        if as_json:
+            print_json([run.to_dict() for run in found])
+        else:
+            show(*found or [f"No runs in '{folder}'."])

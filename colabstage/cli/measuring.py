@@ -15,7 +15,7 @@ from colabstage.io.arguments import NOTHING_DONE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.diagnose.gpu_monitor import GpuMonitor
+    from colabstage.diagnose.gpu import GpuMonitor
 
 _REDRAW_S = 0.5
 
@@ -105,8 +105,7 @@ def gpu(
       colabstage gpu --seconds 60 --json
     """
     with exit_codes(debug=debug, kept=NOTHING_DONE):
-        from colabstage.diagnose.gpu_monitor import GpuMonitor
-        from colabstage.machine.gpu import PROGRAM
+        from colabstage.diagnose.gpu import PROGRAM, GpuMonitor
 
         # Without the driver's program there is no GPU, which is not a failure.
         has_driver = shutil.which(PROGRAM) is not None
@@ -115,7 +114,7 @@ def gpu(
         with monitor:
             _follow(monitor, seconds)
         if as_json:
-            print_json(monitor.to_dict())
+            print_json(monitor.report().to_dict())
         elif monitor.samples or not has_driver:
             show(monitor.summary())
         # There is a GPU that does not answer, so something is broken.

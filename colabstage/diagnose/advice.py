@@ -32,8 +32,8 @@ _LEAST_GAIN = 1.1
 # A stage below this share of the loading is not worth a change.
 _WORTH = 0.3
 _MEANWHILE = "batches would be made while the step runs"
-WHAT = {"read": "reading", "decode": "decoding", "transform": "transforms", "collate": "collating"}
-WHAT |= {"transfer": "the transfer to the device", "rest": "the rest of the pipeline"}
+_WHAT = {"read": "reading", "decode": "decoding", "transform": "transforms", "collate": "collating"}
+_WHAT |= {"transfer": "the transfer to the device", "rest": "the rest of the pipeline"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,7 @@ class ProfileFacts:
     cores: int = 1
     has_gpu: bool = False
     load_s: float = 0.0
-    """The loader alone."""
     both_s: float = 0.0
-    """Loader and step."""
     step_s: float | None = None
     """The step alone, on a batch that is ready; `None` without a step."""
     start_s: float = 0.0
@@ -105,7 +103,6 @@ class Verdict:
     cause: Cause | None
     """Why the step waits for it."""
     sentence: str
-    """The verdict as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +110,7 @@ class Advice:
     """One change."""
 
     argument: str
-    """What to paste."""
     why: str
-    """One sentence."""
     least_s: float
     """Seconds from batch to batch, then, at least."""
     gain: float = 1.0
@@ -140,16 +135,14 @@ def format_batch(seconds: float) -> str:
 
 def judge(facts: ProfileFacts) -> Verdict:
     """Say what limits the loop."""
-    stages, step_s = facts.stages, facts.step_s
-    stage = max(stages, key=lambda name: stages[name]) if stages else None
+    stages, step_s, now_s = facts.stages, facts.step_s, facts.batch_s
+    stage = max(stages, key=lambda name: stages[name], default=None)
     if step_s is None:
-        what = f"The loader makes a batch in {format_batch(facts.alone_s)}"
+        most = ""
         if stage is not None:
-            # "Transforms" is the one plural among the names.
-            takes = "take" if stage == "transform" else "takes"
-            what += f"; {WHAT.get(stage, stage)} {takes} most of it, {stages[stage] / sum(stages.values()):.0%}"
-        return Verdict("input-bound", stage, "work", f"{what}. Whether training waits for it shows with step=.")
-    now_s = facts.batch_s
+            most = f", most of them for {_WHAT.get(stage, stage)} ({stages[stage] / sum(stages.values()):.0%})"
+        made = f"The loader makes a batch in {format_batch(facts.alone_s)}{most}."
+        return Verdict("input-bound", stage, "work", f"{made} Whether training waits for it shows with step=.")
     lost = max(0.0, 1 - step_s / now_s)
     took = f"the step takes {format_batch(step_s)} a batch, the loader {format_batch(facts.alone_s)}"
     if lost < _LOST or now_s - step_s < _LEAST_LOST_S:
@@ -175,7 +168,7 @@ def _cause(facts: ProfileFacts, step_s: float) -> Cause:
 
 
 def _words(facts: ProfileFacts, stage: str | None, cause: Cause) -> str:
-    what = "loading" if stage is None else WHAT.get(stage, stage)
+    what = "loading" if stage is None else _WHAT.get(stage, stage)
     return {
         "start": f"starting each epoch ({format_batch(facts.start_s)} until its first batch)",
         "prefetch": f"too short a queue ({what} is fast enough on average, but batches come in bursts)",
@@ -195,32 +188,31 @@ def advise(facts: ProfileFacts) -> tuple[Advice, ...]:
 
 def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
     step_s, load_s, kind = facts.step_s or 0.0, facts.load_s, facts.kind
-    beside_s = max(load_s, step_s)
-    made_s, transform_s = sum(facts.stages.values()), facts.stages.get("transform", 0.0)
+    beside_s, made_s, transform_s = max(load_s, step_s), sum(facts.stages.values()), facts.stages.get("transform", 0.0)
     # What one worker does for a batch.
     one_s = made_s or load_s * max(1, facts.workers)
     count = _worker_count(facts, one_s)
+    # Threads do not work side by side where Python's own code is the work.
+    several = transform_s > 0.5 * one_s
     if kind == "torch":
         yield from _processes(facts, cause, count, max(one_s / count, step_s))
-    if kind == "iterable" and facts.workers > 1 and transform_s > 0.5 * one_s:
+    elif kind == "iterable" and facts.workers > 1 and several:
         why = "its threads wait for each other where Python's own code is the work, and processes do not"
         yield _torch(why, max(one_s / facts.cores, step_s), num_workers=facts.cores, persistent_workers=True)
-    if kind == "keras" and count > facts.workers:
-        # Threads do not work side by side where Python's own code is the work.
-        several = transform_s > 0.5 * one_s
+    elif kind == "iterable" and not facts.workers and facts.has_gpu:
+        yield Advice("CudaDataLoader(loader, device)", f"{_MEANWHILE}, by a thread", beside_s)
+    elif kind == "keras" and count > facts.workers:
         options = {"workers": count, "use_multiprocessing": several, "max_queue_size": 4 * count}
         line = f"PyDataset.__init__({_pasted(options)})"
         yield Advice(line, _MEANWHILE, max(one_s / count, step_s), options=options)
-    if kind == "colabstage":
+    elif kind == "colabstage":
         line = f"autotune_loader(loader.dataset, {facts.batch_samples}, step=step)"
         yield Advice(line, "it tries in which ways this dataset can be read beside your step", step_s)
-    if kind == "tf.data":
+    elif kind == "tf.data":
         if not facts.workers:
             yield Advice(".prefetch(tf.data.AUTOTUNE)", _MEANWHILE, beside_s)
         line = ".map(f, num_parallel_calls=tf.data.AUTOTUNE)"
         yield Advice(line, "several samples would be processed at once", step_s)
-    if kind == "iterable" and not facts.workers and facts.has_gpu:
-        yield Advice("CudaDataLoader(loader, device)", f"{_MEANWHILE}, by a thread", beside_s)
     if kind != "colabstage" and made_s > 0:
         yield from _packing(facts, made_s, transform_s)
     if kind in {"torch", "colabstage"} and transform_s >= _WORTH * made_s > 0:
@@ -260,14 +252,13 @@ def _worker_count(facts: ProfileFacts, one_s: float) -> int:
 
 def _packing(facts: ProfileFacts, made_s: float, transform_s: float) -> Iterator[Advice]:
     """Read one packed file instead, in the background. Transforms stay, unless they are the same each time."""
-    step_s = facts.step_s or 0.0
+    step_s, data = facts.step_s or 0.0, facts.packed
     call = {"keras": "to_keras", "tf.data": "to_tf_data"}.get(facts.kind, "make_loader")
     once = "files are read and decoded once, and batches are gathered from one file"
-    data = facts.packed
     if data is not None and made_s - transform_s >= _WORTH * made_s:
-        same = "pack_dataset(" in data
         why = "our reader gathers a batch of this very file at once" if data.startswith('dataset_h5("') else once
-        yield Advice(f"{call}({data}, {facts.batch_samples})", why, step_s if same else max(step_s, transform_s))
+        least_s = step_s if "pack_dataset(" in data else max(step_s, transform_s)
+        yield Advice(f"{call}({data}, {facts.batch_samples})", why, least_s)
     if facts.image_size is not None and not (data or "").startswith("stage_dataset"):
         data = f'stage_dataset(SOURCE, image_size={facts.image_size})["train"]'
         why = f"{once}; SOURCE is your folder, and prepare= takes what is the same each time"

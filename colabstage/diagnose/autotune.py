@@ -41,20 +41,23 @@ class Trial:
     """One way of loading, and the result of its last and longest trial."""
 
     options: Mapping[str, Any]
-    """Arguments of `make_loader` or of torch's `DataLoader`."""
-    processes: int = 0
-    """How many processes it needs; among equally fast ways the one with the fewest wins."""
+    """Arguments of the function that makes the loader."""
+    maker: str = "make_loader"
+    """That function: `make_loader`, or torch's `DataLoader`."""
     batch_s: float = math.inf
     """Seconds from batch to batch, with the step if there is one."""
     first_s: float = 0.0
-    """Seconds to the first batch."""
     samples: int = 0
-    """Samples in each batch."""
     problem: str = ""
     """Why it could not be tried, or that it ended early."""
 
+    @property
+    def processes(self) -> int:
+        """Return how many processes it needs; among equally fast ways the one with the fewest wins."""
+        return int(self.options.get("num_workers", 0)) if self.maker == "DataLoader" else 0
+
     def __str__(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items()) or "as it is"
+        return f"{self.maker}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -68,11 +71,9 @@ class TunedLoader(Report):
     table: tuple[Trial, ...]
     """All trials, the best first."""
     samples_per_s: float
-    """The rate of the best."""
     gain: float
     """How many times faster than the default, torch's `DataLoader` without workers or `make_loader`'s own choice."""
     seconds: float
-    """How long the search took."""
     _make: Callable[..., Any]
 
     def loader(self) -> Any:
@@ -125,28 +126,31 @@ def autotune_loader(
     if not has_samples or isinstance(dataset, (str, bytes)):
         refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=ONE_SPLIT)
     saved, resources, began = Restored(restore), read_resources(), time.monotonic()
+    from torch.utils.data import DataLoader
+
     from colabstage.load.dataset import dataset_h5
 
-    make: Callable[..., Any]
-    decodes = False
-    # Our dataset has several strategies; for any other only torch's loader can be tried.
+    stock = partial(DataLoader, dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn)
+    makers: dict[str, Callable[..., Any]] = {"DataLoader": stock}
+    tried = makers
     if isinstance(dataset, dataset_h5):
         from colabstage.load.loader import make_loader
 
-        name, make = "make_loader", partial(make_loader, dataset, batch_size, device=device, shuffle=shuffle)
+        makers["make_loader"] = partial(make_loader, dataset, batch_size, device=device, shuffle=shuffle)
+        tried = dict(makers)
         roots: tuple[object, ...] = (dataset.transform, dataset.target_transform)
-        decodes = dataset.reader.encoded or dataset.reader.decodes_targets
+        reader = dataset.reader
         # Half, because the training needs memory too.
-        fits = bool(dataset.reader.stored_bytes < resources.free_memory_bytes / 2)
-        per_sample = dataset.per_sample or bool(dataset.reader.encoded)
+        fits = bool(reader.stored_bytes < resources.free_memory_bytes / 2)
+        per_sample = dataset.per_sample or bool(reader.encoded)
         candidates = our_candidates(resources.cores, fits=fits, per_sample=per_sample)
+        # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
+        if reader.encoded or reader.decodes_targets:
+            tried["make_loader"] = partial(tried["make_loader"], memory_budget=0)
     else:
-        from torch.utils.data import DataLoader
-
-        name, make = "DataLoader", partial(DataLoader, dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn)
+        # For another dataset only torch's loader can be tried.
         roots, candidates = (dataset, collate_fn), stock_candidates(resources.cores)
-    # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
-    trying = _Trying(partial(make, memory_budget=0) if decodes else make, step)
+    trying = _Trying(tried, step)
     with preserve_randomness(), preserve_attributes(roots), warnings.catch_warnings():
         # torch warns about more processes than cores, but whether they help is what is measured here.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -154,13 +158,13 @@ def autotune_loader(
             trials = _search(candidates, trying, budget_s)
         finally:
             saved.put_back()
-    best, default = choose(trials), next(trial for trial in trials if trial.options == candidates[0].options)
-    advised = "autotune_loader(dataset, batch_size, step=step, restore=(model, optimizer))"
-    note = saved.note(trying.steps, trying.trained, advised)
-    table = (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s))
-    call = (
-        f"{name}(dataset, {', '.join([str(batch_size), *(f'{key}={value!r}' for key, value in best.options.items())])})"
+    best, default = choose(trials), next(trial for trial in trials if str(trial) == str(candidates[0]))
+    note = saved.note(
+        trying.steps, trying.trained, "autotune_loader(dataset, batch_size, step=step, restore=(model, optimizer))"
     )
+    table = (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s))
+    arguments = ["dataset", str(batch_size), *(f"{name}={value!r}" for name, value in best.options.items())]
+    call = f"{best.maker}({', '.join(arguments)})"
     rate, gain, seconds = best.samples / best.batch_s, default.batch_s / best.batch_s, time.monotonic() - began
     return TunedLoader(
         headline=f"{call}: {rate:,.0f} samples/s, {gain:.1f}x the default ({len(table)} ways tried in {seconds:.0f} s)",
@@ -172,7 +176,7 @@ def autotune_loader(
         samples_per_s=rate,
         gain=gain,
         seconds=seconds,
-        _make=make,
+        _make=makers[best.maker],
     )
 
 
@@ -185,35 +189,31 @@ def _bar(trial: Trial) -> Bar:
 
 def stock_candidates(cores: int) -> list[Trial]:
     """List the candidates of torch's `DataLoader`: no processes, and up to twice as many as cores."""
+    found = [Trial({"num_workers": 0}, "DataLoader")]
     # One less than the cores leaves one for training; twice as many is best for datasets that mostly wait.
-    counts = sorted({1, 2, max(1, cores - 1), cores, 2 * cores})
-    found = [Trial({"num_workers": 0})]
-    for count in counts:
+    for count in sorted({1, 2, max(1, cores - 1), cores, 2 * cores}):
         # Otherwise starting processes would be measured in every epoch of a small dataset.
         options = {"num_workers": count, "persistent_workers": True}
-        found += [Trial({**options, "prefetch_factor": ahead}, count) for ahead in (2, 8)]
+        found += [Trial({**options, "prefetch_factor": ahead}, "DataLoader") for ahead in (2, 8)]
     return found
 
 
 def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Trial]:
-    """List the candidates of `make_loader`: its own choice, each strategy that can work, and processes if useful."""
+    """List the candidates of a `dataset_h5`: `make_loader`'s own choice, each strategy that can work, and processes of
+    a `DataLoader` where Python works on each sample."""
     # The first one is the default, against which gains are measured.
     found = [Trial({}), *(Trial({"strategy": "direct", "num_workers": count}) for count in sorted({1, cores}))]
     found.append(Trial({"strategy": "direct", "num_workers": cores, "prefetch_factor": 8}))
     if fits:
         found.append(Trial({"strategy": "memory"}))
     if per_sample:
-        counts = sorted({1, cores, 2 * cores})
-        found += [Trial({"strategy": "workers", "num_workers": count}, count) for count in counts]
+        options = ({"num_workers": count, "persistent_workers": True} for count in sorted({1, cores, 2 * cores}))
+        found += [Trial(one, "DataLoader") for one in options]
     return found
 
 
 def choose(trials: Sequence[Trial]) -> Trial:
-    """Return the lightest of the candidates within 5 % of the fastest.
-
-    Raises:
-        OptionError: none could be tried.
-    """
+    """Return the lightest of the candidates within 5 % of the fastest."""
     # Smaller differences are not reproducible, and unused cores are left for training.
     fastest = min(trial.batch_s for trial in trials)
     if math.isinf(fastest):
@@ -255,19 +255,19 @@ def _search(candidates: list[Trial], trying: _Trying, budget: float) -> list[Tri
 class _Trying:
     """Runs candidates, and counts the steps."""
 
-    def __init__(self, make: Callable[..., Any], step: Callable[[Any], object] | None) -> None:
+    def __init__(self, makers: Mapping[str, Callable[..., Any]], step: Callable[[Any], object] | None) -> None:
         self.steps = 0
         self.trained: list[object] = []
-        self._make, self._step = make, step
+        self._makers, self._step = makers, step
 
     def try_out(self, candidate: Trial, seconds: float, best_s: float) -> Trial:
         """Run one candidate for a while, or until it is clearly worse than `best_s`; an error in it is its result."""
-        trial = Trial(candidate.options, candidate.processes)
+        trial = Trial(candidate.options, candidate.maker)
         loader: Any = None
         iterator: Any = None
         try:
             began = time.perf_counter()
-            loader = self._make(**candidate.options)
+            loader = self._makers[candidate.maker](**candidate.options)
             iterator = iter(loader)
             batch = next(iterator)
             trial = replace(trial, first_s=time.perf_counter() - began, samples=batch_size_of(batch)[0])

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import numpy as np
 
 from colabstage.diagnose.report import Bar, Report
-from colabstage.errors import CancelledError, DecodeError, LayoutError, SourceReadError
+from colabstage.errors import DecodeError, LayoutError, SourceReadError
 from colabstage.images.decode import decode_image
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import make_folder, read_with_retry
 from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.page import COLOURS
-from colabstage.io.pipeline import PipelineLimits, ThreadPool, run_pipeline
-from colabstage.io.progress import Cancellation, resolve_progress
+from colabstage.io.pipeline import DaemonPool, ThreadPool
+from colabstage.io.progress import resolve_progress
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.mounts import mount_of, require_answer, slow_reason
 from colabstage.machine.resources import check_space, read_resources, usable_cores
-from colabstage.pack.job import open_samples
+from colabstage.pack.job import open_source
 from colabstage.pack.options import ImageArguments, PackOptions
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.parse import check_outside, read_local_dir, refuse_address
@@ -54,7 +54,6 @@ _OTHER_PART = 0.08
 _LEAST_S = 1.0
 # More batches than can be made in that time.
 _MOST_PASSES = 1_000_000
-# Files that were read stay in memory until they are written, so that the time to write does not count.
 _KEPT_BYTES = 512 * 1024 * 1024
 _STALL_S = 60.0
 
@@ -67,13 +66,9 @@ class SourceRate:
     """`"source"`, each file for the first time; `"again"`, the same files once more; `"local"`, copies of them on
     the local disk; `"pack"`, one HDF5 file on the local disk."""
     title: str
-    """Its name for people."""
     samples: int
-    """How many were read, including repetitions."""
     seconds: float
-    """How long that took."""
     nbytes: int
-    """How many bytes were read for them."""
 
     @property
     def per_second(self) -> float:
@@ -93,9 +88,7 @@ class SourceComparison(Report):
     place: str
     """Where the dataset is ("Google Drive")."""
     dataset_samples: int
-    """How many samples it has."""
     compared: int
-    """How many different ones were read."""
     rates: tuple[SourceRate, ...]
     """One for each way, usually the slowest first."""
     num_workers: int
@@ -105,7 +98,6 @@ class SourceComparison(Report):
     pack_bytes: int
     """The estimated size of a pack of the whole dataset."""
     encoding: str
-    """How it would store images."""
 
     def rate(self, way: Way) -> SourceRate:
         """Return the figures for one way.
@@ -217,13 +209,13 @@ class _Comparing:
 
         # Once beforehand, so that the decoders are imported before the clock starts.
         decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), self._options.image)
+        # What is read first stays in memory, so that all other ways read the same, and writing it takes no time of it.
         kept: dict[int, bytes] = {}
-        with open_samples(path, self._options, beside=self._folder / "unpacked") as opened:
-            inputs = opened.table.inputs
+        with open_source(path, self._options, beside=self._folder / "unpacked") as opened:
+            inputs = opened.find().inputs
             if not isinstance(inputs, Images) or inputs.decoded:
                 raise _no_image_files(str(path))
             source = inputs.source
-            rows, sizes = len(source), source.sizes
 
             def read(index: int) -> bytes:
                 # Retries count, because training from a mount has them too.
@@ -233,34 +225,27 @@ class _Comparing:
                 return content
 
             # Drawn at random, because neighbours in a folder are often read ahead together, and are often of one size.
-            named: tuple[Way, str]
+            rows = len(source)
             chosen = np.random.default_rng(seed).permutation(rows)[:samples].tolist()
-            costs = {index: int(sizes[index]) for index in chosen}
             with self._progress.step("read from the source", total=len(chosen), unit="images") as step:
-                # The images read are kept, so that all other ways read the same ones.
-                named, part = ("source", f"{place}, first epoch"), self._seconds * _SOURCE_PART
-                first = self._read(named, chosen, read, seconds=part, step=step, costs=costs, keep=kept)
+                title, part = f"{place}, first epoch", self._seconds * _SOURCE_PART
+                first = self._read("source", title, chosen, read, seconds=part, step=step, keep=kept)
             broken = self._broken
             # Later epochs profit from what the mount's client keeps on the local disk, which makes the comparison fair.
             with self._progress.step("read once more", total=len(kept), unit="images") as step:
-                named, part = ("again", f"{place}, later epochs"), self._seconds * _AGAIN_PART
-                again = self._read(named, list(kept), read, seconds=part, step=step, costs=costs)
+                title, part = f"{place}, later epochs", self._seconds * _AGAIN_PART
+                again = self._read("again", title, list(kept), read, seconds=part, step=step)
         files = self._write_down(kept, source)
-
-        def read_local(number: int) -> bytes:
-            return files[number % len(files)].read_bytes()
-
         with self._progress.step("read local files", total=None, unit="images") as step:
             # Several passes, because a few hundred local files are read too quickly to be measured well once.
-            named, passes = ("local", "files on the local disk"), range(_MOST_PASSES * len(files))
-            part = min(_LEAST_S, self._seconds * _OTHER_PART)
-            local = self._read(named, passes, read_local, seconds=part, step=step)
+            title, part = "files on the local disk", min(_LEAST_S, self._seconds * _OTHER_PART)
+            passes = range(_MOST_PASSES * len(files))
+            local = self._read(
+                "local", title, passes, lambda number: files[number % len(files)].read_bytes(), seconds=part, step=step
+            )
         packed, encoding, pack_bytes = self._read_pack(batch_size)
-        rates, pack_bytes, size = (
-            (first, again, local, packed),
-            round(pack_bytes * rows / len(kept)),
-            self._options.image.size,
-        )
+        pack_bytes = round(pack_bytes * rows / len(kept))
+        rates, size = (first, again, local, packed), self._options.image.size
         before_s, after_s = (format_duration(rate.epoch_s(rows)) for rate in (again, packed))
         times = _times(packed.per_second / again.per_second)
         decoded = "as large as they are" if size is None else f"decoded to {size[0]} x {size[1]}"
@@ -287,64 +272,50 @@ class _Comparing:
 
     def _read(
         self,
-        named: tuple[Way, str],
+        way: Way,
+        title: str,
         items: Sequence[int],
         read: Callable[[int], bytes],
         *,
         seconds: float,
         step: ProgressStep,
-        costs: Mapping[int, int] | None = None,
         keep: dict[int, bytes] | None = None,
     ) -> SourceRate:
         """Read and decode items in several threads, each one item after the other as in a worker process, until all are
-        done, the time is up, or the limit of kept bytes is reached.
-
-        Raises:
-            SourceReadError: nothing arrived for a minute, or until the time was up. Everything that `read` and decoding
-            raise.
-        """
-        own = threading.local()
-        enough = Cancellation()
+        done, the time is up, or the limit of kept bytes is reached."""
+        left, lock = iter(items), threading.Lock()
         done = nbytes = 0
         began = last = time.perf_counter()
 
-        def work(index: int) -> bytes | None:
-            data = read(index)
-            # Memory for decoding is reused, as in a loader's worker process.
-            if not hasattr(own, "scratch"):
-                own.scratch = bytearray()
-            try:
-                decode_image(data, self._options.image, scratch=own.scratch)
-            except DecodeError:
-                return None
-            return data
-
-        def count(index: int, data: bytes | None) -> None:
+        def work(_: int) -> None:
             nonlocal done, nbytes, last
-            # The end is when the last image arrived, not when the pipeline's threads have ended.
-            last = time.perf_counter()
-            step.advance(1)
-            if data is None:
-                self._broken += 1
-                return
-            done += 1
-            nbytes += len(data)
-            if keep is not None:
-                keep[index] = data
-            if last - began > seconds or (keep is not None and nbytes > _KEPT_BYTES):
-                enough.cancel()
+            # Memory for decoding is reused, as in a loader's worker process.
+            scratch = bytearray()
+            while last - began <= seconds and (keep is None or nbytes <= _KEPT_BYTES):
+                with lock:
+                    index = next(left, None)
+                if index is None:
+                    return
+                data = read(index)
+                with contextlib.suppress(DecodeError):
+                    decode_image(data, self._options.image, scratch=scratch)
+                    with lock:
+                        done, nbytes, last = done + 1, nbytes + len(data), time.perf_counter()
+                        if keep is not None:
+                            keep[index] = data
+                    step.advance(1)
+                    continue
+                with lock:
+                    self._broken += 1
 
-        # Decoding is part of reading here, as in a worker process; the one pipeline worker only counts.
-        limits = PipelineLimits(
-            readers=self._workers,
-            max_readers=self._workers,
-            workers=1,
-            budget_bytes=_KEPT_BYTES,
-            stall_timeout_s=max(_STALL_S, seconds),
-        )
-        cost = (lambda index: costs[index]) if costs is not None else (lambda _: 0)
-        with contextlib.suppress(CancelledError):
-            run_pipeline(items, read=work, use=count, cost=cost, limits=limits, cancellation=enough)
+        try:
+            with DaemonPool(self._workers, "colabstage-compare") as pool:
+                pool.run(work, range(self._workers), stall_timeout_s=seconds + _STALL_S)
+        except TimeoutError as error:
+            if error.errno is not None:  # the mount's own answer
+                raise
+            msg = f"Nothing could be read for {_STALL_S:.0f} s: the source hangs. doctor() says more."
+            raise SourceReadError(msg) from error
         if not done:
             msg = (
                 f"None of {self._broken} images could be decoded. Give the folder or archive that holds the images."
@@ -352,7 +323,7 @@ class _Comparing:
                 else f"No image could be read in {seconds:.0f} seconds. Give more time (budget_s=…), or ask doctor()."
             )
             raise SourceReadError(msg)
-        return SourceRate(*named, done, last - began, nbytes)
+        return SourceRate(way, title, done, last - began, nbytes)
 
     def _write_down(self, kept: Mapping[int, bytes], source: SampleSource) -> list[Path]:
         """Write what was read as plain files on the local disk, in a folder that can be packed."""

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
+    from colabstage.diagnose.gpu import GpuReading
     from colabstage.diagnose.machine_facts import DatasetFacts, MachineFacts
     from colabstage.diagnose.report import Status
-    from colabstage.machine.gpu import GpuReading
 
 _GB, _MB = 1_000_000_000, 1_000_000
 # Less than this is used up by the first archive, or by a notebook's own downloads.
@@ -65,22 +65,21 @@ class Ruling:
 def judge_platform(facts: MachineFacts) -> Ruling:
     """Run it on Linux, with a folder on the machine's own disk that can be written to; another one is named with
     local_dir=… or the variable COLABSTAGE_LOCAL_DIR. Elsewhere reading falls back to slower ways."""
-    here = facts.platform
-    what = f"{here.title}, Python {here.python} on {here.system}"
-    if here.fast_dir_problem is not None:
-        return Ruling("fail", f"{what}; nothing can be written to '{here.fast_dir}': {here.fast_dir_problem}")
-    if here.fast_dir_mount is not None:
-        return Ruling("warn", f"{what}; datasets are staged to '{here.fast_dir}', which is {here.fast_dir_mount}")
-    return Ruling("ok" if here.system == "linux" else "warn", f"{what}; datasets are staged to '{here.fast_dir}'")
+    what, fast = f"{facts.title}, Python {facts.python} on {facts.system}", facts.fast_dir
+    if facts.fast_dir_problem is not None:
+        return Ruling("fail", f"{what}; nothing can be written to '{fast}': {facts.fast_dir_problem}")
+    if facts.fast_dir_mount is not None:
+        return Ruling("warn", f"{what}; datasets are staged to '{fast}', which is {facts.fast_dir_mount}")
+    return Ruling("ok" if facts.system == "linux" else "warn", f"{what}; datasets are staged to '{fast}'")
 
 
 def judge_disk(facts: MachineFacts) -> Ruling:
     """Free some of the local disk: `colabstage cache purge` removes datasets that are staged here, `colabstage plan`
     says what one needs. On Colab, 'Runtime, Disconnect and delete runtime' gives a fresh disk."""
-    free, data = facts.disk.free_bytes, facts.dataset
+    free, data = facts.free_bytes, facts.dataset
     if free is None:
-        return Ruling("fail", f"The disk of '{facts.platform.fast_dir}' does not say how much of it is free.")
-    said = f"{format_bytes(free)} free where datasets are staged ('{facts.platform.fast_dir}')"
+        return Ruling("fail", f"The disk of '{facts.fast_dir}' does not say how much of it is free.")
+    said = f"{format_bytes(free)} free where datasets are staged ('{facts.fast_dir}')"
     if data is not None and (takes := _too_much(data, free)):
         return Ruling("fail", f"{said}, but {takes}.", _in_part(data, free))
     if free < _NO_DISK_BYTES:
@@ -120,10 +119,10 @@ def judge_drive_cache(facts: MachineFacts) -> Ruling:
     """Call flush_drive(remount=False), then delete /root/.config/Google/DriveFS and mount again: the Drive client
     keeps a copy of everything that was read or written through the mount, and gives it back only as the disk fills.
     Never delete it while Drive is mounted: what was not uploaded is there."""
-    cached, free = facts.disk.drive_cache_bytes, facts.disk.free_bytes
+    cached, free = facts.drive_cache_bytes, facts.free_bytes
     if cached is None:
         return Ruling("skip", "No Drive client keeps anything on this machine.")
-    said = f"{'' if facts.disk.drive_cache_counted else 'at least '}{format_bytes(cached)}"
+    said = f"{'' if facts.drive_cache_counted else 'at least '}{format_bytes(cached)}"
     rest = "" if free is None else f", {format_bytes(free)} of the disk are free"
     # It frees space only when the disk is nearly full, and other programs fail before that.
     if free is not None and cached > free:
@@ -205,7 +204,7 @@ def judge_cores(facts: MachineFacts) -> Ruling:
     best = max(1, facts.cores - 1)
     if facts.workers is None:
         return Ruling("ok", f"{cores}: at most {format_count(best, 'workers')} beside the training loop.")
-    how = "running" if facts.workers_from == "running" else "asked about"
+    how = "running" if facts.workers_run else "asked about"
     said = f"{cores}, {format_count(facts.workers, 'workers')} {how}"
     return Ruling("warn" if facts.workers > best else "ok", f"{said}.")
 
@@ -291,7 +290,7 @@ def judge_pack(facts: MachineFacts) -> Ruling:
 def judge_libraries(facts: MachineFacts) -> Ruling:
     """Install newer ones: pip install -U "numpy>=1.26" "h5py>=3.12" "torch>=2.4", then restart the session. torch may
     be missing where Keras or TensorFlow trains."""
-    versions = {name: facts.packages[name].version for name in OLDEST if name in facts.packages}
+    versions = facts.versions
     said = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in OLDEST)
     old = [name for name, least in OLDEST.items() if (have := versions.get(name)) and numbers(have) < numbers(least)]
     # Packing, staging and training with Keras work without torch.
@@ -299,7 +298,7 @@ def judge_libraries(facts: MachineFacts) -> Ruling:
     if old or lost:
         wanted = ", ".join(f"{name} {OLDEST[name]} or newer" for name in [*old, *lost])
         return Ruling("fail", f"{said}; needed: {wanted}.")
-    slower = [name for name in ACCELERATORS if name in facts.packages and facts.packages[name].version is None]
+    slower = [name for name in ACCELERATORS if name in versions and versions[name] is None]
     if slower:
         why = "; ".join(f"{name} is missing: {ACCELERATORS[name]}" for name in slower)
         return Ruling("warn", f"{said}. {why[0].upper()}{why[1:]}.", f"Install with: pip install {' '.join(slower)}")
@@ -310,17 +309,16 @@ def judge_gpu(facts: MachineFacts) -> Ruling:
     """On Colab choose a GPU under 'Runtime, Change runtime type'. A torch that was built for CPUs only is replaced by:
     pip install -U torch --force-reinstall. Who else uses the GPU is in `nvidia-smi`: an earlier notebook that still
     holds its memory is ended under 'Runtime, Manage sessions'. GpuMonitor shows how busy it is while a model trains."""
-    gpu = facts.gpu
-    if not gpu.gpus:
+    if not facts.gpus:
         # On Colab a GPU is one menu away, and often forgotten; other machines either have one or not.
-        chosen_by_person = facts.platform.name in {"colab", "kaggle"}
-        return Ruling("warn" if chosen_by_person else "skip", gpu.problem or "There is no NVIDIA GPU here.")
-    names = ", ".join(f"{one.name} ({format_bytes(one.memory_total_bytes or 0)})" for one in gpu.gpus)
-    torch = facts.packages.get("torch")
+        chosen_by_person = facts.platform in {"colab", "kaggle"}
+        return Ruling("warn" if chosen_by_person else "skip", facts.gpu_problem or "There is no NVIDIA GPU here.")
+    names = ", ".join(f"{one.name} ({format_bytes(one.memory_total_bytes or 0)})" for one in facts.gpus)
     # By the version string, because importing torch takes seconds.
-    if torch is not None and torch.version is not None and torch.version.endswith("+cpu"):
-        return Ruling("fail", f"{names}, but torch {torch.version} was built for CPUs only.")
-    busy = [one for one in gpu.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, gpu.ours)]
+    torch = facts.versions.get("torch") or ""
+    if torch.endswith("+cpu"):
+        return Ruling("fail", f"{names}, but torch {torch} was built for CPUs only.")
+    busy = [one for one in facts.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, facts.pid)]
     if busy:
         return Ruling("warn", f"{names}; in use already: {', '.join(map(_describe_holder, busy))}.")
     return Ruling("ok", f"{names}, idle.")
@@ -371,11 +369,8 @@ class Finding:
     """The finding of one check."""
 
     title: str
-    """What was checked."""
     status: Status
-    """The verdict."""
     message: str
-    """What was found."""
     remedy: str
     """What to do about it; empty if there is nothing to do."""
 

@@ -64,7 +64,6 @@ class View:
     facts: ProfileFacts
     """How it is set up; the times are measured later."""
     start: Callable[[], Iterator[Any]]
-    """Starts an epoch."""
     alone: Callable[[], Iterator[Any]] | None = None
     """Starts an epoch whose batches are made in this thread, if the loader's own are made in other processes."""
     close: Callable[[], object] = lambda: None
@@ -82,11 +81,7 @@ class View:
 
 
 def view_of(loader: object) -> View:
-    """Find out whose loader this is.
-
-    Raises:
-        OptionError: it cannot be iterated over, or what it gives are samples.
-    """
+    """Find out whose loader this is."""
     names = _class_names(loader)
     if "torch.DataLoader" in names:
         return _torch_view(loader)
@@ -134,11 +129,6 @@ def _iterable_view(loader: Any, *, is_tf: bool) -> View:
 
 
 def _torch_view(loader: Any) -> View:
-    plan = getattr(loader, "plan", None) if type(loader).__module__.startswith("colabstage.") else None
-    copied = copy.copy(loader)
-    if plan is None:
-        _set(copied, {"_iterator": None})
-    processes = loader.num_workers > 0 if plan is None else plan.strategy == "workers"
     known = _known_stages(loader.dataset)
     _learn(known, loader.collate_fn, "collate")
     facts = ProfileFacts(
@@ -149,37 +139,40 @@ def _torch_view(loader: Any) -> View:
         stream="torch.IterableDataset" in _class_names(loader.dataset),
         batches=_length(loader),
     )
-    view = View(
+    copied = copy.copy(loader)
+    if type(loader).__module__.startswith("colabstage."):
+        of_batches = loader._machine.finish.batch_transform
+        _learn(known, of_batches, "transform")
+        keeps = loader.plan.keep is not None and loader.plan.keep.most_bytes
+        # If the loop itself calls transforms, reading ahead is the smaller part.
+        threads = int(not loader.dataset.per_sample and loader.plan.workers.value > 0)
+        return View(
+            replace(facts, kind="colabstage", workers=threads, persistent=True),
+            lambda: iter(copied),
+            known=known,
+            dataset=loader.dataset,
+            roots=(loader.dataset.transform, loader.dataset.target_transform, of_batches),
+            notes=(_KEPT,) if keeps else (),
+        )
+    _set(copied, {"_iterator": None})
+
+    def close() -> None:
+        iterator = copied.__dict__["_iterator"]
+        _set(copied, {"_iterator": None})
+        end_iterator(iterator)
+
+    return View(
         facts,
         lambda: iter(copied),
         # Stacks of other processes cannot be sampled, so a copy without processes shows the stages.
-        alone=(lambda: iter(_set(copy.copy(loader), {**_ALONE, "_machine": None}))) if processes else None,
+        alone=(lambda: iter(_set(copy.copy(loader), _ALONE))) if loader.num_workers else None,
+        close=close,
         # Items may be whole batches, which cannot be told, so a pack might have rows of either kind.
         dataset=None if facts.stream or loader.batch_sampler is None else loader.dataset,
         known=known,
+        roots=(loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn),
         notes=(_AS_THEY_ARE,) if loader.batch_sampler is None and loader.batch_size is None else (),
     )
-    if plan is None:
-
-        def close() -> None:
-            iterator = copied.__dict__["_iterator"]
-            _set(copied, {"_iterator": None})
-            end_iterator(iterator)
-
-        view.close = close
-        view.roots = (loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn)
-        return view
-    # If the loop itself calls transforms, reading ahead is the smaller part.
-    threads = int(not loader.dataset.per_sample and plan.workers.value > 0)
-    workers = plan.workers.value if processes else threads
-    view.facts = replace(facts, kind="colabstage", workers=workers, persistent=True)
-    # Only worker processes are the copy's own: what else its source has belongs to the loader.
-    view.close = copied.close if processes else (lambda: None)
-    of_batches = loader._machine.finish.batch_transform
-    _learn(known, of_batches, "transform")
-    view.roots = (loader.dataset.transform, loader.dataset.target_transform, of_batches)
-    view.notes = (_KEPT,) if plan.keep is not None and plan.keep.most_bytes else ()
-    return view
 
 
 def _set(loader: Any, changes: dict[str, Any]) -> Any:

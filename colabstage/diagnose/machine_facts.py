@@ -18,15 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from colabstage.diagnose.gpu import open_gpus
 from colabstage.errors import ColabstageError, NotSupportedHereError
 from colabstage.io.accelerated import ACCELERATORS
 from colabstage.io.files import read_json
 from colabstage.io.missing import whereabouts
 from colabstage.io.pipeline import in_thread
 from colabstage.io.units import format_duration
-from colabstage.machine.gpu import open_gpus
 from colabstage.machine.mounts import (
     DRIVE_TYPES,
     ask_children,
@@ -43,12 +43,10 @@ from colabstage.machine.resources import free_shared_memory, free_space, read_re
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from colabstage.machine.gpu import GpuReading
+    from colabstage.diagnose.gpu import GpuReading
     from colabstage.machine.mounts import Mount
 
-ProbeState = Literal["alive", "missing", "dead", "failing", "silent"]
 _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
-_HDF5_SUFFIXES = {".h5", ".hdf5"}
 # The share of a deadline for counting files; the rest is for starting the process, its answer, and everything else.
 _COUNTING_PART = 0.5
 PACKAGES = ("numpy", "h5py", "torch", *ACCELERATORS)
@@ -58,54 +56,14 @@ _MOST_MOUNTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class PlatformFacts:
-    """What this computer is; the names are those of `detect_platform`."""
-
-    name: str
-    title: str
-    system: str
-    python: str
-    fast_dir: str
-    """Where datasets are staged."""
-    fast_dir_problem: str | None = None
-    """Why nothing can be written there; `None` if it is writable."""
-    fast_dir_mount: str | None = None
-    """Why that folder is slow ("Google Drive"); `None` on a local disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class DiskFacts:
-    """The disk on which datasets are staged, `None` if unknown, and the cache of Drive's client, `None` without one."""
-
-    free_bytes: int | None
-    total_bytes: int | None
-    drive_cache_bytes: int | None = None
-    drive_cache_counted: bool = True
-    """Whether all of Drive's cache could be counted in time; otherwise its size is a lower bound."""
-
-
-@dataclass(frozen=True, slots=True)
 class MountFacts:
-    """A slow mount: why it is slow, whether it answered, what went wrong, and how long the answer took."""
+    """A slow mount: why it is slow, how it answered (as `MountProbe`), and how long the answer took."""
 
     mountpoint: str
     kind: str
-    state: ProbeState
+    state: str
     reason: str
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class PackageFacts:
-    """Versions of a package: installed according to pip, and loaded in this process."""
-
-    installed: str | None
-    imported: str | None = None
-
-    @property
-    def version(self) -> str | None:
-        """Return the version in use in this process."""
-        return self.imported or self.installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +76,8 @@ class PackFacts:
     """The bytes of one input as it is returned."""
     ours: bool
     """Whether colabstage wrote it."""
-    manifest: Literal["agrees", "differs", "missing", "unreadable", "newer"]
+    manifest: str
+    """As `look_at_manifest` calls it: `agrees`, `differs`, `missing`, `unreadable` or `newer`."""
     manifest_detail: str
     sealed: bool | None = None
     """Whether the file is unchanged since it was staged here, according to its record; `None` without a record."""
@@ -147,21 +106,26 @@ class DatasetFacts:
     """A sentence on what exists instead of a missing path."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """The GPUs as the driver reports them, or why there are none; `ours` is the id of this process."""
-
-    gpus: tuple[GpuReading, ...] = ()
-    problem: str | None = None
-    ours: int = 0
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """All facts for the checks; cores and memory as in `read_resources`."""
+    """All facts for the checks; platform, cores and memory as in `detect_platform` and `read_resources`."""
 
-    platform: PlatformFacts
-    disk: DiskFacts
+    platform: str
+    title: str
+    system: str
+    python: str
+    fast_dir: str
+    """Where datasets are staged."""
+    fast_dir_problem: str | None = None
+    """Why nothing can be written there; `None` if it is writable."""
+    fast_dir_mount: str | None = None
+    """Why that folder is slow ("Google Drive"); `None` on a local disk."""
+    free_bytes: int | None
+    """What is free there; `None` if unknown."""
+    drive_cache_bytes: int | None = None
+    """The size of the cache of Drive's client; `None` without one."""
+    drive_cache_counted: bool = True
+    """Whether all of it could be counted in time; otherwise its size is a lower bound."""
     cores: int
     memory_bytes: int
     free_memory_bytes: int
@@ -169,15 +133,21 @@ class MachineFacts:
     """Free bytes in `/dev/shm`; `None` if there is none."""
     workers: int | None
     """Number of loader processes, as given by the caller or running now."""
+    workers_run: bool = False
+    """Whether they were counted among the running processes."""
     batch_size: int
     folder: str
     """The current folder, according to the kernel."""
     folder_mount: str | None
     """Why that is slow, or `None`."""
-    workers_from: Literal["asked", "running"] = "asked"
     mounts: tuple[MountFacts, ...] = ()
-    packages: Mapping[str, PackageFacts] = field(default_factory=dict)
-    gpu: GpuFacts = field(default_factory=GpuFacts)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    """Of packages, as loaded in this process, otherwise as installed; `None` for those that are not."""
+    gpus: tuple[GpuReading, ...] = ()
+    gpu_problem: str | None = None
+    """Why there is none."""
+    pid: int = 0
+    """The id of this process."""
     dataset: DatasetFacts | None = None
 
 
@@ -185,29 +155,24 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
     """Examine an absolute path in a child process, which is ended after `timeout_s` seconds."""
     # The child runs our code from wherever it is, including a checkout that is not installed.
     root = str(Path(__file__).parents[2])
-    places = [place for place in (root, os.environ.get("PYTHONPATH")) if place]
     answers = ask_children(
         [[sys.executable, "-m", __name__, os.fspath(path), str(timeout_s * _COUNTING_PART)]],
         time.monotonic() + timeout_s,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
     )
-    if answers is None:
-        return _unreachable(path, "no answer before the deadline")
-    ((status, answer, complaint),) = answers
-    if status:
+    problem = "no answer before the deadline"
+    if answers is not None:
+        ((status, answer, complaint),) = answers
+        if not status:
+            found = json.loads(answer)
+            pack = found.pop("pack")
+            return DatasetFacts(**found, pack=None if pack is None else PackFacts(**pack))
         # The last line of a traceback says what went wrong.
-        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
-        return _unreachable(path, last[0] if last else f"exit code {status}")
-    told = json.loads(answer)
-    pack = told.pop("pack")
-    return DatasetFacts(**told, pack=None if pack is None else PackFacts(**pack))
+        problem = next(reversed(complaint.decode(errors="replace").strip().splitlines()), f"exit code {status}")
+    return DatasetFacts(str(path), "unreachable", slow_mount=slow_reason(mount_of(path)), problem=problem)
 
 
-def _unreachable(path: Path, why: str) -> DatasetFacts:
-    return DatasetFacts(str(path), "unreachable", slow_mount=slow_reason(mount_of(path)), problem=why)
-
-
-def look_here(path: Path, *, counting_s: float) -> DatasetFacts:
+def _inspect_here(path: Path, *, counting_s: float) -> DatasetFacts:
     """Examine a path in this process; takes as long as its mount."""
     slow = slow_reason(mount_of(path))
     facts = DatasetFacts(str(path), "missing", slow_mount=slow)
@@ -219,7 +184,10 @@ def look_here(path: Path, *, counting_s: float) -> DatasetFacts:
         facts = replace(facts, state="file", nbytes=path.stat().st_size, files=1)
         # Asking which pages are cached requires mapping the file, which on a mount would read it.
         facts = replace(facts, resident=None if slow else _resident_part(path))
-        return _inspect_pack(facts, path) if _is_hdf5(path) else facts
+        with path.open("rb") as handle:
+            # By its first bytes too, because HDF5 files can have any name.
+            is_hdf5 = handle.read(len(_HDF5_MARK)) == _HDF5_MARK or path.suffix.lower() in {".h5", ".hdf5"}
+        return _inspect_pack(facts, path) if is_hdf5 else facts
     except OSError as error:
         return replace(facts, state="unreachable", problem=error.strerror or str(error))
 
@@ -247,20 +215,12 @@ def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> Dat
     return replace(facts, nbytes=nbytes, files=files, largest_folder=largest, counted=counted)
 
 
-def _is_hdf5(path: Path) -> bool:
-    with path.open("rb") as handle:
-        # By its first bytes, because HDF5 files can have any name.
-        return handle.read(len(_HDF5_MARK)) == _HDF5_MARK or path.suffix.lower() in _HDF5_SUFFIXES
-
-
 def _resident_part(path: Path) -> float:
     import numpy as np
 
     from colabstage.load.reading.memory import resident_part
 
-    if path.stat().st_size == 0:
-        return 1.0
-    return resident_part(np.memmap(path, np.uint8, "r"))
+    return resident_part(np.memmap(path, np.uint8, "r")) if path.stat().st_size else 1.0
 
 
 def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
@@ -271,13 +231,14 @@ def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
 
     try:
         info = read_info(path)
-        # Opened, because only that reveals a file that was cut off.
-        readers = [SplitReader(path, split) for split in info.splits]
-        row_bytes = max(reader.estimate_row_bytes() for reader in readers)
+        row_bytes = 0
+        for split in info.splits:
+            # Opened, because only that reveals a file that was cut off.
+            with contextlib.closing(SplitReader(path, split)) as reader:
+                row_bytes = max(row_bytes, reader.estimate_row_bytes())
     except ColabstageError as error:
         return replace(facts, problem=str(error))
-    manifest = look_at_manifest(path, facts.nbytes)
-    record = read_json(path.with_name("stage.json"))
+    manifest, record = look_at_manifest(path, facts.nbytes), read_json(path.with_name("stage.json"))
     seal = record.get("seal") if isinstance(record, dict) else None
     pack = PackFacts(
         rows=sum(split.rows for split in info.splits.values()),
@@ -287,15 +248,7 @@ def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
         manifest_detail=f"its manifest: {manifest.detail}",
         sealed=seal == file_seal(path) if seal else None,
     )
-    for reader in readers:
-        reader.close()
     return replace(facts, pack=pack)
-
-
-def print_facts() -> None:
-    """Examine the path in the arguments and print the facts."""
-    facts = look_here(Path(sys.argv[1]), counting_s=float(sys.argv[2]))
-    sys.stdout.write(json.dumps(asdict(facts)))
 
 
 def inspect_machine(
@@ -307,50 +260,56 @@ def inspect_machine(
     with ThreadPoolExecutor(3, "colabstage-doctor") as pool:
         place = None if path is None else Path(os.path.normpath(folder / Path(path).expanduser()))
         dataset = None if place is None else pool.submit(inspect_dataset, place, timeout_s=timeout_s)
-        mounts = pool.submit(_probe_mounts, timeout_s)
-        gpu = pool.submit(_inspect_gpus, timeout_s)
-        here, resources = _inspect_platform(timeout_s), read_resources()
+        mounts, gpus = pool.submit(_probe_mounts, timeout_s), pool.submit(_inspect_gpus, timeout_s)
+        resources = read_resources()
         # Running child processes of multiprocessing are usually the workers of a `DataLoader`.
         running = len(multiprocessing.active_children()) or None
         return MachineFacts(
-            platform=here,
-            disk=_inspect_disk(here, timeout_s),
+            **_inspect_platform(timeout_s),
+            **_drive_cache(timeout_s * _COUNTING_PART),
             cores=resources.cores,
             memory_bytes=resources.memory_bytes,
             free_memory_bytes=resources.free_memory_bytes,
             shared_memory_bytes=free_shared_memory(),
             workers=running if num_workers is None else num_workers,
-            workers_from="running" if num_workers is None else "asked",
+            workers_run=num_workers is None,
             batch_size=batch_size,
             folder=str(folder),
             folder_mount=slow_reason(mount_of(folder)),
             mounts=mounts.result(),
-            packages={name: _inspect_package(name) for name in PACKAGES},
-            gpu=gpu.result(),
+            versions={name: _version(name) for name in PACKAGES},
+            **gpus.result(),
+            pid=os.getpid(),
             dataset=None if dataset is None else dataset.result(),
         )
 
 
-def _inspect_platform(timeout_s: float) -> PlatformFacts:
+def _inspect_platform(timeout_s: float) -> dict[str, Any]:
     here = detect_platform()
     place = follow_links(here.fast_dir)
     slow = slow_reason(mount_of(place))
     # Before the folder itself is touched, which would wait as long as its mount.
     answers = slow is None or probe_mount(mount_of(place).mountpoint, timeout_s).state == "alive"
-    return PlatformFacts(
-        name=here.name,
-        title=here.title,
-        system=sys.platform,
-        python=platform.python_version(),
-        fast_dir=str(here.fast_dir),
-        fast_dir_problem=_write_problem(place) if answers else "its mount does not answer",
-        fast_dir_mount=slow,
-    )
+    problem = _write_problem(place) if answers else "its mount does not answer"
+    free = None
+    # If nothing can be written, free space does not matter; a mount that does not answer would not answer this either.
+    if problem is None:
+        with contextlib.suppress(OSError):
+            free = free_space(place)
+    return {
+        "platform": here.name,
+        "title": here.title,
+        "system": sys.platform,
+        "python": platform.python_version(),
+        "fast_dir": str(here.fast_dir),
+        "fast_dir_problem": problem,
+        "fast_dir_mount": slow,
+        "free_bytes": free,
+    }
 
 
 def _write_problem(folder: Path) -> str | None:
-    """Return why nothing can be written below `folder`, which need not exist; nothing is created or changed to find
-    out."""
+    """Return why nothing can be written below `folder`, which need not exist, without creating anything."""
     # A missing folder would be created in the nearest existing one.
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     if not there.is_dir():
@@ -358,25 +317,13 @@ def _write_problem(folder: Path) -> str | None:
     return None if os.access(there, os.W_OK | os.X_OK) else f"'{there}' is read-only for this user"
 
 
-def _inspect_disk(here: PlatformFacts, timeout_s: float) -> DiskFacts:
-    cached, counted = _drive_cache(timeout_s * _COUNTING_PART)
-    free = total = None
-    # If nothing can be written, free space does not matter; and a mount that does not answer would not answer this
-    # either.
-    if here.fast_dir_problem is None:
-        place = Path(here.fast_dir)
-        with contextlib.suppress(OSError):
-            free = free_space(place)
-            facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
-            total = facts.f_blocks * facts.f_frsize
-    return DiskFacts(free, total, cached, counted)
-
-
-def _drive_cache(counting_s: float) -> tuple[int | None, bool]:
-    """Return the size of the Drive client's folder on disk, and whether all of it could be counted in time."""
+def _drive_cache(counting_s: float) -> dict[str, Any]:
+    """Measure the Drive client's folder on disk, in the time that is given."""
     deadline = time.monotonic() + counting_s
     # Only below the client's folder: files on the mount itself take no space here.
     root = system_root() / _DRIVE_CLIENT
+    if not root.is_dir():
+        return {}
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:
@@ -384,18 +331,16 @@ def _drive_cache(counting_s: float) -> tuple[int | None, bool]:
                 # Blocks, not lengths, because the client's files are sparse.
                 total += 512 * os.lstat(f"{folder}/{name}").st_blocks
             if time.monotonic() > deadline:
-                return total, False
-    return total if root.is_dir() else None, True
+                return {"drive_cache_bytes": total, "drive_cache_counted": False}
+    return {"drive_cache_bytes": total}
 
 
 def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:
     """Probe every visible slow mount; on a practice machine only those below its root count."""
     visible = {mount.mountpoint: mount for mount in list_mounts() if mount.mountpoint.is_relative_to(system_root())}
     slow = [mount for mount in visible.values() if slow_reason(mount) is not None][:_MOST_MOUNTS]
-    if not slow:
-        return ()
     # At the same time, so that several hanging mounts cost one deadline.
-    with ThreadPoolExecutor(len(slow), "colabstage-probe") as pool:
+    with ThreadPoolExecutor(max(1, len(slow)), "colabstage-probe") as pool:
         return tuple(pool.map(_probe, slow, [timeout_s] * len(slow)))
 
 
@@ -408,31 +353,30 @@ def _probe(mount: Mount, timeout_s: float) -> MountFacts:
     return MountFacts(str(mount.mountpoint), kind, answer.state, answer.reason, time.monotonic() - began)
 
 
-def _inspect_package(name: str) -> PackageFacts:
-    try:
-        installed: str | None = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        installed = None
+def _version(name: str) -> str | None:
     # Not imported: torch alone takes seconds, and a broken package would end the check.
-    loaded = sys.modules.get(name)
-    return PackageFacts(installed, None if loaded is None else str(getattr(loaded, "__version__", "")) or None)
+    if loaded := getattr(sys.modules.get(name), "__version__", None):
+        return str(loaded)
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None
 
 
-def _inspect_gpus(timeout_s: float) -> GpuFacts:
+def _inspect_gpus(timeout_s: float) -> dict[str, Any]:
     """Ask the driver in a thread that is abandoned if it never answers, because a library has no deadline."""
 
-    def ask() -> GpuFacts:
-        with contextlib.closing(open_gpus(timeout_s=timeout_s)) as source:
-            return GpuFacts(source.read(processes=True), ours=os.getpid())
+    def ask() -> tuple[GpuReading, ...]:
+        with open_gpus(timeout_s=timeout_s) as read:
+            return read(True)
 
     try:
         # nvidia-smi is called three times, and keeps its own deadline.
-        return in_thread(ask, "colabstage-gpu").result(4 * timeout_s)
+        return {"gpus": in_thread(ask, "colabstage-gpu").result(4 * timeout_s)}
     except TimeoutError:
-        return GpuFacts(problem=f"The driver did not answer in {format_duration(4 * timeout_s)}.")
+        return {"gpu_problem": f"The driver did not answer in {format_duration(4 * timeout_s)}."}
     except NotSupportedHereError as error:
-        return GpuFacts(problem=str(error))
+        return {"gpu_problem": str(error)}
 
 
 if __name__ == "__main__":
-    print_facts()
+    sys.stdout.write(json.dumps(asdict(_inspect_here(Path(sys.argv[1]), counting_s=float(sys.argv[2])))))

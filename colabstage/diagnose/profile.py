@@ -15,10 +15,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.advice import Advice, ProfileFacts, Verdict, advise, format_batch, judge
-from colabstage.diagnose.gpu_monitor import GpuMonitor
+from colabstage.diagnose.gpu import GpuMonitor
 from colabstage.diagnose.loaders import (
     View,
     arrays_of,
@@ -27,7 +27,7 @@ from colabstage.diagnose.loaders import (
     packed_instead,
     view_of,
 )
-from colabstage.diagnose.report import Bar, Report, Row, refuse_gone
+from colabstage.diagnose.report import Bar, Report, Row
 from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness, watch_optimizers
 from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError
@@ -67,9 +67,7 @@ class LoaderProfile(Report):
     """Where the time of a training loop goes, and what to change. Made by `profile_loader`."""
 
     facts: ProfileFacts
-    """Everything that was measured."""
     verdict: Verdict
-    """What limits the loop."""
     advice: tuple[Advice, ...]
     """What to change, that which may gain most first; empty where nothing is worth it."""
 
@@ -93,15 +91,6 @@ class LoaderProfile(Report):
         """Return the seconds that each observed stage takes alone for one batch, in the order of the stages."""
         ends = {"transfer": self.facts.transfer_s, "step": self.facts.step_s}
         return {**self.facts.stages, **{name: seconds for name, seconds in ends.items() if seconds is not None}}
-
-    if not TYPE_CHECKING:  # or any name would pass
-
-        def __getattr__(self, name: str) -> NoReturn:
-            gone = {
-                "spans": "profile.facts.wait_s and .busy_s, the means",
-                "bytes_per_s": "facts.batch_bytes / batch_s",
-            }
-            refuse_gone(self, name, gone)
 
 
 @takes(remedies=_RENAMED)
@@ -199,11 +188,7 @@ def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
 
 
 def check_step(step: object) -> None:
-    """Refuse what cannot be called with one batch, before anything is measured.
-
-    Raises:
-        OptionError: it is no function, or one with other arguments; the message has the line to write.
-    """
+    """Refuse what cannot be called with one batch, before anything is measured."""
     if step is None:
         return
     check_argument("step", step, "function", remedy="This cannot be called with a batch.")
@@ -232,11 +217,7 @@ class _Feed:
         self._iterator: Iterator[Any] | None = None
 
     def take(self) -> Any:
-        """Return the next batch.
-
-        Raises:
-            StopIteration: there are no more batches, and the loader cannot be iterated again.
-        """
+        """Return the next batch."""
         if self._iterator is not None:
             try:
                 batch = next(self._iterator)
@@ -271,11 +252,7 @@ class Runs:
         self._now, self._clock = clock.now, clock
 
     def measure(self, budget_s: float, prefixes: Mapping[str, Iterable[Any]]) -> ProfileFacts:
-        """Run the loader, and the step, for about `budget_s` seconds.
-
-        Raises:
-            OptionError: the loader has no batch, or a prefix has other batches.
-        """
+        """Run the loader, and the step, for about `budget_s` seconds."""
         view, together = self._view, self._step is not None or self._device is not None
         # Without a step the loader has the time of its runs.
         parts = _PARTS if together else (_PARTS[0] + _PARTS[1], 0.0, 0.0, _PARTS[2] + _PARTS[3])
@@ -371,7 +348,7 @@ class Runs:
         first = ahead if len(busy) > 3 * ahead else len(busy) // 3
         wait_s, busy_s = (sum(some[first:]) / max(1, len(some) - first) for some in (waits, busy))
         # The busiest one, because a step usually uses one GPU, and others on the machine are idle.
-        shares = [gpu.utilisation for gpu in monitor.figures if gpu.utilisation is not None]
+        shares = [gpu.utilisation for gpu in monitor.report().gpus if gpu.utilisation is not None]
         return replace(
             facts,
             both_s=wait_s + busy_s or facts.load_s,

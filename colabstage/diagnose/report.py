@@ -12,7 +12,7 @@ import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.page import COLOURS, INK, draw_panel, new_figure, notes, page
@@ -35,13 +35,11 @@ class Bar:
     """A quantity to compare with others."""
 
     name: str
-    """What it is about."""
     value: float
     """Its length, in the unit of all bars of the report."""
     cells: tuple[str, ...]
     """The figures beside it, as text; all bars of a report have as many."""
     colour: str = COLOURS["accent"]
-    """Its colour in HTML and pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +47,7 @@ class Row:
     """A named fact, or something to change."""
 
     name: str
-    """What it is about."""
     text: str
-    """The fact."""
     detail: str = ""
     """What to do about it, or why."""
     status: Status | None = None
@@ -63,11 +59,8 @@ class Report:
     """A result that prints as text, appears as a table in a notebook, and gives JSON values and a picture."""
 
     headline: str
-    """The result in a sentence."""
     bars: tuple[Bar, ...] = ()
-    """What the picture shows."""
     rows: tuple[Row, ...] = ()
-    """Facts and advice."""
     notes: tuple[str, ...] = ()
     """What else the user should know."""
 
@@ -149,17 +142,6 @@ class Report:
             colours=[bar.colour for bar in self.bars],
         )
         return figure
-
-
-def refuse_gone(owner: object, name: str, instead: Mapping[str, str]) -> NoReturn:
-    """Raise the error of an attribute that is missing, with what to write instead if it was there once.
-
-    Raises:
-        AttributeError: always.
-    """
-    kind = type(owner).__name__
-    msg = f"'{kind}' has no '{name}'." + (f" Write {instead[name]}." if name in instead else "")
-    raise AttributeError(msg, name=name, obj=owner)
 
 
 def _wrap(text: str, first: str, further: str) -> list[str]:

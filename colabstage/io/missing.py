@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 from pathlib import Path
 
 from colabstage.io.workspace import is_our_name
@@ -13,6 +14,9 @@ _DRIVE_FOLDERS = frozenset({"MyDrive", "My Drive", "Shareddrives", "Shared drive
 _NAMES_SHOWN = 6
 # A folder of a Drive may hold a hundred thousand names.
 _MOST_NAMES = 2000
+
+# Ids of Drive look like no name that a person would give.
+_DRIVE_ID = re.compile(r"(?=.*[A-Z])(?=.*[a-z])(?=.*\d)[-\w]{19,64}")
 
 
 def whereabouts(path: Path) -> str:
@@ -25,6 +29,8 @@ def whereabouts(path: Path) -> str:
     if there.is_file():
         return f"'{there}' is a file. A part of an archive is an argument: only={path.relative_to(there).as_posix()!r}."
     found = _names_in(there, path.relative_to(there).parts[0] if path.is_relative_to(there) else path.name)
+    if _DRIVE_ID.fullmatch(path.name):
+        found += f" If that is the id of something shared on Google Drive, write 'gdrive://{path.name}'."
     if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
         return found
     if _DRIVE_FOLDERS.isdisjoint(there.parts):

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts.columns import show
+from colabstage.layouts.evidence import Evidence
+from colabstage.layouts.lists import lists_state
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, known_splits, offsets_of
 from colabstage.layouts.words import is_label_name, plain_name, split_name, split_of_path, split_of_word, stem_of
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from colabstage.layouts.columns import Column
     from colabstage.layouts.lookup import Lookup
     from colabstage.layouts.reading import Source
-    from colabstage.trees.listing import FileEntries, FileEntry, Tree
+    from colabstage.trees.listing import FileEntries, FileEntry
 
 NAME = "detection"
+# The four numbers of a box: its corners; its first corner, width and height; its centre, width and height.
+Form = Literal["xyxy", "xywh", "cxcywh"]
 
 
 class BoxColumn(NamedTuple):
@@ -35,7 +39,6 @@ class BoxColumn(NamedTuple):
     name: str
     """What it is called in the pack."""
     dtype: type[np.generic]
-    """Of its numbers."""
     width: int = 1
     """How many numbers each box has of it."""
 
@@ -44,9 +47,8 @@ class Record(NamedTuple):
     """What a file of annotations states of one image; `parse` of a format returns a list of these."""
 
     image: str
-    """The image's path, as written."""
-    shapes: Sequence[tuple[str, Sequence[float]]]
-    """The class of each box, and x0, y0, x1, y1 with the values of further columns."""
+    shapes: Sequence[tuple[Any, Sequence[float]]]
+    """The class of each box, a word or a number, and x0, y0, x1, y1 with the values of further columns."""
     size: tuple[int, int] = (0, 0)
     """Its height and width; zeros if the file does not say."""
     split: str = ""
@@ -55,16 +57,12 @@ class Record(NamedTuple):
     """How many things are annotated that have no box: single points, lanes."""
 
 
-class LabelledImage(NamedTuple):
-    """An image and its boxes."""
+class Placed(NamedTuple):
+    """An image, and what is stated of it."""
 
     file: FileEntry
-    rows: Sequence[Sequence[float]]
-    """Of each box x0, y0, x1, y1, then the label, then the further columns."""
+    record: Record
     split: str
-    """"" where no split is known of it."""
-    size: tuple[int, int] = (0, 0)
-    """Height and width in pixels that the label file says the image has; zeros where it says none."""
 
 
 # Sides beyond this are no image's.
@@ -92,68 +90,83 @@ def _fits(values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[np.bo
     return np.asarray((values >= float(limits.min)) & (values < float(limits.max) + 1))
 
 
-def boxes_table(
-    tree: Tree,
-    images: Sequence[LabelledImage],
-    classes: Sequence[str],
-    columns: Sequence[BoxColumn] = (),
+def boxes_state(
+    source: Source,
+    who: str,
+    placed: Sequence[Placed],
+    classes: Mapping[Any, int],
     *,
+    names: Sequence[str] = (),
+    columns: Sequence[BoxColumn] = (),
     relative: bool = False,
     notes: Sequence[str] = (),
-) -> SampleTable:
-    """Put the boxes of all images into one table, the images in their order.
+    used: Iterable[str] = (),
+    stated: dict[str, str] | None = None,
+) -> Evidence:
+    """Put the boxes of all images into one table, the images in their order. Splits are those of the images where each
+    has one, or else those of lists.
 
-    Splits are those of the images where each has one.
-
-    Raises:
-        BrokenDatasetError: two classes have one name, or a box cannot be one.
+    Args:
+        source: the files.
+        who: what states the boxes.
+        placed: the images with their boxes.
+        classes: the label of each class of a record.
+        names: the names of the classes; the classes themselves by default.
+        columns: what follows the four numbers of each box.
+        relative: whether these are fractions of width and height.
+        notes: sentences for the user.
+        used: the files that were read.
+        stated: the lists of splits, if something says which they are.
     """
-    twice = first_repeated(classes)
+    names = names or list(classes)
+    twice = first_repeated(names)
     if twice is not None:
         msg = (
-            f"Two classes of '{tree.label}' are called '{show(twice)}'. Call one of them something else; or, where "
-            "they "
-            "are one, give its boxes one number."
+            f"Two classes of '{source.label}' are called '{show(twice)}'. Call one of them something else; or, where "
+            "they are one, give its boxes one number."
         )
         raise BrokenDatasetError(msg)
-    width = 5 + sum(column.width for column in columns)
+    table = SampleTable(
+        layout=NAME,
+        keys=tuple(one.file.name for one in placed),
+        inputs=Images(TreeFiles(source.tree, [one.file for one in placed])),
+        targets=_as_boxes(placed, classes, columns, relative=relative),
+        splits=known_splits([one.split for one in placed]),
+        classes=tuple(names),
+        notes=tuple(notes),
+    )
+    made = Evidence(table, who, frozenset(used))
+    return made if table.splits is not None else lists_state(source, made, stated=stated)[0]
+
+
+def _as_boxes(
+    placed: Sequence[Placed], classes: Mapping[Any, int], columns: Sequence[BoxColumn], *, relative: bool
+) -> Boxes:
     # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
-    offsets = offsets_of([len(image.rows) for image in images])
-    rows = np.array([row for image in images for row in image.rows], np.float64).reshape(-1, width)
-    sizes = np.array([image.size for image in images], np.int64).reshape(-1, 2)
+    offsets = offsets_of([len(one.record.shapes) for one in placed])
+    flat = [(classes[kind], *values) for one in placed for kind, values in one.record.shapes]
+    rows = np.array(flat, np.float64).reshape(-1, 5 + sum(column.width for column in columns))
+    sizes = np.array([one.record.size for one in placed], np.int64).reshape(-1, 2)
     vast = np.flatnonzero((sizes >= _LARGEST_SIDE).any(axis=1))
     if len(vast):
         msg = (
-            f"The labels of '{images[vast[0]].file.name}' say that a side of it has {_LARGEST_SIDE:,} pixels or more. "
+            f"The labels of '{placed[vast[0]].file.name}' say that a side of it has {_LARGEST_SIDE:,} pixels or more. "
             "Correct that, or leave it out."
         )
         raise BrokenDatasetError(msg)
-
-    def fitting(name: str, values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[Any]:
+    found: dict[str, NDArray[Any]] = {}
+    start = 5
+    for name, dtype, width in (BoxColumn("labels", np.int64), *columns):
+        values = rows[:, :1] if name == "labels" else rows[:, start : start + width]
+        start += 0 if name == "labels" else width
         odd = np.flatnonzero(~_fits(values, dtype).all(axis=1))
         if len(odd):
-            file = images[int(np.searchsorted(offsets, odd[0], side="right")) - 1].file.name
+            file = placed[int(np.searchsorted(offsets, odd[0], side="right")) - 1].file.name
             msg = f"A box of '{file}' has {values[odd[0]].tolist()} as {name}, which does not fit. Correct its number."
             raise BrokenDatasetError(msg)
-        return np.ascontiguousarray((values[:, 0] if values.shape[1] == 1 else values).astype(dtype))
-
-    found: dict[str, NDArray[Any]] = {"labels": fitting("the label", rows[:, 4:5], np.int64)}
-    start = 5
-    for further in columns:
-        found[further.name] = fitting(further.name, rows[:, start : start + further.width], further.dtype)
-        start += further.width
-    boxes = Boxes(
-        offsets, np.ascontiguousarray(rows[:, :4]), found, relative=relative, sizes=sizes if sizes.any() else None
-    )
-    return SampleTable(
-        layout=NAME,
-        keys=tuple(image.file.name for image in images),
-        inputs=Images(TreeFiles(tree, [image.file for image in images])),
-        targets=boxes,
-        splits=known_splits([image.split for image in images]),
-        classes=tuple(classes),
-        notes=tuple(notes),
-    )
+        found[name] = np.ascontiguousarray((values[:, 0] if width == 1 else values).astype(dtype))
+    corners = np.ascontiguousarray(rows[:, 1:5])
+    return Boxes(offsets, corners, found, relative=relative, sizes=sizes if sizes.any() else None)
 
 
 def without_boxes_note(count: int, what: str) -> list[str]:
@@ -163,17 +176,37 @@ def without_boxes_note(count: int, what: str) -> list[str]:
     return [f"{counted(count, 'images', 'have')} no {what}, and {'is' if count == 1 else 'are'} kept without boxes."]
 
 
-def possible_forms(boxes: NDArray[np.float64], limits: tuple[int, int] | None = None) -> tuple[bool, bool]:
-    """Tell whether boxes `(M, 4)` may be xyxy, and whether they may be xywh.
+def as_corners(places: NDArray[np.float64], form: Form) -> NDArray[np.float64]:
+    """Return boxes `(M, 4)` of a form as xyxy."""
+    first, last = places[:, :2], places[:, 2:]
+    if form == "xyxy":
+        return places
+    begin = first if form == "xywh" else first - last / 2
+    return np.concatenate([begin, begin + last], axis=1)
 
-    `limits`: width and height of the image that all of them are in.
+
+def find_form(
+    boxes: Sequence[NDArray[np.float64]], size_of: Callable[[int], tuple[int, int] | None], *, most: int
+) -> tuple[Form, str]:
+    """Return what the four numbers of boxes are that nothing says the form of, by what is possible for all of them;
+    and why that cannot be known.
+
+    Args:
+        boxes: those of some images, `(M, 4)` each.
+        size_of: returns the width and height of one of the images, if they are known.
+        most: how many images are looked at.
     """
-    first, last = boxes[:, :2], boxes[:, 2:]
-    # A box may end a pixel behind the edge, because tools do not agree on where pixels are.
-    ends = (np.inf, np.inf) if limits is None else (limits[0] + 1, limits[1] + 1)
-    are_corners = bool(np.all(last >= first) and np.all(last <= ends))
-    are_sizes = bool(np.all(boxes >= 0) and np.all(first + last <= ends))
-    return are_corners, are_sizes
+    may = [True, True]
+    for number, places in enumerate(boxes):
+        size = size_of(number) if number < most else None
+        # A box may end a pixel behind the edge, because tools do not agree on where pixels are.
+        ends = (np.inf, np.inf) if size is None else (size[0] + 1, size[1] + 1)
+        first, last = places[:, :2], places[:, 2:]
+        may[0] &= bool(np.all(last >= first) and np.all(last <= ends))
+        may[1] &= bool(np.all(places >= 0) and np.all(first + last <= ends))
+    if not len(boxes) or may[0] != may[1]:
+        return "xyxy" if may[0] else "xywh", ""
+    return "xyxy", "may be xyxy as well as xywh" if may[0] else "are not inside their images"
 
 
 # --- columns of tables ------------------------------------------------------------------------------------------------
@@ -208,63 +241,52 @@ class BoxColumns(NamedTuple):
     corners: tuple[str, ...]
     """Names of x0, y0, x1 and y1, in this order."""
     label: str
-    """Name of the column with the class of the box."""
 
 
 def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
-    """Return the columns of a table that are boxes; `None` if there are none.
-
-    Raises:
-        LayoutError: there are boxes in a form that is not read, or nothing that says what is in them; points beside a
-            class, which are none; or masks.
-    """
+    """Return the columns of a table that are boxes; `None` if there are none. Boxes in another form are an error."""
     runs = next((name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)), None)
     label = next((name for name, one in columns.items() if is_label_name(name) or one.plain in _BOX_LABELS), None)
+    corners = corners_of(columns)
+    other = [] if corners or runs else _other_form(columns, has_label=label is not None)
+    points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)]
+    # x1 to x5 without y are measurements.
+    are_points = bool(corners) and len(points) > 4
+    if not (runs or corners or other) or (are_points and not runs and label is None):
+        return None
+    if corners and label is not None and not are_points and not runs:
+        return BoxColumns(corners, label)
     whole = (
         'take the images without labels: layout="images".'
         if label is None
         else f"name the columns that are labels of whole images: layout=table_rows(labels=[{label!r}])."
     )
-    if runs is not None:
+    which = f"column '{other[0]}' holds" if len(other) == 1 else f"columns {listed(other)} hold"
+    if runs:
         msg = (
             f"Its column '{runs}' holds masks as run lengths (RLE), which are not read. Write a mask for each image, "
-            "as "
-            f"a PNG of the same name in a folder 'masks', or {whole}"
+            f"as a PNG of the same name in a folder 'masks', or {whole}"
         )
-        raise LayoutError(msg)
-    corners = corners_of(columns)
-    points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)]
-    # x1 to x5 without y are measurements.
-    if corners and len(points) > 4:
-        if label is None:
-            return None
+    elif "region_shape_attributes" in other:
+        msg = f"Its {which} the regions of VIA, whose export as JSON is read: export them so. Or {whole}"
+    elif other:
+        msg = (
+            f"Its {which} boxes, which are read from columns xmin, ymin, xmax, ymax and class, one box in each row. "
+            f"Write them so, or {whole}"
+        )
+    elif are_points:
         named = f"{', '.join(map(repr, points[:8]))}{', …' if len(points) > 8 else ''}"
         msg = (
             f"Its columns {listed(points, 6)} are more than the two corners of a box: landmarks, or the corners of a "
             f"polygon. Say what is to be learnt, from colabstage.options: the points, layout=table_rows(labels=["
             f"{named}]), or what '{label}' says of the whole image, layout=table_rows(labels=[{label!r}])."
         )
-        raise LayoutError(msg)
-    if not corners:
-        other = _other_form(columns, has_label=label is not None)
-        if not other:
-            return None
-        which = f"column '{other[0]}' holds" if len(other) == 1 else f"columns {listed(other)} hold"
-        if "region_shape_attributes" in other:
-            msg = f"Its {which} the regions of VIA, whose export as JSON is read: export them so. Or {whole}"
-            raise LayoutError(msg)
-        msg = (
-            f"Its {which} boxes, which are read from columns xmin, ymin, xmax, ymax and class, one box in each row. "
-            f"Write them so, or {whole}"
-        )
-        raise LayoutError(msg)
-    if label is None:
+    else:
         msg = (
             f"It has boxes in {', '.join(corners)} and no column 'class' that says what is in them. Add one; if these "
             f"are numbers to be learnt, say so: layout=table_rows(labels={list(corners)!r})."
         )
-        raise LayoutError(msg)
-    return BoxColumns(corners, label)
+    raise LayoutError(msg)
 
 
 def corners_of(columns: Iterable[str]) -> tuple[str, ...]:
@@ -305,14 +327,6 @@ def _other_form(columns: Mapping[str, Column], *, has_label: bool) -> list[str]:
     return []
 
 
-def look_like_boxes(columns: Sequence[Column]) -> bool:
-    """Tell whether four columns, which have no names, are the corners of boxes."""
-    if len(columns) != 4 or not all(one.is_numeric and "" not in one.distinct for one in columns):
-        return False
-    x0, y0, x1, y1 = (column.numbers() for column in columns)
-    return bool((x0 < x1).all() and (y0 < y1).all())
-
-
 def _are_runs(column: Column) -> bool:
     """Tell whether cells are masks as lengths of runs, whatever the column is called: in each the runs follow one
     another, and there are more of them somewhere than four numbers of a box could be taken for."""
@@ -347,9 +361,6 @@ def boxes_of_rows(files: Sequence[int], corners: Sequence[Column], label: Column
         files: the number of the file of each row.
         corners, label: the columns.
         name: the names of files by number.
-
-    Raises:
-        LayoutError: a cell is not a number, or a box ends before it begins.
     """
     numbers: dict[int, int] = {}
     firsts: list[int] = []
@@ -400,8 +411,8 @@ def boxes_of_rows(files: Sequence[int], corners: Sequence[Column], label: Column
 class Joined(NamedTuple):
     """The images that records name."""
 
-    records: list[tuple[FileEntry, Record, str]]
-    """Each image that is there, what is stated of it, and its split; in the order of files and their records."""
+    placed: list[Placed]
+    """Each image that is there, in the order of files and their records."""
     files: list[str]
     """The files whose images are there."""
     notes: list[str]
@@ -422,11 +433,8 @@ def join_records(
         images, lookup: the images, and their names.
         found: the records of each file, by its name.
         per_image: whether each file is about one image, whose name it has.
-
-    Raises:
-        BrokenDatasetError: most images are not there, or one is named twice.
     """
-    joined: list[tuple[FileEntry, Record, str]] = []
+    joined: list[Placed] = []
     used, notes = [], []
     owner: dict[int, str] = {}
     absent = ""
@@ -447,7 +455,7 @@ def join_records(
             owner[number] = file
             placed += 1
             name = images.names[number]
-            joined.append((images[number], record, record.split or own or split_of_path(name)))
+            joined.append(Placed(images[number], record, record.split or own or split_of_path(name)))
         if placed or not records:
             used.append(file)
         if not per_image and 2 * placed < len(records):
@@ -494,7 +502,6 @@ def _twice(image: str, first: str, other: str) -> BrokenDatasetError:
             f"'{first}' lists the image '{image}' twice; expected it once. Give all of its annotations the same image."
         )
     return BrokenDatasetError(
-        f"The image '{image}' is listed twice, in '{first}' and in '{other}'. Move all but one file of annotations "
-        "of it "
-        "away."
+        f"The image '{image}' is listed twice, in '{first}' and in '{other}'. Move all but one file of annotations of "
+        "it away."
     )

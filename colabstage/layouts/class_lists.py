@@ -40,12 +40,7 @@ class ClassList(NamedTuple):
 
 
 def read_class_list(source: Source) -> tuple[list[str], ClassList]:
-    """Return the files of a source that say what its classes are, and what they say.
-
-    Raises:
-        BrokenDatasetError: a YAML file has names in a form that is not read here; or two files name the classes
-            differently, as those of two datasets in one folder do.
-    """
+    """Return the files of a source that say what its classes are, and what they say."""
     files = source.ending_in(_EXTENSIONS).where(
         lambda name: (
             name.lower().endswith((".yaml", ".yml", ".data")) or posixpath.basename(name).lower() in _NAME_LISTS
@@ -80,9 +75,6 @@ def parse_class_list(name: str, content: bytes) -> ClassList:
     ("dog's toy", 'no')
     >>> parse_class_list("data.yaml", b"names:\\n  0: car  # the first\\n  1: dog\\nkpt_shape: [17, 3]").keypoints
     (17, 3)
-
-    Raises:
-        BrokenDatasetError: there are names, but in another form.
     """
     text = decode_text(content)
     # A plain list has one name per line, and no keypoints.

@@ -1,4 +1,4 @@
-"""Audio clips as rows of one length: WAV is read here, FLAC and others by soundfile if it is installed.
+"""Audio clips as rows of one length, decoded by soundfile.
 
 Nothing is resampled: the caller decides the rate.
 """
@@ -19,7 +19,7 @@ from colabstage.layouts.reading import in_place, read_each
 from colabstage.layouts.table import Arrays, BrokenDatasetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 SoundDtype = Literal["float32", "int16"]
 
-_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 # What a program writes if it does not know the length yet and never corrects it.
-_UNKNOWN_SIZES = (0, 0xFFFFFFFF)
+_UNKNOWN_SIZE = 0xFFFFFFFF
 
 
 class Clip(NamedTuple):
@@ -38,126 +37,47 @@ class Clip(NamedTuple):
     values: NDArray[Any]
     """`(N, channels)`, float32 from -1 to 1, or int16."""
     rate: int
-    """Samples in a second."""
-
-
-class _Wav(NamedTuple):
-    """The contents of the header, and where the samples are."""
-
-    code: int
-    """The number of the format in which samples are stored."""
-    channels: int
-    rate: int
-    """Samples per second, of each channel."""
-    bits: int
-    """Bits per sample."""
-    data: memoryview
 
 
 def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
-    """Decode a whole file.
+    """Decode a whole file by soundfile.
 
     Integers become floats by dividing by their full scale (a power of two), and lose their lower bits if int16 is
     requested; floats become int16 by rounding 32,767 times their value, clipped to -1 and 1.
-
-    Raises:
-        DecodeError: it is damaged, or not audio of a known kind.
-        MissingDependencyError: it is not an uncompressed WAV, and soundfile is not installed.
     """
-    wav = _parse_wav(content) if content[:4] == b"RIFF" and content[8:12] == b"WAVE" else None
-    if wav is None:
-        return _by_soundfile(content, dtype)
-    values = _KNOWN[wav.code, wav.bits](wav.data)
-    return Clip(_convert(values, dtype).reshape(-1, wav.channels), wav.rate)
+    try:
+        import soundfile  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except (ImportError, OSError) as error:  # OSError: the package is installed, but not the library that it wraps
+        msg = "Clips of sound are decoded by soundfile. Install it with: pip install soundfile"
+        raise MissingDependencyError(msg) from error
+    _check_length(content)
+    try:
+        with soundfile.SoundFile(io.BytesIO(content)) as file:
+            whole = file.subtype.startswith("PCM")
+            values = file.read(dtype="int16" if whole and dtype == "int16" else "float32", always_2d=True)
+            rate = int(file.samplerate)
+    except (soundfile.LibsndfileError, RuntimeError) as error:
+        msg = f"The sound cannot be decoded: {error}"
+        raise DecodeError(msg) from error
+    if not len(values):
+        msg = "The sound has no samples: it was cut, or its header does not say how many there are."
+        raise DecodeError(msg)
+    if dtype == "int16" and values.dtype != np.int16:
+        values = np.rint(np.clip(values, -1, 1) * 32767).astype(np.int16)
+    return Clip(values, rate)
 
 
-def _parse_wav(content: bytes) -> _Wav | None:
-    """Return the contents of a WAV; `None` if its samples are compressed or of another kind."""
-    code = channels = rate = align = bits = at = 0
-    at = 12
+def _check_length(content: bytes) -> None:
+    """Refuse a WAV that was cut, of which soundfile reads what is there."""
+    at = 12 if content[:4] == b"RIFF" and content[8:12] == b"WAVE" else len(content)
     # Chunks can have any order, and editors put their own before the samples.
     while at + 8 <= len(content):
         name, size = struct.unpack_from("<4sI", content, at)
         at += 8
-        if name == b"fmt " and size >= 16:
-            if at + size > len(content):
-                break
-            code, channels, rate, _, align, bits = struct.unpack_from("<HHIIHH", content, at)
-            if code == _EXTENSIBLE and size >= 40:
-                # The extensible form has the real kind in the first bytes of its GUID.
-                (code,) = struct.unpack_from("<H", content, at + 24)
-        elif name == b"data":
-            if code and (code, bits) not in _KNOWN:
-                return None
-            if not channels or align != channels * bits // 8:
-                msg = f"The WAV has {channels} channels of {bits} bits in blocks of {align} bytes, which is impossible."
-                raise DecodeError(msg)
-            there = len(content) - at
-            if size in _UNKNOWN_SIZES:
-                size = there - there % align
-            if size > there or size % align:
-                msg = f"The WAV was cut: it should have {size:,} bytes of samples and has {there:,}."
-                raise DecodeError(msg)
-            return _Wav(code, channels, rate, bits, memoryview(content)[at : at + size])
+        if size > len(content) - at and not (name == b"data" and size == _UNKNOWN_SIZE):
+            msg = f"The WAV was cut: it should have {size:,} bytes from byte {at:,} on and has {len(content) - at:,}."
+            raise DecodeError(msg)
         at += size + size % 2
-    msg = "The WAV was cut: it ends before its samples begin."
-    raise DecodeError(msg)
-
-
-def _unpacked_24(data: memoryview) -> NDArray[np.int32]:
-    """Return 24-bit numbers as the upper part of int32."""
-    # numpy has no 24-bit integers; as the upper three bytes of 32 bits their scale is right.
-    wide = np.zeros((len(data) // 3, 4), np.uint8)
-    wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
-    return wide.view("<i4").reshape(-1).astype(np.int32, copy=False)
-
-
-_KNOWN: dict[tuple[int, int], Callable[[memoryview], NDArray[Any]]] = {
-    (_PCM, 8): lambda data: (np.frombuffer(data, np.uint8).astype(np.int16) - 128) << 8,
-    (_PCM, 16): lambda data: np.frombuffer(data, "<i2"),
-    (_PCM, 24): _unpacked_24,
-    (_PCM, 32): lambda data: np.frombuffer(data, "<i4"),
-    (_FLOAT, 32): lambda data: np.frombuffer(data, "<f4"),
-    (_FLOAT, 64): lambda data: np.frombuffer(data, "<f8"),
-}
-
-
-def _convert(values: NDArray[Any], dtype: SoundDtype) -> NDArray[Any]:
-    if dtype == "float32":
-        floats: NDArray[Any] = values.astype(np.float32)
-        if values.dtype.kind != "f":
-            floats /= np.float32(2 ** (8 * values.dtype.itemsize - 1))
-        return floats
-    if values.dtype.kind == "f":
-        values = np.rint(np.clip(values, -1, 1) * 32767)
-    elif values.dtype.itemsize == 4:
-        values = values >> 16
-    whole: NDArray[Any] = values.astype(np.int16)
-    return whole
-
-
-def _by_soundfile(content: bytes, dtype: SoundDtype) -> Clip:
-    try:
-        import soundfile  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    except (ImportError, OSError) as error:  # OSError: the package is installed, but not the library that it wraps
-        msg = (
-            "This sound is not an uncompressed WAV, so soundfile is needed to decode it. Install it with: "
-            "pip install soundfile"
-        )
-        raise MissingDependencyError(msg) from error
-    try:
-        values, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
-        if dtype == "int16":
-            whole = soundfile.info(io.BytesIO(content)).subtype.startswith("PCM")
-            values = (
-                soundfile.read(io.BytesIO(content), dtype="int16", always_2d=True)[0]
-                if whole
-                else _convert(values, dtype)
-            )
-    except (soundfile.LibsndfileError, RuntimeError) as error:
-        msg = f"The sound cannot be decoded: {error}"
-        raise DecodeError(msg) from error
-    return Clip(values, int(rate))
 
 
 # Number of clips examined for rate, channels and length, including the shortest and the longest file.
@@ -184,12 +104,7 @@ class ClipOptions:
 
 
 def clip_rows(source: SampleSource, options: ClipOptions) -> tuple[Arrays, str]:
-    """Return the clips of a source as rows of one length, and a note on their form, after examining a few.
-
-    Raises:
-        BrokenDatasetError: they have different lengths, rates or channels, and the options do not say what to do.
-        MissingDependencyError: they are FLAC or the like, and soundfile is not installed.
-    """
+    """Return the clips of a source as rows of one length, and a note on their form, after examining a few."""
     # File sizes stand for lengths, so the shortest and the longest clip are among those examined.
     order = np.argsort(source.sizes, kind="stable")
     chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})
@@ -217,7 +132,6 @@ class _SeenClip(NamedTuple):
     """Its samples, of each channel."""
     channels: int
     rate: int
-    """Samples in a second."""
 
 
 def _plan_rows(seen: Sequence[_SeenClip], options: ClipOptions) -> _ClipDecoder:
@@ -258,11 +172,8 @@ class _ClipDecoder:
 
     options: ClipOptions
     length: int
-    """Samples of each row."""
     channels: int
-    """Channels that each clip must have."""
     rate: int
-    """Samples in a second that each clip must have."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -140,21 +140,14 @@ class ColumnRoles(NamedTuple):
     """Names of columns by purpose."""
 
     labels: tuple[str, ...]
-    """Those that hold labels."""
     split: str | None
-    """The one that names splits, if any."""
     group: str | None
-    """The one that names groups, if any."""
     is_one_class: bool = False
     """Whether a label cell is one class even if it contains spaces, because another column numbers it."""
 
 
 def split_of_cell(column: str, cell: str) -> str:
-    """Return the split that a cell of a split column names, as it is stored.
-
-    Raises:
-        LayoutError: it names none, for example in a second table that has the roles of the first.
-    """
+    """Return the split that a cell of a split column names, as it is stored."""
     flags, word = FLAGS.get(plain_name(column)), cell.lower()
     if flags is not None and word in YES | NO:
         return flags[word in NO]
@@ -174,9 +167,6 @@ def find_roles(columns: Mapping[str, Column], *, labels: Sequence[str] | None) -
     Args:
         columns: by name.
         labels: the columns that hold the labels, if the user named them.
-
-    Raises:
-        LayoutError: the labels cannot be identified, or do not exist.
     """
     missing = [name for name in labels or () if name not in columns]
     if missing:
@@ -203,11 +193,7 @@ def find_roles(columns: Mapping[str, Column], *, labels: Sequence[str] | None) -
 
 
 def _is_split(column: Column) -> bool:
-    """Tell whether a column contains only names of splits.
-
-    Raises:
-        LayoutError: its name means a split, but some of its cells are not splits.
-    """
+    """Tell whether a column contains only names of splits."""
     found = {cell.lower() for cell in column.distinct}
     others = found - SPLITS.keys()
     if others and found & SPLITS.keys() and column.plain in SPLIT_COLUMNS:
@@ -220,11 +206,7 @@ def _is_split(column: Column) -> bool:
 
 
 def _flag_of_split(columns: Sequence[Column]) -> Column | None:
-    """Return the column that says for each row whether it belongs to one split; `None` if there is none.
-
-    Raises:
-        LayoutError: there are several; or one says yes for most rows, and may instead say which rows are valid.
-    """
+    """Return the column that says for each row whether it belongs to one split; `None` if there is none."""
     found = [
         column
         for column in columns
@@ -255,11 +237,7 @@ def _sizes_of_images(columns: Iterable[str]) -> set[str]:
 
 
 def _named_labels(columns: Mapping[str, Column]) -> str | None:
-    """Return the column whose name means a label; of several with the same content, the one in words.
-
-    Raises:
-        LayoutError: there are two with different content.
-    """
+    """Return the column whose name means a label; of several with the same content, the one in words."""
     named = label_names(columns)
     if not named:
         return None
@@ -281,9 +259,6 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
     Args:
         candidates: those that can be labels.
         others: all columns beside the paths.
-
-    Raises:
-        LayoutError: it cannot be told which are, or none can.
     """
     numbers = [name for name, column in candidates.items() if column.is_numeric or column.has_decimal_commas]
     numeric = set(numbers)
@@ -357,11 +332,6 @@ def make_targets(
         columns: one or more.
         separator: the text between several labels in one cell; "" if each cell is one label; `None` to find out.
         sample: returns what a row's sample is called, because people find a row by its file, not by a number.
-
-    Raises:
-        LayoutError: several columns of words; integers that would become equal, or are too large; an empty cell in a
-            single column; two spellings of one number; numbers with commas; lists of numbers; words with spaces or
-            commas that may be one label or several.
     """
     if separator is None:
         for column in columns:
@@ -383,8 +353,10 @@ def make_targets(
         np.isin(table, (0, 1)).all()
     ):
         return Values(table.astype(np.uint8)), tuple(column.name for column in columns)
-    for column, numbers in zip(columns, table.T, strict=True):
-        check_kept_apart(column.name, numbers if not column.are_all(WHOLE) or "" in column.distinct else _exact(column))
+    for column in columns:
+        # The distinct cells tell, of which there are few.
+        few = Column(column.name, sorted(column.filled))
+        check_kept_apart(column.name, _exact(few) if column.are_all(WHOLE) else few.numbers())
     return Values(table.astype(np.float32)), ()
 
 
@@ -475,8 +447,7 @@ class _LabelColumn:
             msg = (
                 f"Most cells of '{self.name}' are numbers, and {len(places):,} of {len(self.column):,} are not: "
                 f"'{show(self.column.cells[places[0]])}' (the first is {self._which(places[0])}). Correct them, or "
-                "take "
-                "the rows out; if all are words, layout=table_rows(separator='')."
+                "take the rows out; if all are words, layout=table_rows(separator='')."
             )
             raise LayoutError(msg)
 
@@ -532,9 +503,6 @@ def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
     Args:
         name: of the column, for the message.
         numbers: int64 or float64 `(N,)`.
-
-    Raises:
-        LayoutError: there are two such; the message names them.
     """
     # Fractions are measurements, for which the eighth digit does not matter.
     whole = np.unique(numbers[np.isfinite(numbers) & (numbers == np.rint(numbers))])
@@ -583,9 +551,8 @@ def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequen
         mark = separator_of(first)
         between = f"with '{mark}' between them" if mark else "written as a list"
         note = (
-            f"A cell of '{first.name}' may hold several labels, {between}: each of the {values.shape[1]:,} classes "
-            "is a "
-            "column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
+            f"A cell of '{first.name}' may hold several labels, {between}: each of the {values.shape[1]:,} classes is "
+            "a column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
         )
         return [note]
     if values.dtype == np.uint8:

@@ -8,6 +8,7 @@ spellings; a split has no class in common with train, or two names; a written na
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import posixpath
 import re
 from collections.abc import Callable
@@ -43,22 +44,23 @@ from colabstage.layouts.evidence import (
     required,
 )
 from colabstage.layouts.folders import folders_state, second_copy, why_not_classes
-from colabstage.layouts.formats import arrow, lmdb, tfrecord, webdataset
-from colabstage.layouts.formats.arrays import array_folder_state, arrays_state
-from colabstage.layouts.formats.arrow import arrow_state
-from colabstage.layouts.formats.coco import coco_state
-from colabstage.layouts.formats.kitti import kitti_state
-from colabstage.layouts.formats.lmdb import lmdb_state
-from colabstage.layouts.formats.masks import class_tables, masks_state
-from colabstage.layouts.formats.pixels import pixels_state
-from colabstage.layouts.formats.published import published_arrays
-from colabstage.layouts.formats.tables import parse_table
-from colabstage.layouts.formats.tfrecord import tfrecord_state
-from colabstage.layouts.formats.tokens import tokens_state, why_no_text
-from colabstage.layouts.formats.tools import tools_state
-from colabstage.layouts.formats.voc import voc_state
-from colabstage.layouts.formats.webdataset import webdataset_state
-from colabstage.layouts.formats.yolo import yolo_state
+from colabstage.layouts.formats import (
+    arrays,
+    arrow,
+    coco,
+    kitti,
+    lmdb,
+    masks,
+    pixels,
+    published,
+    tables,
+    tfrecord,
+    tokens,
+    tools,
+    voc,
+    webdataset,
+    yolo,
+)  # fmt: skip
 from colabstage.layouts.judge import files_called, judge, named_elsewhere
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.lookup import Lookup
@@ -122,8 +124,10 @@ class Case:
 
     def state_masks(self, x: str | None = None, y: str | None = None) -> Found:
         """Return what masks state: those that are asked for, or any."""
-        parsed = self.source.parse(class_tables(self.source), lambda entry, content: parse_table(entry.name, content))
-        return masks_state(self.source, {name: table.columns for name, table in parsed.items()}, x=x, y=y)
+        parsed = self.source.parse(
+            masks.class_tables(self.source), lambda entry, content: tables.parse_table(entry.name, content)
+        )
+        return masks.masks_state(self.source, {name: table.columns for name, table in parsed.items()}, x=x, y=y)
 
     @cached_property
     def tables(self) -> TableSearch:
@@ -210,7 +214,7 @@ def _weigh_boxes(case: Case) -> Found:
     # Pascal VOC also has masks, but people who stage it want the boxes.
     own = any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
     masks = None if own else case.masks
-    if isinstance(masks, Evidence) or (isinstance(masks, Miss) and masks.claims):
+    if masks is not None and masks.claims:
         return refuse(
             f"The images of '{case.source.label}' have boxes in files of annotations and masks beside them. Say which "
             'are meant: layout="detection" or layout="pairs"; where the class is in the files\' names, '
@@ -230,7 +234,7 @@ def _weigh_rows(case: Case) -> Found:
     if isinstance(found, Miss):
         return _without_rows(case, found) if found.claims else found
     masks = case.masks
-    if isinstance(masks, Evidence) or masks.claims:
+    if masks.claims:
         return refuse(
             f"The images of '{case.source.label}' have labels in a table and masks beside them. Say which are meant: "
             'layout="table" or layout="pairs".'
@@ -241,7 +245,7 @@ def _weigh_rows(case: Case) -> Found:
 def _without_rows(case: Case, found: Miss) -> Found:
     """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
     masks = case.masks
-    if isinstance(masks, Evidence) or masks.claims:
+    if masks.claims:
         labels = any(is_label_name(name) for table in gather_leading(case.tables) for name in table.table.header)
         if labels:
             return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
@@ -418,8 +422,8 @@ def _weigh_records(case: Case) -> Found:
     """Weigh TFRecord files: unless a table leads to image files beside them."""
     records = tfrecord.named_records(case.source)
     rows = case.rows if records and len(case.images) else None
-    if not (isinstance(rows, Evidence) or (isinstance(rows, Miss) and rows.claims)):
-        return tfrecord_state(case.source)
+    if not (rows is not None and rows.claims):
+        return tfrecord.tfrecord_state(case.source)
     return refuse(
         f"'{case.source.label}' holds {len(records):,} TFRecord files ('{records.names[0]}', …) and a table that "
         "leads to "
@@ -446,21 +450,21 @@ def _weigh_audio(case: Case) -> Found:
 
 
 def _weigh_array_folder(case: Case) -> Found:
-    return weigh_classes(case, array_folder_state(case.source), case.source)
+    return weigh_classes(case, arrays.array_folder_state(case.source), case.source)
 
 
 def _weigh_text(case: Case) -> Found:
-    why = why_no_text(case.source)
-    return near(why) if why else tokens_state(case.source)
+    why = tokens.why_no_text(case.source)
+    return near(why) if why else tokens.tokens_state(case.source)
 
 
 # Stricter formats first, because a YOLO export often has a JSON or XML file with the same boxes.
 _BOXES: tuple[tuple[str, Callable[[Case], Found]], ...] = (
-    ("KITTI", lambda case: kitti_state(case.source)),
-    ("Pascal VOC", lambda case: voc_state(case.source)),
-    ("COCO", lambda case: coco_state(case.source, case.images, case.lookup, classes=False)),
-    ("YOLO", lambda case: yolo_state(case.source)),
-    ("others", lambda case: tools_state(case.source, case.images, case.lookup)),
+    ("KITTI", lambda case: kitti.kitti_state(case.source)),
+    ("Pascal VOC", lambda case: voc.voc_state(case.source)),
+    ("COCO", lambda case: coco.coco_state(case.source, case.images, case.lookup, classes=False)),
+    ("YOLO", lambda case: yolo.yolo_state(case.source)),
+    ("others", lambda case: tools.tools_state(case.source, case.images, case.lookup)),
 )
 
 
@@ -480,26 +484,32 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(DETECTION, _state_boxes, _weigh_boxes, (".txt", ".xml", ".json")),
     Layout(
         "coco_classes",
-        lambda case: coco_state(
+        lambda case: coco.coco_state(
             case.source, evidence.require_files(case.images, case.source, "images"), case.lookup, classes=True
         ),
         extensions=(".json",),
     ),
-    Layout("webdataset", lambda case: webdataset_state(case.source), None, webdataset.EXTENSIONS, "tar"),
-    Layout("tfrecord", lambda case: tfrecord_state(case.source), _weigh_records, tfrecord.EXTENSIONS),
-    Layout("lmdb", lambda case: lmdb_state(case.source), None, lmdb.EXTENSIONS),
-    Layout("arrow", lambda case: arrow_state(case.source), None, arrow.EXTENSIONS),
+    Layout("webdataset", lambda case: webdataset.webdataset_state(case.source), None, webdataset.EXTENSIONS, "tar"),
+    Layout("tfrecord", lambda case: tfrecord.tfrecord_state(case.source), _weigh_records, tfrecord.EXTENSIONS),
+    Layout("lmdb", lambda case: lmdb.lmdb_state(case.source), None, lmdb.EXTENSIONS),
+    Layout("arrow", lambda case: arrow.arrow_state(case.source), None, arrow.EXTENSIONS),
     Layout("table", lambda case: case.rows, _weigh_rows, TABLES),
     Layout("pairs", lambda case: case.masks, _weigh_masks),
     Layout("images", lambda case: nothing_states(case.source), _weigh_nothing),
     Layout("image_folder", lambda case: case.folders, _weigh_folders),
-    Layout("arrays", lambda case: arrays_state(case.source, published_arrays(case.source))),
-    Layout("array_folder", lambda case: array_folder_state(case.source), _weigh_array_folder),
-    Layout("pixel_table", lambda case: pixels_state(case.source)),
+    Layout("arrays", lambda case: arrays.arrays_state(case.source, published.published_arrays(case.source))),
+    Layout("array_folder", lambda case: arrays.array_folder_state(case.source), _weigh_array_folder),
+    Layout("pixel_table", lambda case: pixels.pixels_state(case.source)),
     Layout("file_names", lambda case: names_state(case.source), _weigh_names),
     Layout("audio", lambda case: case.state_audio(), _weigh_audio, SOUNDS),
-    Layout("tokens", lambda case: tokens_state(case.source), _weigh_text),
+    Layout("tokens", lambda case: tokens.tokens_state(case.source), _weigh_text),
 )
+
+
+def catalogue() -> tuple[Layout, ...]:
+    """Return all layouts, those of installed packages last: an entry point in the group "colabstage.layouts" leads to a
+    `Layout`."""
+    return (*LAYOUTS, *(found.load() for found in importlib.metadata.entry_points(group="colabstage.layouts")))
 
 
 def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more: bool = False) -> SampleTable:
@@ -509,13 +519,6 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         tree: the dataset's files.
         layout: the name of a layout, "auto" for what the evidence states, or a function that makes the table.
         is_more: whether the samples are added to an existing dataset, so that a single class is fine.
-
-    Raises:
-        OptionError: there is no layout of that name.
-        EmptySourceError: the tree holds no sample of any layout.
-        LayoutError: no layout fits; the message says which one nearly does, and how to see why another does not.
-        BrokenDatasetError: the layout was found, but something in the tree is broken or contradicts it.
-        MissingDependencyError: folders or a table may be meant, but a file that may say more needs a package.
     """
     if not isinstance(layout, str | TableFile):
         return layout(tree)
@@ -528,7 +531,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
                 return _weigh_all(case)
             if isinstance(layout, TableFile):
                 return layout(tree)
-            return required(gather(lambda: next(one for one in LAYOUTS if one.name == layout).state(case))).told()
+            return required(gather(lambda: next(one for one in catalogue() if one.name == layout).state(case))).told()
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
         hints = _how_to_open(case.source, files_called(case.source, ARCHIVES)) or _what_a_table_needs(case.source)
@@ -541,7 +544,7 @@ def _weigh_all(case: Case) -> SampleTable:
     declined: list[Miss] = []
     unread = ""
     # A layout that was not looked for cannot explain a failure: the tree has no files of it.
-    for layout in (one for one in LAYOUTS if one.may_fit(case.source)):
+    for layout in (one for one in catalogue() if one.may_fit(case.source)):
         weigh = layout.weigh or layout.state
         found = gather(lambda: weigh(case))  # noqa: B023 - called at once
         if isinstance(found, Miss):
@@ -562,11 +565,7 @@ def _weigh_all(case: Case) -> SampleTable:
 
 @contextmanager
 def _typed(tree: Tree) -> Iterator[None]:
-    """Raise a typed error for a number, a nesting or a size that the files of a tree cannot mean.
-
-    Raises:
-        BrokenDatasetError: in place of Python's own error.
-    """
+    """Raise a typed error for a number, a nesting or a size that the files of a tree cannot mean."""
     try:
         yield
     except ColabstageError:
@@ -628,35 +627,28 @@ def _how_to_open(source: Source, archives: FileEntries) -> tuple[str, ...]:
     """Return what to do with archives inside a tree."""
     if not archives:
         return ()
-    names = list(archives.names)
-    if source.tree.kind != "folder":
-        # All of them, because several are usually the parts or splits of one dataset.
-        inside = ", ".join(f"'FOLDER/{name}'" for name in names[:NAMES_SHOWN])
-        several = f"[{inside}{', …' if len(names) > NAMES_SHOWN else ''}]" if len(names) > 1 else inside
-        how = "Extract it first, extract_archive(source, 'FOLDER'), and give"
-        return (f"Archives inside an archive are not opened. {how} {several} as the source.",)
     # A folder's share link cannot be written in front of a file's name, and neither can a list.
-    is_place = isinstance(source.tree, FolderTree)
-    folder = source.label if is_place else "FOLDER"
-    tables = files_called(source, TABLES).where(lambda name: not is_submission(name)).names
-    if len(tables):
-        # The archive alone would be read without its labels.
-        inside = ", ".join(f"'{folder}/{name}'" for name in names[:NAMES_SHOWN])
-        more = ", …" if len(names) > NAMES_SHOWN else ""
-        first = f"Archives inside a folder are not opened, and '{tables[0]}' beside them may hold their labels."
-        return (f"{first} Give the folder and the archives as the source: ['{folder}', {inside}{more}].",)
-    path = f"{folder}/{names[0]}" if is_place else names[0]
-    what = "the archive itself" if len(archives) == 1 else "one of them, or a list of them,"
-    return (f"Archives inside a folder are not opened. Give {what} as the source: '{path}'.",)
+    folder = source.label if isinstance(source.tree, FolderTree) else "FOLDER"
+    # All of them, because several are usually the parts or splits of one dataset.
+    paths = [f"'{folder}/{name}'" for name in archives.names[:NAMES_SHOWN]]
+    if source.tree.kind != "folder":
+        how = "Archives inside an archive are not opened. Extract it first, extract_archive(source, 'FOLDER'), and give"
+        paths = [path.replace(f"'{folder}/", "'FOLDER/", 1) for path in paths]
+    else:
+        how = "Archives inside a folder are not opened. Give"
+        tables = files_called(source, TABLES).where(lambda name: not is_submission(name)).names
+        if len(tables):
+            # The archive alone would be read without its labels.
+            how = f"Archives inside a folder are not opened, and '{tables[0]}' beside them may hold their labels. Give"
+            paths = [f"'{folder}'", *paths]
+    more = ", …" if len(archives) > NAMES_SHOWN else ""
+    given = f"[{', '.join(paths)}{more}]" if len(paths) > 1 else paths[0]
+    return (f"{how} as the source: {given}.",)
 
 
 def check_layout_name(layout: str) -> None:
-    """Refuse the name of an unknown layout before any tree is opened.
-
-    Raises:
-        OptionError: `layout` is neither "auto" nor a known name; the message lists them.
-    """
-    names = ["auto", *(one.name for one in LAYOUTS)]
+    """Refuse the name of an unknown layout before any tree is opened."""
+    names = ["auto", *(one.name for one in catalogue())]
     if layout not in names:
         # torchvision writes ImageFolder.
         close = difflib.get_close_matches(layout.lower(), names, 1)
@@ -701,19 +693,14 @@ class TableFile:
     """The layout of a folder whose samples one table lists."""
 
     name: str
-    """The table in the folder; other tables are ignored."""
 
     def __call__(self, tree: Tree) -> SampleTable:
-        """Return the samples that the table names: images, or otherwise audio clips.
-
-        Raises:
-            LayoutError: it leads to neither.
-        """
+        """Return the samples that the table names: images, or otherwise audio clips."""
         case = Case(Source(tree, hidden=lambda name: is_table(name) and name != self.name))
         found = gather(lambda: case.rows)
-        clips = gather(case.state_audio) if isinstance(found, Miss) and not found.claims else found
+        clips = gather(case.state_audio) if not found.claims else found
         try:
-            return required(clips if isinstance(clips, Evidence) or clips.claims else found).table
+            return required(clips if clips.claims else found).table
         except EmptySourceError as error:
             msg = (
                 f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "

@@ -50,6 +50,11 @@ class Evidence:
     passed: frozenset[str] = frozenset()
     """Names of further files that it knows and leaves out on purpose; a note of the table says so."""
 
+    @property
+    def claims(self) -> bool:
+        """Tell whether it is about the samples, so that nothing weaker may be used instead."""
+        return True
+
     def told(self) -> SampleTable:
         """Return the samples, with who states what of them."""
         return replace(self.table, told_by=self.who)
@@ -64,7 +69,6 @@ class Miss:
     """Why something is no evidence."""
 
     error: Exception
-    """What to raise where this evidence was asked for."""
     near: bool = False
     """Whether this nearly fits; if nothing fits, this is the reason to report."""
 
@@ -82,7 +86,6 @@ class FileKind(NamedTuple):
 
     layout: str
     noun: str
-    """The plural noun for them."""
     extensions: tuple[str, ...]
 
 
@@ -115,11 +118,7 @@ def left_out_notes(*parts: tuple[int, str, str]) -> list[str]:
 
 
 def require_files(files: FileEntries, source: Source, what: str) -> FileEntries:
-    """Return the files that a layout requires.
-
-    Raises:
-        EmptySourceError: there are none; `what` is the noun for them.
-    """
+    """Return the files that a layout requires."""
     if len(files):
         return files
     msg = f"'{source.label}' holds no {what}."
@@ -136,11 +135,7 @@ def count_kinds(files: FileEntries) -> str:
 
 
 def images_of(source: Source) -> FileEntries:
-    """Return the images of a source that are in no hidden folder.
-
-    Raises:
-        EmptySourceError: there are none.
-    """
+    """Return the images of a source that are in no hidden folder."""
     images = source.ending_in(IMAGES).in_folders(lambda folder: not any(map(is_foreign, folder.split("/"))))
     return require_files(images, source, "images")
 

@@ -32,7 +32,7 @@ from colabstage.layouts.words import (
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -89,10 +89,6 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
         source: the files.
         kind: which of them are samples.
         level: which folder is the class, counted from the first that differs, from 1; negative from the innermost.
-
-    Raises:
-        EmptySourceError: there are no files of that kind; the message says what there is instead.
-        LayoutError: they are not in folders of classes; the message says how they lie.
     """
     return _ClassFolders(source, kind, level).find()
 
@@ -241,9 +237,6 @@ class _ClassFolders:
     ) -> tuple[list[str], dict[str, dict[str, str]]]:
         """Return the class of each file in splits whose folder has a list of names and classes beside the images, and
         the lists.
-
-        Raises:
-            BrokenDatasetError: a list omits a file, or names a class without a folder.
         """
         found: dict[str, dict[str, str]] = {}
         used = []
@@ -395,176 +388,149 @@ def why_not_classes(found: Evidence, *, may_be_one: bool = False) -> str:
         found: what the folders state.
         may_be_one: whether a single class is fine, because the samples are added to others.
     """
-    return _Levels(found.table).why_not(may_be_one=may_be_one)
-
-
-_INNERMOST = "layout=folders(level=-1) or layout=file_names(r'([^/]+)/[^/]+$'), from colabstage.options"
-
-
-class _Levels:
-    """The folders of samples that may be classes: their depth, and what they are called."""
-
-    def __init__(self, table: SampleTable) -> None:
-        self.table = table
-        source = table.inputs.source
-        assert isinstance(source, TreeFiles)
-        self.files, self.tree = source.entries, source.tree
-        self.folders, self.folder_of = self.files.folders
-
-    def why_not(self, *, may_be_one: bool) -> str:
-        below = self._below()
-        return (
-            ("" if may_be_one else self._one_class())
-            or self._roles()
-            or self._parts_below()
-            or self._deeper(below)
-            or self._mates()
-            or self._strange_split()
-        )
-
-    def _only(self, name: str) -> str:
-        """Return the argument that stages a class's folder alone, wherever that is in the source."""
-        paths = (folder.split("/") for folder in self.folders)
-        found = ["/".join(parts[: parts.index(name) + 1]) for parts in paths if name in parts]
-        return only_line(self.tree, min(found, key=len, default=name))
-
-    def _below(self) -> dict[str, set[str]]:
-        """Return for each class the folders in it that contain samples; "" where some are directly in it."""
-        targets, classes = self.table.targets, self.table.classes
-        labels = targets.values if isinstance(targets, Values) else np.zeros(0, np.int64)
-        # As single numbers, because sorting a million pairs takes ten times as long and twice the memory.
-        pairs = np.unique(self.folder_of.astype(np.int64) * len(classes) + labels)
-        folders = [(self.folders[pair // len(classes)], classes[pair % len(classes)]) for pair in pairs.tolist()]
-        # A folder above all of them may have a class's name: cell_images/cell_images.
-        depth = len(shared_folders(f"{folder}/" for folder, _ in folders)) if len(classes) > 1 else 0
-        rests: dict[str, set[tuple[str, ...]]] = {name: set() for name in classes}
-        for folder, name in folders:
-            parts = folder.split("/")
-            rest = parts[parts.index(name, depth) + 1 :] if name in parts[depth:] else []
-            rests[name].add(tuple(part for part in rest if not is_role(part)))
-        self.leaves = {name: inner - {()} for name, inner in rests.items() if () not in inner}
-        while True:
-            # Folders that are below every class say nothing about a class.
-            first = {rest[:1] for inner in rests.values() for rest in inner}
-            if len(first) != 1 or () in first:
-                return {name: {(*rest, "")[0] for rest in inner} for name, inner in rests.items()}
-            rests = {name: {rest[1:] for rest in inner} for name, inner in rests.items()}
-
-    def _deeper(self, below: dict[str, set[str]]) -> str:
-        """Find samples below the folders: variants of one dataset, parts of each sample, or the classes."""
-        common = set.intersection(*below.values())
-        first = next(iter(below))
-        if len(below) > 1 and len(common) > 1 and "" not in common:
-            return (
-                f"each holds the folders {listed(sorted(common))}, which may be the classes as well. Stage one of the "
-                f"outer folders alone, {self._only(first)}, or have the inner ones read as classes: "
-                f"{_INNERMOST}."
-            )
-        again = next((name for name, inner in below.items() if len((inner & below.keys()) - {name}) > 1), None)
-        if again is not None:
-            inner = below[again] & below.keys()
-            return (
-                f"'{again}' holds the folders {listed(sorted(inner))}, which are classes beside it as well. Move it "
-                f"away, or stage it alone: {self._only(again)}."
-            )
-        wide = next((name for name, inner in below.items() if len(inner - {""}) > 1), None)
-        wide = wide or next((name for name, inner in self.leaves.items() if len(inner) > 1), None)
-        if wide is None:
-            return ""
-        flat = [name for name, inner in below.items() if inner == {""}]
-        if not any("" in inner for inner in below.values()):
-            return (
-                f"the {self.table.unit} are deeper: those of '{wide}' in {listed(sorted(below[wide]))}, which may be "
-                f"the classes. Have the inner folders read as classes: {_INNERMOST}."
-            )
-        # A picture of a repository beside the folder with the classes.
-        if flat and len(flat) == len(below) - 1 and "" not in below[wide]:
-            return (
-                f"those of '{wide}' are deeper, in {listed(sorted(below[wide]))}, which may be the classes, and "
-                f"{listed(flat)} {'hold' if len(flat) > 1 else 'holds'} {self.table.unit} directly. Read one of the "
-                f"folders: {self._only(wide)}."
-            )
-        return ""
-
-    def _parts_below(self) -> str:
-        """Find folders of images and of masks below the classes: the masks are not samples."""
-        folders = {name for folder in self.folders for name in folder.split("/")}
-        # train_images and val_images above the classes are splits, despite the word images.
-        above = {name for name in folders if is_split(name)} if self.table.splits is not None else set()
-        found = sorted(folder for folder in folders - above - set(self.table.classes) if is_role(folder))
-        if len(found) < 2:
-            return ""
-        return (
-            f"{listed(found)} hold parts of each sample. Say which are the inputs and the masks: "
-            f"layout=parts(x='{found[0]}', y='{found[-1]}'); or have the class read from the paths of one of them: "
-            f"layout=file_names(r'([^/]+)/{found[0]}/'), both from colabstage.options."
-        )
-
-    def _roles(self) -> str:
-        """Find the folders called after splits, or after what they hold of each sample, unless one stands among real
-        classes."""
-        classes = self.table.classes
-        roles = [name for name in classes if is_role(name)]
-        splits = [name for name in classes if split_name(name).split]
-        rests = [split_name(name) for name in splits]
-        # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing.
-        # training_fake beside training_real are two classes of one split.
-        of_one = len({read.split for read in rests}) == 1 and len({read.rest for read in rests}) == len(rests) > 1
-        of_splits = [
-            name for name, read in zip(splits, rests, strict=True) if not read.rest or (len(splits) > 1 and not of_one)
-        ]
-        # Of folds, or of pictures before and after, each folder is a part; "depth" among other words is a class.
-        parts = [name for name in classes if is_part(name)]
-        if parts and len({*parts, *splits}) == len(classes):
-            of_splits += parts
-        odd = {*roles, *of_splits}
-        if not odd or (len(odd) == 1 and len(classes) > 2):
-            return ""
-        first, *_, last = sorted(classes) if len(classes) > 1 else [*classes, *classes]
-        return (
-            f"{listed(sorted(odd))} are names of parts of a dataset, and nothing says what of each sample they hold. "
-            f"Say it: layout=parts(x='{first}', y='{last}') for images and masks; stage one that has classes: "
-            f"{self._only(first)}; or read the class from the files' names: layout=file_names(PATTERN), from "
-            "colabstage.options."
-        )
-
-    def _mates(self) -> str:
-        """Find folders that hold parts of one sample: the same stems are in each of them."""
-        classes = self.table.classes
-        if not 2 <= len(classes) <= _MOST_PARTS or not may_be_mates(classes, "a"):
-            return ""
-        labels = self.table.targets.values if isinstance(self.table.targets, Values) else np.zeros(0, np.int64)
-        stems: list[set[str]] = []
-        for number, name in enumerate(classes):
-            rows = np.flatnonzero(labels == number)[:_STEMS_COMPARED]
-            own = {bare_stem(self.files.names[row], name) for row in rows.tolist()}
-            stems.append(own - {""})
-        smallest = min(stems, key=len)
-        if not smallest or any(2 * len(smallest & own) < len(smallest) for own in stems):
-            return ""
-        if not may_be_mates(classes, min(smallest)):
-            return ""
-        return (
-            f"the {self.table.unit} in {listed(sorted(classes))} have the same names ('{min(smallest)}', …): they may "
-            f"be parts of each sample, such as an image and its mask. Say which: layout=parts(x='{classes[0]}', "
-            f"y='{classes[-1]}'), from colabstage.options."
-        )
-
-    def _one_class(self) -> str:
-        if len(self.table.classes) > 1:
-            return ""
+    levels = _Levels(found.table)
+    if len(levels.classes) < 2 and not may_be_one:
         return (
             "that is one class, and there is nothing to learn from one. Expected a folder for each class, a table of "
             "labels beside the images, or their class in the files' names: layout=file_names(PATTERN)."
         )
+    doubts = (levels.roles, levels.parts_below, levels.deeper, levels.mates, levels.strange_split)
+    return next((why for doubt in doubts if (why := doubt())), "")
 
-    def _strange_split(self) -> str:
-        """Find a split that has no class in common with `train`."""
-        if self.table.splits is None or not isinstance(self.table.targets, Values):
+
+class _Levels:
+    """The folders of samples that may be classes: their depth, and their names."""
+
+    def __init__(self, table: SampleTable) -> None:
+        self.table = table
+        self.classes = table.classes
+        source, targets = table.inputs.source, table.targets
+        assert isinstance(source, TreeFiles)
+        assert isinstance(targets, Values)
+        self.files, self.tree, self.labels = source.entries, source.tree, targets.values
+        self.folders, self.folder_of = self.files.folders
+
+    def _choose(self, *, only: str = "", inner: bool = False, parts: Sequence[str] = ()) -> str:
+        """Write what chooses one of several readings of folders: a part of the source, the innermost folders, or two
+        folders of parts of each sample."""
+        # A class's folder alone, wherever that is in the source.
+        paths = (folder.split("/") for folder in self.folders)
+        found = ["/".join(path[: path.index(only) + 1]) for path in paths if only in path]
+        place = min(found, key=len, default=only)
+        ways = [
+            f"stage one of the outer folders alone: {only_line(self.tree, place)}" if only else "",
+            f"images and masks: layout=parts(x='{parts[0]}', y='{parts[-1]}')" if parts else "",
+            "the inner folders: layout=folders(level=-1)" if inner else "",
+            "the class in the paths: "
+            + (r"layout=file_names(r'([^/]+)/[^/]+$')" if inner else "layout=file_names(PATTERN)"),
+        ]
+        return f"Say which is meant, from colabstage.options: {'; '.join(filter(None, ways))}."
+
+    def _below(self) -> tuple[dict[str, set[str]], dict[str, set[tuple[str, ...]]]]:
+        """Return for each class the folders in it that contain samples, "" where some are directly in it; and the
+        paths of those of classes that have none directly in them."""
+        # As single numbers, because sorting a million pairs takes ten times as long and twice the memory.
+        pairs = np.unique(self.folder_of.astype(np.int64) * len(self.classes) + self.labels)
+        places = [divmod(pair, len(self.classes)) for pair in pairs.tolist()]
+        # A folder above all of them may have a class's name: cell_images/cell_images.
+        above = shared_folders(f"{self.folders[folder]}/" for folder, _ in places)
+        depth = len(above) if len(self.classes) > 1 else 0
+        rests: dict[str, set[tuple[str, ...]]] = {name: set() for name in self.classes}
+        for folder, label in places:
+            name, parts = self.classes[label], self.folders[folder].split("/")
+            rest = parts[parts.index(name, depth) + 1 :] if name in parts[depth:] else []
+            rests[name].add(tuple(part for part in rest if not is_role(part)))
+        leaves = {name: inner for name, inner in rests.items() if () not in inner}
+        while True:
+            # Folders that are below every class say nothing about a class.
+            first = {rest[:1] for inner in rests.values() for rest in inner}
+            if len(first) != 1 or () in first:
+                return {name: {(*rest, "")[0] for rest in inner} for name, inner in rests.items()}, leaves
+            rests = {name: {rest[1:] for rest in inner} for name, inner in rests.items()}
+
+    def deeper(self) -> str:
+        """Find samples below the folders: variants of one dataset, parts of each sample, or the classes."""
+        below, leaves = self._below()
+        common = set.intersection(*below.values())
+        if len(below) > 1 and len(common) > 1 and "" not in common:
+            how = self._choose(only=next(iter(below)), inner=True)
+            return f"each holds the folders {listed(sorted(common))}, which may be the classes as well. {how}"
+        again = next((name for name, inner in below.items() if len((inner & below.keys()) - {name}) > 1), "")
+        if again:
+            inside = listed(sorted(below[again] & below.keys()))
+            return (
+                f"'{again}' holds the folders {inside}, which are classes beside it as well. {self._choose(only=again)}"
+            )
+        wide = next((name for name, inner in below.items() if len(inner - {""}) > 1), "")
+        wide = wide or next((name for name, inner in leaves.items() if len(inner) > 1), "")
+        flat = [name for name, inner in below.items() if inner == {""}]
+        bare = any("" in inner for inner in below.values())
+        # Beside folders with files of their own, only a lone one with folders is odd: a repository's pictures.
+        if not wide or (bare and not (flat and len(flat) == len(below) - 1 and "" not in below[wide])):
             return ""
+        beside = (
+            f", and {listed(flat)} {'hold' if len(flat) > 1 else 'holds'} {self.table.unit} directly" if flat else ""
+        )
+        return (
+            f"the {self.table.unit} are deeper: those of '{wide}' in {listed(sorted(below[wide]))}, which may be the "
+            f"classes{beside}. {self._choose(only=wide if flat else '', inner=not flat)}"
+        )
+
+    def parts_below(self) -> str:
+        """Find folders of images and of masks below the classes: the masks are not samples."""
+        folders = {name for folder in self.folders for name in folder.split("/")}
+        # train_images and val_images above the classes are splits, despite the word images.
+        above = {name for name in folders if is_split(name)} if self.table.splits is not None else set()
+        found = sorted(folder for folder in folders - above - set(self.classes) if is_role(folder))
+        return f"{listed(found)} hold parts of each sample. {self._choose(parts=found)}" if len(found) > 1 else ""
+
+    def roles(self) -> str:
+        """Find the folders called after splits, or after what they hold of each sample, unless one stands among real
+        classes."""
+        splits = [name for name in self.classes if split_name(name).split]
+        reads = [split_name(name) for name in splits]
+        # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing.
+        # training_fake beside training_real are two classes of one split.
+        of_one = len({read.split for read in reads}) == 1 and len({read.rest for read in reads}) == len(reads) > 1
+        odd = {
+            name for name, read in zip(splits, reads, strict=True) if not read.rest or (len(splits) > 1 and not of_one)
+        }
+        odd |= {name for name in self.classes if is_role(name)}
+        # Of folds, or of pictures before and after, each folder is a part; "depth" among other words is a class.
+        parts = [name for name in self.classes if is_part(name)]
+        if parts and len({*parts, *splits}) == len(self.classes):
+            odd |= {*parts}
+        if not odd or (len(odd) == 1 and len(self.classes) > 2):
+            return ""
+        first = min(self.classes)
+        return (
+            f"{listed(sorted(odd))} are names of parts of a dataset, and nothing says what of each sample they hold. "
+            f"{self._choose(only=first, parts=sorted(self.classes))}"
+        )
+
+    def mates(self) -> str:
+        """Find folders that hold parts of one sample: the same stems are in each of them."""
+        classes = self.classes
+        if not 2 <= len(classes) <= _MOST_PARTS or not may_be_mates(classes, "a"):
+            return ""
+        stems = []
+        for number, name in enumerate(classes):
+            rows = np.flatnonzero(self.labels == number)[:_STEMS_COMPARED]
+            stems.append({bare_stem(self.files.names[row], name) for row in rows.tolist()} - {""})
+        smallest = min(stems, key=len)
+        differ = any(2 * len(smallest & own) < len(smallest) for own in stems)
+        if not smallest or differ or not may_be_mates(classes, min(smallest)):
+            return ""
+        return (
+            f"the {self.table.unit} in {listed(sorted(classes))} have the same names ('{min(smallest)}', …): they may "
+            f"be parts of each sample, such as an image and its mask. {self._choose(parts=classes)}"
+        )
+
+    def strange_split(self) -> str:
+        """Find a split that has no class in common with `train`."""
         classes: dict[str, set[str]] = {}
-        for split, label in set(zip(self.table.splits, self.table.targets.values.tolist(), strict=True)):
-            classes.setdefault(split, set()).add(self.table.classes[label])
+        for split, label in set(zip(self.table.splits or (), self.labels.tolist(), strict=False)):
+            classes.setdefault(split, set()).add(self.classes[label])
         # Tested classes must be trained, so without a common class the folders are something else.
         known = classes.get("train")
         for split, names in classes.items():
@@ -598,42 +564,25 @@ _COMPARED = 8
 
 
 def second_copy(source: Source) -> frozenset[str]:
-    """Return the images in a folder with a second copy of every image of the tree."""
-    # Archives on Kaggle have such folders: cell_images/cell_images beside the folders of cell_images. Otherwise the
-    # same images would be in two splits. Compared are names, sizes, and the content of a few.
+    """Return the images in a folder that holds every image of the tree once more, as archives on Kaggle do
+    (cell_images/cell_images): otherwise the same images would be in two splits."""
     files = source.ending_in(IMAGES)
-    folders, of_files = files.folders
-    if len(folders) < 2:
-        return frozenset()
-    top = "".join(f"{folder}/" for folder in shared_folders(f"{folder}/" for folder in folders))
-    depths = [folder.count("/") + bool(folder) for folder in folders]
-    deepest = folders[int(np.argmax(depths))]
-    first = int(np.argmax(of_files == folders.index(deepest)))
-    parts = files.names[first].removeprefix(top).split("/")
-    # The original of the deepest image has the same path without the copy's folders.
-    originals = {f"{top}{'/'.join(parts[start:])}": start for start in range(1, len(parts) - 1)}
-    there = {folder.removesuffix("/") for folder in folders}
-    originals = {name: start for name, start in originals.items() if posixpath.dirname(name) in there}
-    if not originals:
-        return frozenset()
-    starts = [originals[name] for name in files.names if name in originals]
-    if not starts:
-        return frozenset()
-    folder = f"{top}{'/'.join(parts[: min(starts)])}/"
-    numbers = {name: number for number, name in enumerate(files.names)}
-    sizes = files.sizes
-    pairs = [
-        (number, original)
-        for name, number in numbers.items()
-        if name.startswith(folder)
-        and (original := numbers.get(top + name.removeprefix(folder))) is not None
-        and sizes[original] == sizes[number]
-    ]
-    if 2 * len(pairs) != len(files):
-        return frozenset()
-    step = 1 + len(pairs) // _COMPARED
-    ones, others = (
-        [*source.parse(files.take(np.array(side)), lambda _, data: data).values()]
-        for side in zip(*sorted(pairs)[::step], strict=True)
-    )
-    return frozenset(files.names[number] for number, _ in pairs) if ones == others else frozenset()
+    folders = {f"{folder}/".lstrip("/") for folder in files.folders[0]}
+    top = "".join(f"{folder}/" for folder in shared_folders(folders))
+    # A copy is deeper than its original. Compared are folders, names, sizes, and the content of a few.
+    *parts, _ = max(folders, key=lambda folder: folder.count("/"), default="").removeprefix(top).split("/")
+    for depth in range(1, len(parts)):
+        copy = f"{top}{'/'.join(parts[:depth])}/"
+        if not {top + folder.removeprefix(copy) for folder in folders if folder.startswith(copy)} <= folders:
+            continue
+        numbers = {name: number for number, name in enumerate(files.names)}
+        found = [(numbers.get(top + name.removeprefix(copy)), name) for name in files.names if name.startswith(copy)]
+        pairs = [(one, numbers[name]) for one, name in found if one is not None]
+        same = [pair for pair in pairs if files.sizes[pair[0]] == files.sizes[pair[1]]]
+        if 2 * len(same) != len(files):
+            continue
+        sides = zip(*same[:: 1 + len(same) // _COMPARED], strict=True)
+        ones, others = ([*source.parse(files.take(np.array(side)), lambda _, data: data).values()] for side in sides)
+        if ones == others:
+            return frozenset(files.names[number] for _, number in same)
+    return frozenset()

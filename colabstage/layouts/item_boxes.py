@@ -1,27 +1,25 @@
 """The boxes of a dataset object's items: what their four numbers mean, and which further columns there are.
 
 An item is taken once, its image and its boxes together, so the number of boxes is known only when all items have been
-taken. The first items say the rest before.
+taken. The first items decide the rest before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, ended
-from colabstage.layouts.boxes import BoxColumn, possible_forms
+from colabstage.layouts.boxes import BoxColumn, Form, as_corners, find_form
 from colabstage.layouts.columns import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
-
-Form = Literal["xyxy", "xywh", "cxcywh"]
 
 # By preference. Only under the first name everybody means corners.
 BOX_KEYS = ("boxes", "bboxes", "bbox")
@@ -34,6 +32,7 @@ _FURTHER = (
     BoxColumn("truncated", np.float32), BoxColumn("occluded", np.int64), BoxColumn("alpha", np.float32),
     BoxColumn("dimensions", np.float32, 3), BoxColumn("location", np.float32, 3), BoxColumn("rotation_y", np.float32),
 )  # fmt: skip
+_KNOWN = frozenset({*_LABEL_KEYS, *(column.name for column in _FURTHER)})
 # What torchvision's BoundingBoxes call their forms.
 _FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
 # What a target may consist of where an image has no boxes.
@@ -47,26 +46,18 @@ class LookedAt(NamedTuple):
     """One of the first items."""
 
     name: str
-    """What it is called in messages."""
     target: Any
-    """Its y."""
     size: tuple[int, int] | None
-    """Height and width of its image, where that can be told."""
 
 
 class _Found(NamedTuple):
     """The boxes of one item, as they are written."""
 
     places: NDArray[np.float64]
-    """`(M, 4)`."""
     form: Form | None
-    """What the four numbers are, where something says so."""
+    """`None` if nothing says it."""
     columns: dict[str, Any]
-    """What else there is for each box, by its own name."""
-    left_out: tuple[str, ...]
-    """What is not one of them."""
-    words: str | None = None
-    """Which of these is a word for each box."""
+    """Everything else of each box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +65,29 @@ class BoxItems:
     """How the targets of a dataset's items become rows."""
 
     form: Form
-    """What the four numbers of each box are."""
     label: str | None
-    """The name of the label in a target; `None` where there are no labels."""
     further: tuple[BoxColumn, ...]
-    """Further columns that are kept."""
     classes: tuple[str, ...]
-    """The names of the classes; empty where they are unknown."""
     note: str
     """What is kept and left out, for the user."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Return the type of the row of a box: `boxes`, `labels`, and further columns."""
-        fields: list[Any] = [("boxes", np.float64, (4,))]
-        if self.label is not None:
-            fields.append(("labels", np.int64))
-        return np.dtype(
-            fields + [(c.name, c.dtype, (c.width,)) if c.width > 1 else (c.name, c.dtype) for c in self.further]
-        )
+        columns = (*([BoxColumn("labels", np.int64)] if self.label is not None else []), *self.further)
+        shaped = [(c.name, c.dtype, (c.width,)) if c.width > 1 else (c.name, c.dtype) for c in columns]
+        fields: list[Any] = [("boxes", np.float64, (4,)), *shaped]
+        return np.dtype(fields)
 
     def rows(self, target: Any, name: str) -> NDArray[Any]:
-        """Return the boxes of one item, `(M,)` of `dtype`, with corners.
-
-        Raises:
-            DecodeError: its boxes cannot be boxes, or have labels or columns of another length.
-            LayoutError: it lacks a column that the first items have, or holds words or unknown classes.
-        """
+        """Return the boxes of one item, `(M,)` of `dtype`, with corners."""
         found = _find_boxes(target, name)
         rows: NDArray[Any] = np.zeros(len(found.places), self.dtype)
         if len(rows):
-            rows["boxes"] = _as_corners(found.places, found.form or self.form, name)
+            rows["boxes"] = _checked_corners(found.places, found.form or self.form, name)
             wanted = [(self.label, "labels", 1)] if self.label is not None else []
             for key, column, width in [*wanted, *((one.name, one.name, one.width) for one in self.further)]:
-                rows[column] = _column(found, key, len(rows), width, name)
+                rows[column] = _column(found, key, width, name)
             self._check_labels(rows, name)
         return rows
 
@@ -138,7 +118,7 @@ def has_boxes(item: Mapping[Any, Any]) -> bool:
 
 
 def box_key(target: Any) -> str | None:
-    """Return the name of the boxes in a mapping; `None` where there are none."""
+    """Return the name of the boxes in a mapping; `None` if there are none."""
     return next((key for key in BOX_KEYS if key in target), None) if isinstance(target, Mapping) else None
 
 
@@ -149,100 +129,95 @@ def plan_boxes(first: Iterable[LookedAt], dataset: Any, feature: Any = None) -> 
         first: some items, one of which at least has boxes.
         dataset: says the names of classes, as Hugging Face's, torchvision's and others do.
         feature: what Hugging Face's `features` say of the boxes.
-
-    Raises:
-        LayoutError: none has boxes; or what their numbers are cannot be told; or they are words, parts of the image's
-            sides, or of torchvision's raw annotations.
     """
     seen = [(one, _find_boxes(one.target, one.name)) for one in first]
     filled = [(one, found) for one, found in seen if len(found.places)]
     if not filled:
         what = f"the first {len(seen)} items" if len(seen) > 1 else seen[0][0].name
-        keys = (
-            ", ".join(repr(key) for key in list(seen[0][0].target)[:8])
-            if isinstance(seen[0][0].target, Mapping)
-            else ""
-        )
         msg = (
-            f"The targets of {what} are dicts{f' of {keys}' if keys else ''} without boxes; expected numbers, an "
-            "image, or boxes called 'boxes' beside their 'labels'. Wrap the dataset in one whose items have these."
+            f"The targets of {what} are dicts{_keys(seen[0][0].target)} without boxes; expected numbers, an image, or "
+            "boxes called 'boxes' beside their 'labels'. Wrap the dataset in one whose items have these."
         )
         raise LayoutError(msg)
     one, found = filled[0]
-    form = found.form or _form_of(filled)
+    form, trouble = find_form([found.places for _, found in filled], lambda n: filled[n][0].size, most=len(filled))
+    if found.form is None and trouble:
+        msg = (
+            f"The boxes of the first items {trouble} ({one.name} has {_format_box(found.places[0])}). Wrap the dataset "
+            "in one whose items are (image, {'boxes': corners, 'labels': numbers})."
+        )
+        raise LayoutError(msg)
+    form = found.form or form
     if all(found.places.max() <= 1 for _, found in filled):
         msg = (
             f"{one.name} has boxes such as {_format_box(found.places[0])}, and no box of the first items reaches "
-            "beyond 1: they look like parts of the image's width and height. Multiply them, as boxes are in pixels."
+            "beyond 1: they look like normalized coordinates. Multiply them, as boxes are in pixels."
         )
         raise LayoutError(msg)
     label = next((key for key in _LABEL_KEYS if key in found.columns), None)
+    words = (
+        key for key, value in found.columns.items() if _is_list(value) and len(value) and isinstance(value[0], str)
+    )
     # torchvision's Kitti says what a box is under 'type'.
-    if label is None and found.words is not None:
-        raise _unknown(one.target, one.name, f"boxes whose classes are words under {found.words!r}")
+    if label is None and (words_key := next(words, None)) is not None:
+        raise _unknown(one.target, one.name, f"boxes whose classes are words under {words_key!r}")
     further = tuple(column for column in _FURTHER if column.name in found.columns)
     kept = [*([label] if label else []), *(column.name for column in further)]
-    left = [key for key in (*found.columns, *found.left_out) if key not in kept]
+    left = [key for key in found.columns if key not in kept]
     note = " and ".join([f"Of each target the boxes (written as {form})", *map(repr, kept)]) + " are kept"
     note += f"; left out: {', '.join(map(repr, left))}." if left else "."
     planned = BoxItems(form, label, further, _class_names(dataset, feature, label), note)
-    # What is wrong with the first items is told before anything is written.
+    # What is wrong with the first items is reported before anything is written.
     for one, _ in filled:
         planned.rows(one.target, one.name)
     return planned
 
 
 def _find_boxes(target: Any, name: str) -> _Found:
-    """Return the boxes of a target as they are written.
-
-    Raises:
-        LayoutError: it is something else; or boxes in a form that is not known.
-        DecodeError: the boxes are no rows of four numbers.
-    """
+    """Return the boxes of a target as they are written."""
     if isinstance(target, Mapping):
         key = box_key(target)
+        if key is None and target.keys() <= _NAMES_OF_IMAGES:
+            return _Found(np.zeros((0, 4)), None, {})
         if key is None:
-            if target.keys() <= _NAMES_OF_IMAGES:
-                return _Found(np.zeros((0, 4)), None, {}, ())
             raise _unknown(target, name)
-        places = target[key]
-        form: Form | None = "xyxy" if key == "boxes" else None
-        written = getattr(places, "format", None)
-        if written is not None and not callable(written):
-            written = str(getattr(written, "value", written))
-            form = _FORMATS.get(written)
-            if form is None:
-                msg = f"{name} has boxes of the form {written}; expected one of {', '.join(_FORMATS)}."
-                raise LayoutError(msg)
-        rest = {str(other): value for other, value in target.items() if other != key}
-        return _split_columns(_check_boxes(places, name), form, rest)
+        form = _stated_form(target[key], name) or ("xyxy" if key == "boxes" else None)
+        return _Found(_check_boxes(target[key], name), form, {str(k): value for k, value in target.items() if k != key})
     if not may_hold_boxes(target):
         msg = f"{name} has {type(target).__name__} as its target, and other items have boxes; expected a dict of them."
         raise LayoutError(msg)
-    if any(box_key(one) is None for one in target):
-        raise _unknown(next(one for one in target if box_key(one) is None), name)
-    keys = list(target[0]) if len(target) else []
-    rest = {str(other): [one.get(other) for one in target] for other in keys if other not in BOX_KEYS}
+    odd = next((one for one in target if box_key(one) is None), None)
+    if odd is not None:
+        raise _unknown(odd, name)
+    keys = [key for key in target[0] if key not in BOX_KEYS] if len(target) else []
+    columns = {str(key): [one.get(key) for one in target] for key in keys}
     # The annotations of COCO's own reader: the only ones that have both.
-    own = {"category_id", "image_id"} <= rest.keys()
-    boxes = [one[box_key(one)] for one in target]
-    return _split_columns(_check_boxes(boxes, name), "xywh" if own else None, rest)
+    form = "xywh" if {"category_id", "image_id"} <= columns.keys() else None
+    return _Found(_check_boxes([one[box_key(one)] for one in target], name), form, columns)
+
+
+def _stated_form(places: Any, name: str) -> Form | None:
+    written = getattr(places, "format", None)
+    if written is None or callable(written):
+        return None
+    written = str(getattr(written, "value", written))
+    if written not in _FORMATS:
+        msg = f"{name} has boxes of the form {written}; expected one of {', '.join(_FORMATS)}."
+        raise LayoutError(msg)
+    return _FORMATS[written]
+
+
+def _keys(target: Any) -> str:
+    keys = ", ".join(repr(key) for key in list(target)[:8]) if isinstance(target, Mapping) else ""
+    return f" of {keys}" if keys else ""
 
 
 def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
-    keys = ", ".join(repr(key) for key in list(target)[:8])
     return LayoutError(
-        f"{name} has {what or f'a dict of {keys}'} as its target; expected 'boxes' and 'labels', numbers. For "
+        f"{name} has {what or 'a dict' + _keys(target)} as its target; expected 'boxes' and 'labels', numbers. For "
         "torchvision's Kitti and VOCDetection, pass torchvision.datasets.wrap_dataset_for_transforms_v2(dataset), or "
         'stage the folder that it reads (layout="detection").'
     )
-
-
-def _split_columns(places: NDArray[np.float64], form: Form | None, rest: Mapping[str, Any]) -> _Found:
-    known = {*_LABEL_KEYS, *(column.name for column in _FURTHER)}
-    columns = {key: value for key, value in rest.items() if key in known}
-    words = (key for key, value in rest.items() if _is_list(value) and len(value) and isinstance(value[0], str))
-    return _Found(places, form, columns, tuple(key for key in rest if key not in known), next(words, None))
 
 
 def _check_boxes(boxes: Any, name: str) -> NDArray[np.float64]:
@@ -267,72 +242,44 @@ def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError) as error:
         msg = ended(f"{name} has {key!r} that do not make an array: {error}")
         raise DecodeError(msg) from error
-    if values.dtype.kind in "OUS" and values.size:
+    if values.dtype.kind not in "biuf" and values.size:
+        first = repr(show(values.reshape(-1)[0])) if values.dtype.kind in "OUS" else str(values.dtype)
         msg = (
-            f"{name} has {show(values.reshape(-1)[0])!r} under {key!r}; expected numbers. Number the classes, for "
-            "example with a dict of names; or, for a Hugging Face dataset, write files and stage their folder: "
+            f"{name} has {first} under {key!r}; expected numbers. Number the classes, for example with a dict of "
+            "names; or, for a Hugging Face dataset, write files and stage their folder: "
             "dataset.to_parquet('data/train.parquet')."
         )
         raise LayoutError(msg)
-    if values.dtype.kind not in "biuf" and values.size:
-        msg = f"{name} has {values.dtype} under {key!r}; expected numbers."
-        raise LayoutError(msg)
     return values
 
 
-def _column(found: _Found, key: str, count: int, width: int, name: str) -> NDArray[Any]:
+def _column(found: _Found, key: str, width: int, name: str) -> NDArray[Any]:
     if key not in found.columns:
         msg = f"{name} has boxes without {key!r}, which the first items have."
         raise LayoutError(msg)
-    values = _read_numbers(found.columns[key], key, name)
+    values, count = _read_numbers(found.columns[key], key, name), len(found.places)
     if values.shape != ((count, width) if width > 1 else (count,)):
         msg = f"{name} has {count} boxes and {key!r} of shape {values.shape}; expected one for each box."
         raise DecodeError(msg)
-    whole = key in _LABEL_KEYS
-    if whole and values.dtype.kind == "f" and not (values == np.rint(values)).all():
-        msg = f"{name} has {values[values != np.rint(values)][0]} under {key!r}; expected whole numbers, the classes."
+    odd = values[values != np.rint(values)]
+    if key in _LABEL_KEYS and len(odd):
+        msg = f"{name} has {odd[0]} under {key!r}; expected whole numbers, the classes."
         raise LayoutError(msg)
     return values
 
 
-def _as_corners(places: NDArray[np.float64], form: Form, name: str) -> NDArray[np.float64]:
-    first, last = places[:, :2], places[:, 2:]
-    if form == "xyxy":
-        wrong = (last < first).any(axis=1)
-        corners = places
-    else:
-        wrong = (last < 0).any(axis=1)
-        begin = first if form == "xywh" else first - last / 2
-        corners = np.concatenate([begin, begin + last], axis=1)
+def _checked_corners(places: NDArray[np.float64], form: Form, name: str) -> NDArray[np.float64]:
+    last = places[:, 2:]
+    wrong = (last < (places[:, :2] if form == "xyxy" else 0)).any(axis=1)
     if wrong.any():
         expected = "x0 <= x1 and y0 <= y1" if form == "xyxy" else "sizes of 0 and more"
         msg = f"{name} has the box {_format_box(places[wrong][0])}, which is no {form}; expected {expected}."
         raise DecodeError(msg)
-    return corners
-
-
-def _form_of(filled: Sequence[tuple[LookedAt, _Found]]) -> Form:
-    """Return what four numbers are that nothing says the form of, by what is possible for all of them.
-
-    Raises:
-        LayoutError: either, or neither.
-    """
-    limits = (None if one.size is None else (one.size[1], one.size[0]) for one, _ in filled)
-    possible = [possible_forms(found.places, limit) for (_, found), limit in zip(filled, limits, strict=True)]
-    are_corners, are_sizes = (all(kind) for kind in zip(*possible, strict=True))
-    if are_corners == are_sizes:
-        one, found = filled[0]
-        what = "may be two corners as well as a corner and a size" if are_corners else "are not inside their images"
-        msg = (
-            f"The boxes of the first items {what} ({one.name} has {_format_box(found.places[0])}). Wrap the dataset in "
-            "one whose items are (image, {'boxes': corners, 'labels': numbers})."
-        )
-        raise LayoutError(msg)
-    return "xyxy" if are_corners else "xywh"
+    return as_corners(places, form)
 
 
 def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ...]:
-    """Return the names of the classes, as labels count them; nothing where the dataset has none."""
+    """Return the names of the classes, as labels count them; nothing if the dataset has none."""
     names = _feature_names(feature, label)
     # COCO's ids have gaps, and labels are ids: gaps get the name that torchvision's models have for them.
     kinds = getattr(getattr(dataset, "coco", None), "cats", None)

@@ -40,11 +40,7 @@ if TYPE_CHECKING:
 
 
 def judge(source: Source, found: Evidence) -> SampleTable:
-    """Return the samples, if nothing contradicts what is stated of them.
-
-    Raises:
-        BrokenDatasetError: something does; the message names it, and what to write.
-    """
+    """Return the samples, if nothing contradicts what is stated of them."""
     table = found.table
     _check_spellings(table)
     _check_splits(table)
@@ -94,9 +90,6 @@ def _check_splits(table: SampleTable) -> None:
 def _check_left_over(source: Source, found: Evidence) -> None:
     """Refuse what is left over and may hold more samples, or their labels: archives, documents of Google, and where
     nothing states labels, any file that may.
-
-    Raises:
-        BrokenDatasetError: there is such a file; it is named.
     """
     table = found.table
     left_out = f'or have it left out: layout="{table.layout}".'
@@ -111,10 +104,9 @@ def _check_left_over(source: Source, found: Evidence) -> None:
         others = source.ending_in(ANNOTATIONS).where(lambda name: name not in found.used and not is_note(name))
         if table.layout == "arrays" and table.targets is None and others:
             msg = (
-                f"Nothing among the arrays of '{source.label}' is their targets, and '{others.names[0]}' may be, in "
-                "a form "
-                "that is not read beside arrays. Save it as an array too, numpy.save('y.npy', y), in the order of the "
-                f"rows, {left_out}"
+                f"Nothing among the arrays of '{source.label}' is their targets, and '{others.names[0]}' may be, in a "
+                "form that is not read beside arrays. Save it as an array too, numpy.save('y.npy', y), in the order of "
+                f"the rows, {left_out}"
             )
             raise BrokenDatasetError(msg)
         return
@@ -128,8 +120,7 @@ def _check_left_over(source: Source, found: Evidence) -> None:
         folder = source.tree.label if isinstance(source.tree, FolderTree) else "FOLDER"
         msg = (
             f"'{archives[0]}' beside the {table.unit} of '{source.label}' is an archive, which may hold more of them "
-            "or "
-            f"their labels. Give it in a list of sources, ['{folder}', '{folder}/{archives[0]}'], {left_out}"
+            f"or their labels. Give it in a list of sources, ['{folder}', '{folder}/{archives[0]}'], {left_out}"
         )
         raise BrokenDatasetError(msg)
 
@@ -139,11 +130,7 @@ _LOOKED_AT = 8
 
 
 def _check_boxes(table: SampleTable) -> None:
-    """Refuse boxes none of which is in its image: the images were made smaller, or they are those of another dataset.
-
-    Raises:
-        BrokenDatasetError: they are; one is named.
-    """
+    """Refuse boxes none of which is in its image: the images were made smaller, or are those of another dataset."""
     boxes, source = table.targets, table.inputs.source
     if not isinstance(boxes, Boxes):
         return

@@ -40,9 +40,7 @@ class SplitList:
     file: str
     split: str
     samples: list[int] = field(default_factory=list)
-    """Numbers of its samples."""
     missing: int = 0
-    """How many of its names do not exist."""
 
 
 def lists_state(
@@ -60,9 +58,6 @@ def lists_state(
         found: samples of one file each.
         stated: the lists by name with their splits, where something says which they are.
         within: lists in folders that end so go before all others.
-
-    Raises:
-        BrokenDatasetError: a list names a file in another class, split or several at once; or two lists name one file.
     """
     table = found.table
     if not isinstance(table.inputs.source, TreeFiles):

@@ -52,7 +52,6 @@ class MaskValues(NamedTuple):
     counts: NDArray[np.int64]
     """`(256,)`, how many pixels of all have each value; 1 where it is known only that there are some."""
     kinds: NDArray[np.bool_]
-    """`(N, 4)`, as `kinds_of`."""
     name: Callable[[int], str]
     """Returns what a mask is called, by its number."""
 
@@ -64,9 +63,6 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
         source: mask files, or integer arrays `(H, W)`.
         decoded: whether they are arrays.
         spread: whether to examine some spread over all, or the first ones on the medium.
-
-    Raises:
-        BrokenDatasetError: their values are not class indices: shades of grey, or a lossy file's.
     """
     return Masks(
         source, decoded=decoded, foreground=_is_foreground(_look_at_masks(source, spread=spread)), guessed=True
@@ -79,9 +75,6 @@ def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tup
     Args:
         masks: as `find_masks` made them.
         levels: `(N, 32)`, one bit for each value that the pixels of a mask have; zeros for those that were left out.
-
-    Raises:
-        BrokenDatasetError: as of `find_masks`.
     """
     present, kinds = np.zeros(VOID + 1, np.bool_), []
     for first in range(0, len(levels), _PAGE):
@@ -95,11 +88,7 @@ def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tup
 
 
 def _is_foreground(values: MaskValues) -> bool:
-    """Tell whether masks are of 0 and 255 for a foreground, and not of class indices.
-
-    Raises:
-        BrokenDatasetError: they are neither.
-    """
+    """Tell whether masks are of 0 and 255 for a foreground, and not of class indices."""
     meaning = meaning_of(values.counts)
     two = two_foregrounds(values.kinds)
     if two is not None:
@@ -181,11 +170,7 @@ def two_palettes(
 
 
 def check_lossless(content: Content) -> None:
-    """Refuse the file of a mask that keeps its values only about.
-
-    Raises:
-        DecodeError: it is one.
-    """
+    """Refuse the file of a mask that keeps its values only about."""
     if isinstance(content, bytes) and is_lossy(content):
         msg = f"The mask is a JPEG, or a WebP like one, which has lost the exact values of its pixels. {_OF_JPEG}"
         raise DecodeError(msg)

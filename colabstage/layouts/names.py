@@ -50,10 +50,6 @@ def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
         source: the files.
         pattern: a regular expression that is searched in each image's path; its first group, or else the whole match,
             is the class.
-
-    Raises:
-        EmptySourceError: there are no images.
-        LayoutError: a name has no class, or all have the same.
     """
     images = images_of(source)
     wanted = _WORD_AND_NUMBER if pattern is None else re.compile(pattern)
@@ -94,9 +90,6 @@ def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
 def nothing_states(source: Source) -> Evidence:
     """Read all images of a source, in order of their names, without labels; splits come from folders, if all images
     are in split folders.
-
-    Raises:
-        EmptySourceError: there are no images.
     """
     images = images_of(source)
     splits_of = splits_of_folders(images)
@@ -151,10 +144,9 @@ def why_not_bare(source: Source) -> str:
     pair = _pair_by_name(images.names)
     if pair is not None:
         return (
-            f"The images of '{source.label}' come in twos by their names: '{pair[1]}' may be the mask of "
-            f"'{pair[0]}', or "
-            "another part of the sample. Put one kind into a folder called images and the other into one called masks; "
-            f"or, where each is a sample, {without}"
+            f"The images of '{source.label}' come in twos by their names: '{pair[1]}' may be the mask of '{pair[0]}', "
+            "or another part of the sample. Put one kind into a folder called images and the other into one called "
+            f"masks; or, where each is a sample, {without}"
         )
     return ""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from colabstage.errors import OptionError
 from colabstage.layouts.clips import ClipOptions
 from colabstage.layouts.detect import Case, LayoutFunction
-from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, gather, required
+from colabstage.layouts.evidence import IMAGE_FOLDER, gather, required
 from colabstage.layouts.folders import folders_state
 from colabstage.layouts.formats.arrays import arrays_state
 from colabstage.layouts.formats.published import published_arrays
@@ -78,9 +78,9 @@ def _read_clips(tree: Tree, *, options: ClipOptions, labels: tuple[str, ...] | N
     """Make a table of clips in class folders or named by a table, or otherwise in WebDataset tars."""
     case = Case(Source(tree))
     found = gather(lambda: case.state_audio(options, labels))
-    if not isinstance(found, Evidence) and not found.claims:
+    if not found.claims:
         tars = gather(lambda: webdataset_state(case.source, sound=options))
-        found = tars if isinstance(tars, Evidence) or tars.claims else found
+        found = tars if tars.claims else found
     return required(found).table
 
 

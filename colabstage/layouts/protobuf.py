@@ -14,7 +14,6 @@ class ByteSpan(NamedTuple):
     """A byte string inside a record's data."""
 
     start: int
-    """Its first byte."""
     end: int
     """The byte behind its last."""
 
@@ -24,11 +23,7 @@ class BadMessageError(ValueError):
 
 
 def message_fields(data: bytes, span: ByteSpan) -> Iterator[tuple[int, ByteSpan | int]]:
-    """Yield the fields of a protobuf message: number, and a span of bytes or a whole number.
-
-    Raises:
-        BadMessageError, IndexError: it is no such message, or cut.
-    """
+    """Yield the fields of a protobuf message: number, and a span of bytes or a whole number."""
     at = span.start
     while at < span.end:
         tag, at = read_varint(data, at)

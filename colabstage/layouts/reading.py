@@ -10,7 +10,7 @@ import os
 import tempfile
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.io.files import read_with_retry
@@ -38,11 +38,6 @@ def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
 
     What a tree cannot open so, because its bytes are packed or have a checksum that only the whole of them meets, is
     unpacked into a file without a name on the local disk; the system drops it when nothing reads from it any more.
-
-    Raises:
-        OSError: as the medium answers.
-        SourceReadError, CorruptArchiveError: as `Tree.chunks`.
-        NotEnoughSpaceError: its unpacked form does not fit where this machine has room for temporary files.
     """
     refuse_stand_in(tree, entry)
     tree, entry = tree.origin(entry)
@@ -52,20 +47,13 @@ def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
 
 
 def open_unpacked(tree: Tree, entry: FileEntry) -> ByteSource:
-    """Open a file as `open_member` does; of one that is compressed as a whole (.tar.gz, .tfrecord.gz), what is in it.
-
-    Raises:
-        As `open_member`, and UnsafeArchiveError: it unpacks to more than an honest file does.
-    """
+    """Open a file as `open_member` does; one that is compressed as a whole (.tfrecord.gz) as its content."""
     return _unpack_if_packed(open_member(tree, entry), entry)
 
 
 def open_from_start(tree: Tree, entry: FileEntry) -> ByteSource:
     """Open a file as `open_unpacked` does, for who reads it from its beginning: parts of a remote file are asked for
     one by one.
-
-    Raises:
-        As `open_unpacked`.
     """
     refuse_stand_in(tree, entry)
     source = tree.open(entry)
@@ -83,9 +71,6 @@ def _unpack_if_packed(source: ByteSource, entry: FileEntry) -> ByteSource:
 def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
     """Return the first bytes of one file, `length` of them or as many as there are, without reading the rest where
     possible.
-
-    Raises:
-        As `Tree.chunks`.
     """
     source = tree.open(entry)
     if source is None:
@@ -95,12 +80,7 @@ def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
 
 
 def read_file(tree: Tree, entry: FileEntry) -> bytes:
-    """Return one whole file; a read that fails in a way that passes is tried again.
-
-    Raises:
-        As `Tree.read`.
-        BrokenDatasetError: something else lies in its place: a pointer of Git LFS, a web page.
-    """
+    """Return one whole file; a read that fails in a way that passes is tried again."""
     return in_place(entry.name, read_with_retry(lambda: tree.read(entry), entry.name))
 
 
@@ -109,21 +89,13 @@ _POINTER_BYTES = 1024
 
 
 def refuse_stand_in(tree: Tree, entry: FileEntry) -> None:
-    """Refuse a short file that holds something else than its name says, such as a pointer of Git LFS.
-
-    Raises:
-        BrokenDatasetError: it does.
-    """
+    """Refuse a short file that holds something else than its name says, such as a pointer of Git LFS."""
     if 0 < entry.size < _POINTER_BYTES:
         in_place(entry.name, read_head(tree, entry, HEAD_BYTES))
 
 
 def in_place(name: str, content: bytes) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        BrokenDatasetError: something else lies in its place: a pointer of Git LFS, a web page.
-    """
+    """Return the content of a file."""
     instead = stand_in(content[:HEAD_BYTES])
     if instead:
         msg = f"'{name}' is {instead}."
@@ -144,11 +116,7 @@ def decode_text(content: bytes) -> str:
 
 
 def spool_folder(needed_bytes: int, what: str) -> Path:
-    """Return the folder for temporary files with the most room.
-
-    Raises:
-        NotEnoughSpaceError: `needed_bytes` do not fit there; `what` is what needs them.
-    """
+    """Return the folder for temporary files with the most room."""
     # /tmp is memory on some machines; a folder that TMPDIR names was chosen by a person.
     places = [Path(tempfile.gettempdir())]
     if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK):
@@ -158,14 +126,23 @@ def spool_folder(needed_bytes: int, what: str) -> Path:
     return best
 
 
-def _spool(tree: Tree, entry: FileEntry) -> LocalBytes:
+def copy_of(tree: Tree, entry: FileEntry) -> IO[bytes]:
+    """Return a copy of a file in the folder for temporary files, which goes when it is closed."""
     folder = spool_folder(entry.size, f"'{entry.name}' of '{tree.label}', unpacked,")
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=0) as file:
+    file = tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-")  # noqa: SIM115 - closed by the caller
+    try:
         # Piece by piece, since a member may be larger than memory.
         for piece in tree.chunks(entry):
-            view = memoryview(piece)
-            while view:
-                view = view[file.write(view) :]
+            file.write(piece)
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _spool(tree: Tree, entry: FileEntry) -> LocalBytes:
+    with copy_of(tree, entry) as file:
         return LocalBytes(Path(file.name), label=f"{tree.label}: {entry.name}")
 
 
@@ -193,10 +170,6 @@ def read_each(
         readers: reads in flight at the start; there are up to 32 when they prove slow.
         in_caller: read in this thread, one after the other.
         skip_broken: leave out what is damaged, where packing names it later; else the first stops the reading.
-
-    Raises:
-        SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source cannot be read.
-        Everything that `make` raises; the first stops the reading.
     """
     passed_over = (CorruptArchiveError, DecodeError) if skip_broken else ()
     found: dict[int, T] = {}
@@ -231,10 +204,6 @@ def read_each(
 def read_files(tree: Tree, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
     """Return `make(entry, content)` of some files of a tree by their names, in their order; many reads are in flight
     where they are slow.
-
-    Raises:
-        As `read_each`, and CorruptArchiveError, BrokenDatasetError: a file is damaged, or something else lies in its
-            place.
     """
     source = TreeFiles(tree, FileEntries.of(entries))
 

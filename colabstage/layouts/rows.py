@@ -15,7 +15,7 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.io.units import left_out, listed
-from colabstage.layouts.boxes import boxes_of_rows, corners_of, find_box_columns, look_like_boxes
+from colabstage.layouts.boxes import boxes_of_rows, find_box_columns
 from colabstage.layouts.columns import (
     Column,
     find_roles,
@@ -72,7 +72,6 @@ class LeadingTable:
 
     table: Table
     path: Column
-    """The column that leads to the files."""
     leads: dict[str, Sequence[int]]
     """The numbers of the files that each cell of that column may mean, if any."""
     has_header: bool
@@ -102,7 +101,6 @@ class _Rows(NamedTuple):
     """The rows of some tables whose files exist."""
 
     files: list[int]
-    """The number of each row's file."""
     places: list[tuple[LeadingTable, list[int]]]
     """Of each table, which of its rows these are."""
     splits: list[str]
@@ -110,11 +108,11 @@ class _Rows(NamedTuple):
 
     def column(self, name: str) -> Column:
         """Return the cells of a column in these rows."""
-        cells: list[str] = []
-        for table, rows in self.places:
-            own = table.columns[name].cells
-            cells += own if len(rows) == len(own) else [own[row] for row in rows]
-        return Column(name, cells)
+        parts = [(table.columns[name], rows) for table, rows in self.places]
+        # Of one whole table it is the table's own, with what is known of it.
+        if len(parts) == 1 and len(parts[0][1]) == len(parts[0][0]):
+            return parts[0][0]
+        return Column(name, [column.cells[row] for column, rows in parts for row in rows])
 
 
 class TableSearch:
@@ -153,14 +151,7 @@ class TableSearch:
         self.separator = separator
 
     def state(self) -> Found:
-        """Return what the tables state of the files.
-
-        Raises:
-            EmptySourceError: there are no files of the kind.
-            LayoutError: there is no table.
-            BrokenDatasetError: a table leads to files but cannot be used: its labels are unknown, a row is broken, or
-                tables compete.
-        """
+        """Return what the tables state of the files."""
         if not self.files:
             msg = f"'{self.source.label}' holds no {self.kind.noun}."
             raise EmptySourceError(msg)
@@ -202,7 +193,7 @@ class TableSearch:
         found = self._labelled(found, roles, notes)
         rows = self._rows_with_files(found, roles)
         notes += self._notes(found, rows, roles, () if boxes is None else boxes.corners)
-        firsts, targets, classes = self._targets(rows, roles, boxes, first, notes)
+        firsts, targets, classes = self._targets(rows, roles, boxes, notes)
         chosen = self.files.take(np.array([rows.files[row] for row in firsts], np.int64))
         splits = [rows.splits[row] for row in firsts]
         # One table for folders of splits, as Hugging Face's ImageFolder has it.
@@ -225,7 +216,7 @@ class TableSearch:
         return Evidence(made, listed([one.name for one in found]), every, every)
 
     def _targets(
-        self, rows: _Rows, roles: ColumnRoles, boxes: BoxColumns | None, first: LeadingTable, notes: list[str]
+        self, rows: _Rows, roles: ColumnRoles, boxes: BoxColumns | None, notes: list[str]
     ) -> tuple[Sequence[int], Targets, tuple[str, ...]]:
         """Return which rows are samples, and their targets and classes."""
         if boxes is not None:
@@ -239,15 +230,11 @@ class TableSearch:
         names = self.files.names
         targets, classes = make_targets(columns, separator=separator, sample=lambda row: names[rows.files[row]])
         notes += self._repeated(rows, columns, is_class=bool(classes) and targets.values.ndim == 1)
-        notes += notes_on_targets(columns, targets, classes) + self._unread_boxes(first)
+        notes += notes_on_targets(columns, targets, classes)
         return range(len(rows.files)), targets, classes
 
     def _repeated(self, rows: _Rows, columns: Sequence[Column], *, is_class: bool) -> list[str]:
-        """Return a note on files named by several rows, each of which is a sample.
-
-        Raises:
-            LayoutError: two rows give different classes for one file, and the user has not named the label column.
-        """
+        """Return a note on files named by several rows, each of which is a sample."""
         if len(set(rows.files)) == len(rows.files):
             return []
         firsts: dict[int, int] = {}
@@ -270,24 +257,9 @@ class TableSearch:
         differ = f" {other:,} of them {'has' if other == 1 else 'have'} other labels." if other else ""
         return [f"{again:,} {more} that another row names as well; each row is a sample.{differ}"]
 
-    def _unread_boxes(self, first: LeadingTable) -> list[str]:
-        """Return a note on boxes in a table whose labels somebody has named."""
-        columns = list(first.columns.values())
-        places = () if first.has_header else range(len(columns) - 3)
-        unnamed = next((n for n in places if look_like_boxes(columns[n : n + 4])), None)
-        names = [column.name for column in columns]
-        corners = corners_of(names) if unnamed is None else tuple(names[unnamed : unnamed + 4])
-        if not corners or not {*corners}.isdisjoint(self.labels or corners):
-            return []
-        how = "Leave labels= out" if unnamed is None else "Write path,xmin,ymin,xmax,ymax,class above the table"
-        return [f"The boxes in {listed(corners)} are not read, because labels= says what whole images are. {how}."]
-
     def _roles(self, columns: Mapping[str, Column], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
         submission.
-
-        Raises:
-            LayoutError: as `find_roles`, and no sample submission helps.
         """
         try:
             return find_roles(columns, labels=self.labels)
@@ -301,13 +273,7 @@ class TableSearch:
             raise
 
     def leading(self) -> list[LeadingTable] | str:
-        """Return the tables whose paths lead to files of the kind; why there are none where there are none.
-
-        Raises:
-            LayoutError: there is no table at all.
-            BrokenDatasetError: the requested table does not exist, or one leads to files by two columns, and to
-                different ones.
-        """
+        """Return the tables whose paths lead to files of the kind; why there are none where there are none."""
         tables = self._chosen()
         found = []
         shown = ""
@@ -437,11 +403,7 @@ class TableSearch:
                 raise BrokenDatasetError(msg)
 
     def _rows_with_files(self, found: list[LeadingTable], roles: ColumnRoles) -> _Rows:
-        """Return the rows whose file exists.
-
-        Raises:
-            LayoutError: a path may mean several files.
-        """
+        """Return the rows whose file exists."""
         made = _Rows([], [], [])
         several = len(found) > 1
         for table in found:
@@ -473,11 +435,7 @@ class TableSearch:
         return made
 
     def _that_count(self, found: list[LeadingTable], notes: list[str]) -> list[LeadingTable]:
-        """Return one table, or those of the splits; tables about other files are left out.
-
-        Raises:
-            LayoutError: several tables describe the same files.
-        """
+        """Return one table, or those of the splits; tables about other files are left out."""
         # What was named was chosen among all before, so it is the only one.
         if len(found) == 1 or self.table is not None:
             return found

@@ -43,13 +43,7 @@ class SampleSource(Protocol):
         """Return a text that changes whenever the content may have changed; compared when a pack is continued."""
 
     def read(self, index: int) -> Content:
-        """Return the whole content.
-
-        Raises:
-            OSError: the error of the disk or mount (errno 5, 107, …); the caller tries again.
-            SourceReadError: it is shorter or longer than listed.
-            CorruptArchiveError, DecodeError: this sample is damaged; others may be fine.
-        """
+        """Return the whole content."""
 
 
 class Samples:

@@ -64,11 +64,8 @@ class Part(NamedTuple):
     """The position of one piece of content."""
 
     shard: int
-    """The number of the shard."""
     start: int
-    """The first byte."""
     size: int
-    """How many bytes."""
 
 
 def open_shard(tree: Tree, entry: FileEntry) -> ShardFile:
@@ -94,11 +91,7 @@ def split_of_shard(name: str) -> str | None:
 
 
 def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:
-    """Return `scan(number, file)` for each file, in order; in two threads, or more if that proves slow.
-
-    Raises:
-        Everything that `scan` raises; the first stops the others.
-    """
+    """Return `scan(number, file)` for each file, in order; in two threads, or more if that proves slow."""
     found: dict[int, T] = {}
     run_pipeline(
         range(len(files)),
@@ -150,11 +143,6 @@ class ScanWindow:
         self._source.close()
 
 
-def table_of_parts(parts: Sequence[Part] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64 `(N, 3)` with the fields of parts."""
-    return np.asarray(parts, np.int64).reshape(-1, 3)
-
-
 def samples_of_shards(
     shards: Sequence[ShardFile], parts: Sequence[Part] | NDArray[np.int64], names: Sequence[str]
 ) -> Samples:
@@ -165,7 +153,7 @@ def samples_of_shards(
         parts: where each sample's content lies; or int64 `(N, 3)`, with the fields of a `Part`.
         names: what each sample is called.
     """
-    table = table_of_parts(parts)
+    table = np.asarray(parts, np.int64).reshape(-1, 3)
     bases = np.concatenate([[0], np.cumsum([shard.content.size for shard in shards])]).astype(np.int64)
     # Columns instead of tuples, so that each of millions of samples takes 20 bytes besides its name.
     numbers, sizes = table[:, 0].astype(np.uint32), table[:, 2].copy()
@@ -198,12 +186,3 @@ def samples_of_shards(
         return data
 
     return Samples(sizes, positions, name=lambda index: names[index], stamp=stamp, read=read)
-
-
-def splits_of_shards(shards: Sequence[ShardFile], parts: Sequence[Part] | NDArray[np.int64]) -> tuple[str, ...] | None:
-    """Return the split of each sample, or `None` unless all files are named after one."""
-    found = [split_of_shard(shard.name) for shard in shards]
-    named = [split for split in found if split is not None]
-    if not named or len(named) < len(found):
-        return None
-    return tuple([named[number] for number in table_of_parts(parts)[:, 0].tolist()])

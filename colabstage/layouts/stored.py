@@ -6,13 +6,12 @@ MATLAB's .mat 7.3 are HDF5 files.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import math
 import struct
-import tempfile
 import threading
 from collections import OrderedDict, deque
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +21,6 @@ import numpy as np
 from colabstage.errors import DecodeError, LayoutError, PackFormatError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
-    HeapReferences,
     check_extent,
     check_parts,
     check_type,
@@ -32,20 +30,18 @@ from colabstage.h5.untrusted import (
     open_with_any_locking,
 )
 from colabstage.io.files import read_with_retry
-from colabstage.layouts.reading import open_member, read_head, spool_folder
-from colabstage.layouts.samples import map_samples, numbered_samples, rows_of_file, stamp_of
+from colabstage.layouts.reading import open_member, read_head
+from colabstage.layouts.samples import map_samples, numbered_samples, rows_of_array, rows_of_file, stamp_of
 from colabstage.layouts.table import BrokenDatasetError
-from colabstage.trees.bytes import LocalBytes, SourceFile
+from colabstage.trees.bytes import SourceFile
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import NoReturn
 
     from numpy.typing import NDArray
 
     from colabstage.layouts.samples import SampleSource
-    from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
 
 
@@ -63,13 +59,11 @@ class StoredArray:
     name: str
     """Where it lies: the file, and the key in it."""
     shape: tuple[int, ...]
-    """As its rows come out."""
     dtype: np.dtype[Any]
     """As its rows come out; native byte order. Text has dtype kind "U", "S" or "O"."""
     rows: Callable[[], SampleSource]
     """Opens it as a source of its rows, along the first axis."""
     whole: Callable[[], NDArray[Any]]
-    """Reads all of it."""
     trouble: str = ""
     """Why it cannot be read at all; "" where it can."""
 
@@ -78,22 +72,24 @@ class StoredArray:
         """Tell whether it holds words."""
         return self.dtype.kind in "USO"
 
+    @classmethod
+    def in_memory(cls, name: str, values: NDArray[Any], stamp: str) -> StoredArray:
+        """Return an array that was read from a file with such a stamp."""
+        return cls(name, values.shape, values.dtype, lambda: rows_of_array(values, name, stamp), lambda: values)
+
 
 def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
-    """Return what a .npy file holds; only its header is read.
-
-    Raises:
-        LayoutError: it is no .npy file, or shorter than its header says.
-    """
+    """Return what a .npy file holds; only its header is read."""
     header = _read_header(tree, entry, name)
     # What is packed has this machine's order; an array of another machine is turned row by row.
     native = header.dtype.newbyteorder("=")
 
     def rows() -> SampleSource:
-        file, start = open_member(tree, entry), header.start
-        if header.is_turned:
-            file, start = _write_row_by_row(file, header), 0
-        return rows_of_file(file, start, header.shape[0], header.shape[1:], header.dtype, stamp=stamp_of(entry))
+        # The numbers of one row lie far apart in columns.
+        if header.fortran and sum(length > 1 for length in header.shape) > 1:
+            return rows_of_array(whole(), name, stamp_of(entry))
+        file, shape = open_member(tree, entry), header.shape
+        return rows_of_file(file, header.start, shape[0], shape[1:], header.dtype, stamp=stamp_of(entry))
 
     def whole() -> NDArray[Any]:
         file = open_member(tree, entry)
@@ -111,11 +107,7 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
 
 
 def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Return the arrays of a .npz archive, those that are compressed included.
-
-    Raises:
-        LayoutError, ArchiveError: it is none.
-    """
+    """Return the arrays of a .npz archive, those that are compressed included."""
     # An .npz is a zip of .npy files.
     inner = ZipTree(open_member(tree, entry))
     return [
@@ -137,15 +129,6 @@ class NpyHeader(NamedTuple):
     """Where the values begin, in bytes."""
 
     @property
-    def row_bytes(self) -> int:
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
-
-    @property
-    def is_turned(self) -> bool:
-        """Return whether the numbers of one row lie far apart."""
-        return self.fortran and sum(length > 1 for length in self.shape) > 1
-
-    @property
     def trouble(self) -> str:
         if self.dtype.hasobject:
             return (
@@ -157,36 +140,8 @@ class NpyHeader(NamedTuple):
         return ""
 
 
-def _write_row_by_row(file: ByteSource, header: NpyHeader) -> LocalBytes:
-    """Write an array in Fortran order row by row into a file without a name, and return its bytes.
-
-    Raises:
-        NotEnoughSpaceError: it does not fit where this machine has room for temporary files.
-    """
-    rows, column_bytes = header.shape[0], header.shape[0] * header.dtype.itemsize
-    columns = header.row_bytes // header.dtype.itemsize
-    # The columns of such an array, one after the other, are its inner axes in the other order.
-    place = np.arange(columns).reshape(header.shape[1:], order="F").reshape(-1)
-    folder = spool_folder(rows * header.row_bytes, f"'{file.label}', turned to the order of rows,")
-    with closing(file), tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-") as written:
-        table = np.memmap(written, header.dtype, "w+", shape=(rows, columns))
-        step = max(1, _READ_BYTES // max(1, column_bytes))
-        for first in range(0, columns, step):
-            count = min(step, columns - first)
-            data = file.pread(count * column_bytes, header.start + first * column_bytes)
-            target = np.flatnonzero((place >= first) & (place < first + count))
-            values = np.frombuffer(data, header.dtype).reshape(count, rows)
-            table[:, target] = values[place[target] - first].T
-        table.flush()
-        return LocalBytes(Path(written.name), label=file.label)
-
-
 def npy_header(head: bytes) -> NpyHeader:
-    """Return what the first bytes of a .npy file say.
-
-    Raises:
-        ValueError: they are none; the message is how a sentence about the file goes on.
-    """
+    """Return what the first bytes of a .npy file say."""
     # By its content: what is called .npy may be anything.
     if len(head) < 10 or head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
         msg = "is not a .npy file of a version known here"
@@ -246,9 +201,6 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[Stor
     """Return every dataset of one dimension or more; MATLAB's with axes as MATLAB shows them, samples first.
 
     Soft and external links are followed, to what no other name has led to.
-
-    Raises:
-        LayoutError: it is no HDF5 file, damaged, or a pack, unless `takes_packs`.
     """
     return _Hdf5File(tree, entry).arrays(takes_packs=takes_packs)
 
@@ -337,8 +289,6 @@ class _Hdf5File:
 
     def _text(self, dataset: Any) -> NDArray[Any]:
         try:
-            source = open_member(self.tree, self.entry) if self.tree.path_of(self.entry) is None else None
-            HeapReferences(dataset, str(dataset.name).lstrip("/"), source).check()
             return np.array(dataset.asstr()[()].tolist(), dtype=np.str_)
         except UnicodeDecodeError as error:
             msg = f"'{dataset.name}' of '{dataset.file.filename}' holds text that is not UTF-8."
@@ -394,13 +344,8 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
 
 
 def _unreadable(name: str, trouble: str) -> StoredArray:
-    """Return what a name stands for whose rows nobody can read."""
-
-    def refuse() -> NoReturn:
-        msg = f"'{name}' cannot be used: {trouble}."
-        raise LayoutError(msg)
-
-    return StoredArray(name, (0,), np.dtype(np.uint8), refuse, refuse, trouble)
+    """Return an array whose rows nobody can read."""
+    return dataclasses.replace(StoredArray.in_memory(name, np.zeros(0, np.uint8), ""), trouble=trouble)
 
 
 def _trouble(dataset: Any) -> str:
@@ -452,11 +397,7 @@ def _rows_in_blocks(dataset: Any, name: str, stamp: str, *, along_last: bool) ->
 
 
 def decode_npy(content: Any) -> NDArray[Any]:
-    """Return the array of a .npy file.
-
-    Raises:
-        DecodeError: it is not an array of numbers.
-    """
+    """Return the array of a .npy file."""
     try:
         # Not with numpy's reader, which parses each header again.
         shape, dtype, fortran, start = npy_header(bytes(content[:MAX_HEADER_BYTES]))

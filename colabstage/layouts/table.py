@@ -211,7 +211,6 @@ class SampleTable:
     """N samples: the content, target and split of each."""
 
     layout: str
-    """Name of the layout that made the table."""
     keys: Sequence[str]
     """N unique names of the samples; splits and row order depend on them alone."""
     inputs: Inputs
@@ -223,7 +222,6 @@ class SampleTable:
     groups: Sequence[str] | None = None
     """What each sample belongs to (a patient, a scene), N names: samples of one group never end in two splits."""
     classes: tuple[str, ...] = ()
-    """Class names, in label order."""
     notes: tuple[str, ...] = ()
     """Sentences the user should see about what was found or left out."""
     told_by: str = ""

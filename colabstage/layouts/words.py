@@ -108,7 +108,6 @@ class SplitName(NamedTuple):
     """The split in a folder's or table's name."""
 
     split: str
-    """The stored name of the split; "" for none."""
     rest: tuple[str, ...]
     """The remaining words, which distinguish datasets."""
 

@@ -27,7 +27,7 @@ from colabstage.io.units import NAMES_SHOWN, format_bytes, format_names, parse_b
 from colabstage.io.workspace import short_digest
 from colabstage.load.arrival import visited_units
 from colabstage.load.places import bring_kept, find_fields, find_places
-from colabstage.sources.parse import LocalSource, ShareSource, local_source, parse_source, read_local_dir
+from colabstage.sources.parse import LocalSource, ShareSource, local_source, parse_source, read_local_dir, share_source
 from colabstage.sources.partial.file import BlockwiseFile, WholeFile
 from colabstage.sources.partial.local import is_part
 from colabstage.sources.partial.plan import FileOfSet, FileSet, find_visits
@@ -504,9 +504,9 @@ def _beside(source: SingleSource, address: str | os.PathLike[str]) -> SingleSour
 
 def _find_shared(source: ShareSource) -> list[tuple[SingleSource, SingleSource]]:
     """Find the one pack in a shared folder, or all shards of the one set."""
-    from colabstage.sources.share_service import list_shared
+    from colabstage.sources.gdrive import list_shared
 
-    shared = list_shared(source)
+    shared = {name: share_source(link) for name, link in list_shared(source.link).items()}
     packs = {name: one for name, one in shared.items() if f"{name}.json" in shared}
     sets = {PartName.of(Path(name)).dataset for name in packs}
     if not packs:

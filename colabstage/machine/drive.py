@@ -52,7 +52,7 @@ from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.ownership import remove_empty
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration, listed
-from colabstage.machine.drive_client import drive_log_size, flush_error, mount_error
+from colabstage.machine.drive_errors import drive_log_size, flush_error, mount_error
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
     DRIVE_FOLDERS,
@@ -320,12 +320,7 @@ def _the_drive(verb: str) -> Mount:
 
 
 def _is_dead(mount: Mount) -> bool:
-    """Return whether the mount's client has died; `False` when it is a Drive that works.
-
-    Raises:
-        TargetExistsError: it is not a Drive.
-        DriveError: it is a Drive that neither works nor is dead.
-    """
+    """Return whether the mount's client has died; `False` when it is a Drive that works."""
     place = mount.mountpoint
     if not mount.is_drive:
         msg = f"Something else is mounted at '{place}' already ({mount.fstype}). Choose another mount point."
@@ -374,11 +369,7 @@ def _check_mountable(verb: Literal["mount_drive", "refresh_drive", "flush_drive"
 
 
 def _check_consent(client: Any, drive: Mount) -> None:
-    """Ask for the permission that mounting again will need, while Drive is still mounted.
-
-    Raises:
-        DriveAuthError: it was refused, or nobody answered.
-    """
+    """Ask for the permission that mounting again will need, while Drive is still mounted."""
     place, limit_s = drive.mountpoint, math.ceil(_CONSENT_S)
     began = time.monotonic()
     try:
@@ -439,11 +430,7 @@ def _check_mountpoint(place: Path) -> None:
 
 
 def _clear_place(place: Path) -> None:
-    """Remove folders in Drive's place that were created while it was not mounted; refuse anything else there.
-
-    Raises:
-        TargetExistsError: there are files, or folders that a Drive does not have.
-    """
+    """Remove folders in Drive's place that were created while it was not mounted; refuse anything else there."""
     files = list(itertools.islice(files_below(place), _MOST_NAMES))
     others = [path for path in place.iterdir() if path.name not in DRIVE_FOLDERS]
     if files or others:
@@ -525,12 +512,7 @@ def _take_dead_away(place: Path) -> None:
 
 
 def _flush_and_mount(client: Any, drive: Mount, timeout_s: float) -> tuple[float, Path]:
-    """Push everything, unmount and mount again; return how many seconds pushing took, and `MyDrive`.
-
-    Raises:
-        DriveAuthError: nobody permits that it is mounted again; it was not unmounted.
-        DriveNotMountedError: mounting again failed.
-    """
+    """Push everything, unmount and mount again; return how many seconds pushing took, and `MyDrive`."""
     _milliseconds(timeout_s)
     check_unused(drive.mountpoint)
     _check_consent(client, drive)

@@ -96,13 +96,11 @@ class Mount:
     """One line of the mount table."""
 
     mountpoint: Path
-    """The folder that it is mounted at."""
     fstype: str
     """The kernel's name for the type: `ext4`, `nfs4`, `fuse.drive`."""
     source: str
     """What is mounted, as the file system describes it."""
     readonly: bool = False
-    """Whether nothing there can be changed."""
     device: str = ""
     """The kernel's number of the file system, which is the same at each place where it is mounted."""
     root: Path = Path("/")
@@ -112,6 +110,23 @@ class Mount:
     def is_drive(self) -> bool:
         """Return whether it is a Google Drive, whichever client mounted it."""
         return self.fstype in {*DRIVE_TYPES, OLD_DRIVE_TYPE}
+
+
+class MountTable(tuple[Mount, ...]):
+    """Mounts in the order of mounting."""
+
+    @functools.cached_property
+    def visible(self) -> dict[str, Mount]:
+        """Return the mounts that can be reached, by mount point: a later one hides an earlier one at the same place."""
+        return {str(mount.mountpoint): mount for mount in self}
+
+    def covering(self, path: str) -> Mount:
+        """Return the mount that an absolute path without links and dots is on."""
+        while (mount := self.visible.get(path)) is None:
+            if path == "/":
+                return Mount(Path("/"), "", "")
+            path = path.rpartition("/")[0] or "/"
+        return mount
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,60 +146,64 @@ class MountProbe:
         return os.strerror(self.errno) if self.errno else {"silent": "no answer"}.get(self.state, self.state)
 
 
-def list_mounts(mountinfo: str | None = None) -> tuple[Mount, ...]:
-    """Read the mount table, in the order of mounting.
-
-    Args:
-        mountinfo: text in the format of `/proc/self/mountinfo`; that file, read now, by default. Where the system has
-            no such file the table is empty.
-    """
+def list_mounts(mountinfo: str | None = None) -> MountTable:
+    """Read the mount table, in the order of mounting."""
     if mountinfo is None:
         try:
-            mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+            # Not as text: this is read several times in a call, and decoding by a file object takes as long again.
+            with open("/proc/self/mountinfo", "rb", buffering=0) as file:
+                mountinfo = file.readall().decode("utf-8", "surrogateescape")
         except OSError:
-            return ()
-    return tuple(_parse_line(line) for line in mountinfo.splitlines() if line.strip())
+            return MountTable()
+    return _parse(mountinfo)
 
 
-def mount_of(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None = None) -> Mount:
+# It changes seldom.
+@functools.lru_cache(maxsize=4)
+def _parse(mountinfo: str) -> MountTable:
+    return MountTable(_parse_line(line) for line in mountinfo.splitlines() if line.strip())
+
+
+def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Mount:
     """Tell which mount a path is on, without touching that mount when it is a slow one.
 
     Links are followed up to there: a link on the local disk that points into a slow mount counts as being on that
     mount. The path need not exist.
-
-    Args:
-        path: any path.
-        mounts: the mount table; this machine's by default, read now.
     """
     table = list_mounts() if mounts is None else mounts
-    return _covering(follow_links(path, mounts=table), table)
+    return table.covering(_real(path, table))
 
 
-def follow_links(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None = None) -> Path:
-    """Make a path absolute and follow its links until it enters a slow mount; nothing there is touched.
+def follow_links(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Path:
+    """Make a path absolute and follow its links until it enters a slow mount; nothing there is touched."""
+    return Path(_real(path, list_mounts() if mounts is None else mounts))
 
-    Args:
-        path: any path; it need not exist.
-        mounts: the mount table; this machine's by default, read now.
-    """
-    table = list_mounts() if mounts is None else mounts
+
+def _real(path: str | os.PathLike[str], mounts: MountTable) -> str:
+    """Answer `follow_links`, with strings: making a path of each step takes longer than all else."""
     # Not `Path.resolve`, which asks every folder on the way, those on a mount that hangs included.
-    todo = _steps_up(Path(path) if Path(path).is_absolute() else Path.cwd() / path)
-    current = Path("/")
-    links = 0
-    while todo:
+    written = os.fspath(path)
+    todo = _steps_up(written if written.startswith("/") else os.path.join(os.getcwd(), written))  # noqa: PTH109, PTH118
+    is_slow = slow_reason(mounts.covering("/")) is not None
+    current, links = "", 0
+    while todo and not is_slow:
         step = todo.pop()
-        following = current.parent if step == ".." else current / step
-        if slow_reason(_covering(following, table)) is not None:
-            return Path(os.path.normpath(following.joinpath(*reversed(todo))))
-        target = _read_link(following)
-        if target is None or links == _MAX_LINKS:
+        if step == "..":
+            current = current.rpartition("/")[0]
+            continue
+        following = f"{current}/{step}"
+        mount = mounts.visible.get(following)
+        if mount is not None and slow_reason(mount) is not None:
+            current, is_slow = following, True
+            continue
+        target = _read_link(following) if links < _MAX_LINKS else None
+        if target is None:
             current = following
             continue
         links += 1
         todo += _steps_up(target)
-        current = Path("/") if target.is_absolute() else current
-    return current
+        current = "" if target.startswith("/") else current
+    return os.path.normpath("/".join([current, *reversed(todo)])) if todo else current or "/"
 
 
 def drive_root(path: str | os.PathLike[str]) -> Path | None:
@@ -205,7 +224,7 @@ def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
     return Path(path) if root is None else _spelt_on_drive(follow_links(path), root)
 
 
-def drive_mountpoint(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None = None) -> Path | None:
+def drive_mountpoint(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Path | None:
     """Return the mount point of the Drive that `path` is meant to be on, mounted or not; `None` for any other path.
 
     Where no Drive is mounted, these paths are meant to be on one:
@@ -217,25 +236,21 @@ def drive_mountpoint(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | 
 
     A path on anything else that is mounted there is on that. Links are followed, and nothing on a slow mount is
     touched.
-
-    Args:
-        path: any path; it need not exist.
-        mounts: the mount table; this machine's by default, read now.
     """
     table = list_mounts() if mounts is None else mounts
     return _drive_of(follow_links(path, mounts=table), table)
 
 
-def _drive_of(place: Path, mounts: Sequence[Mount]) -> Path | None:
+def _drive_of(place: Path, mounts: MountTable) -> Path | None:
     """Answer `drive_mountpoint` for a path whose links were followed."""
-    mount = _covering(place, mounts)
+    mount = mounts.covering(str(place))
     if mount.is_drive:
         return mount.mountpoint
     found = _unmounted_drive(place, mounts)
     return None if found is None or mount.mountpoint.is_relative_to(found) else found
 
 
-def _unmounted_drive(place: Path, mounts: Sequence[Mount]) -> Path | None:
+def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
     own = os.environ.get(DRIVE_VARIABLE)
     if own and place.is_relative_to(own):
         return Path(own)
@@ -268,21 +283,16 @@ def _spelt_on_drive(place: Path, root: Path) -> Path:
 
 
 def place_in(
-    path: str | os.PathLike[str], folder: str | os.PathLike[str], *, mounts: Sequence[Mount] | None = None
+    path: str | os.PathLike[str], folder: str | os.PathLike[str], *, mounts: MountTable | None = None
 ) -> PurePath | None:
     """Return where a path is in a folder, whatever the two are called; `None` if it is not in it.
 
     Links, bind mounts, Drive's two spellings and names that differ in case alone are seen through. `.` means that both
     are one folder or file. Neither need exist, and nothing on a slow mount is touched.
-
-    Args:
-        path: any path.
-        folder: another.
-        mounts: the mount table; this machine's by default, read now.
     """
     table = list_mounts() if mounts is None else mounts
     inner, outer = (follow_links(one, mounts=table) for one in (path, folder))
-    inside, around = _covering(inner, table), _covering(outer, table)
+    inside, around = table.covering(str(inner)), table.covering(str(outer))
     if inside.is_drive and around.is_drive:
         inner, outer = _spelt_on_drive(inner, inside.mountpoint), _spelt_on_drive(outer, around.mountpoint)
     if inner.is_relative_to(outer):
@@ -399,10 +409,6 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
     or does not answer; otherwise `None`.
 
     Paths on local disks cost nothing; each slow mount costs two small child processes where it answers.
-
-    Args:
-        paths: any paths; none of them is touched.
-        timeout_s: seconds that each mount may take; 10 by default.
     """
     # Every public function asks this first: a call into a mount that hangs never returns, a thread in such a call even
     # keeps the interpreter from ending, and a dead mount fails differently in every function.
@@ -412,7 +418,7 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
     if absent is not None:
         return absent
     timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-    covering = (_covering(place, table) for place in places)
+    covering = (table.covering(str(place)) for place in places)
     slow = {mount.mountpoint: mount for mount in covering if slow_reason(mount) is not None}
     for mount in slow.values():
         probe = probe_mount(mount.mountpoint, timeout_s)
@@ -422,23 +428,14 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
 
 
 def require_answer(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> None:
-    """Make sure that paths can be used, as `silence_of` does.
-
-    Raises:
-        DriveNotMountedError: one of them is meant to be on a Drive, and none is mounted there.
-        DriveDisconnectedError: the mount of one of them is dead, or does not answer in `timeout_s` seconds.
-    """
+    """Make sure that paths can be used, as `silence_of` does."""
     error = silence_of(*paths, timeout_s=timeout_s)
     if error is not None:
         raise error
 
 
 def require_drive(*paths: str | os.PathLike[str]) -> None:
-    """Make sure that paths that are meant to be on a Drive have one; nothing on it is touched.
-
-    Raises:
-        DriveNotMountedError: one of them has none.
-    """
+    """Make sure that paths that are meant to be on a Drive have one; nothing on it is touched."""
     table = list_mounts()
     absent = _absent_drive(paths, [follow_links(path, mounts=table) for path in paths], table)
     if absent is not None:
@@ -446,7 +443,7 @@ def require_drive(*paths: str | os.PathLike[str]) -> None:
 
 
 def _absent_drive(
-    paths: Sequence[str | os.PathLike[str]], places: Sequence[Path], mounts: Sequence[Mount]
+    paths: Sequence[str | os.PathLike[str]], places: Sequence[Path], mounts: MountTable
 ) -> DriveNotMountedError | None:
     """Return the error for the first path without its Drive. `places`: the same paths, their links followed."""
     mounted = {mount.mountpoint for mount in mounts if mount.is_drive}
@@ -467,10 +464,6 @@ def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
     """Make sure that places can be used, as `require_answer` does, and at the end that no Drive was unmounted.
 
     For work that writes to them: without its Drive a path is one of the local disk, where writing succeeds as well.
-
-    Raises:
-        DriveNotMountedError: there is none, or it was unmounted meanwhile, whatever the block raised.
-        DriveDisconnectedError: as `require_answer`.
     """
     require_answer(*places)
     roots = {root for place in places if (root := drive_root(place)) is not None}
@@ -537,11 +530,7 @@ def outside(root: Path) -> Iterator[None]:
 
 
 def check_unused(root: Path) -> None:
-    """Refuse to unmount a Drive that this process uses.
-
-    Raises:
-        DriveError: the current folder, an open file or a mapping is below `root`; the message names them.
-    """
+    """Refuse to unmount a Drive that this process uses."""
     folder = current_folder()
     if folder is not None and folder.is_relative_to(root):
         msg = f"The current folder is on Drive ({folder}). Leave it first: os.chdir('/content')."
@@ -599,10 +588,7 @@ def _disconnected(mount: Mount, probe: MountProbe, timeout_s: float) -> DriveDis
     return DriveDisconnectedError(msg)
 
 
-# The table is read several times in a call, and changes seldom.
-@functools.lru_cache(maxsize=512)
 def _parse_line(line: str) -> Mount:
-    """Read one line of the mount table."""
     # proc(5): field 2 is the device, 3 the folder of it, 4 the mount point, 5 its options; any number of fields follow,
     # then a dash, type and source.
     before, _, after = line.partition(" - ")
@@ -622,24 +608,15 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def _covering(path: Path, mounts: Sequence[Mount]) -> Mount:
-    """Return the mount with the longest mount point above `path`; of two at one place the later one."""
-    # The later hides the other. By the parts, which paths cache: `is_relative_to` creates a hundred new paths for one
-    # answer, which took 8 ms of opening a file.
-    parts = path.parts
-    above = [mount for mount in mounts if parts[: len(mount.mountpoint.parts)] == mount.mountpoint.parts]
-    return max(reversed(above), key=lambda mount: len(mount.mountpoint.parts), default=Mount(Path("/"), "", ""))
-
-
-def _steps_up(path: Path) -> list[str]:
+def _steps_up(path: str) -> list[str]:
     """Return the parts of `path` without the root, the last one first."""
-    return [name for name in reversed(path.parts) if name != "/"]
+    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
-def _read_link(path: Path) -> Path | None:
+def _read_link(path: str) -> str | None:
     try:
-        return path.readlink()
-    except OSError:
+        return os.readlink(path)  # noqa: PTH115
+    except (OSError, ValueError):  # a NUL is in no name
         return None
 
 
@@ -659,10 +636,6 @@ def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
 
     Where none of them is on a slow mount, `work` is simply called. Otherwise a thread calls it, with the caller's
     context, and the caller waits: interrupts, and whatever `work` raises, reach the caller as usual.
-
-    Raises:
-        DriveDisconnectedError: a mount has not answered for 45 seconds, or has died and its calls do not return.
-        Exception: whatever `work` raises.
     """
     return run_watched_for_caller(lambda _: work(), *places)
 

@@ -37,8 +37,6 @@ class Platform:
     """Why `persistent_dir` is `None` although a folder could be used, and what that would cost."""
     drive_mountable: bool = False
     """Whether `google.colab.drive.mount` can work in this process."""
-    notes: tuple[str, ...] = ()
-    """What the user should know about the platform's limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +44,7 @@ class _Facts:
     """What the rows of the table test."""
 
     environ: Mapping[str, str]
-    """The environment."""
     path_exists: Callable[[str], bool]
-    """Whether a path exists."""
     modules: Mapping[str, object]
     """The imported modules by name."""
 
@@ -62,10 +58,6 @@ class _Facts:
     def system(self, path: str) -> Path:
         """Return an absolute path below the system root, which a practice machine replaces."""
         return system_root(self.environ) / path.lstrip("/")
-
-    def first_existing(self, *paths: str) -> Path:
-        """Return the first path that exists, otherwise the last one."""
-        return self.system(next((path for path in paths if self.exists(path)), paths[-1]))
 
     @property
     def home(self) -> Path:
@@ -96,56 +88,38 @@ class _Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class _PlatformRow:
-    """One platform: how it is recognised, and where its folders are."""
+class _Row:
+    """How a platform is recognised, and where its folders are; names as in `Platform`."""
 
     name: str
-    """As in `Platform`."""
     title: str
-    """As in `Platform`."""
     holds: Callable[[_Facts], bool]
-    """Whether the facts are those of such a machine."""
     fast: Callable[[_Facts], Path] = lambda facts: facts.temp
-    """Its fast folder."""
     persistent: Callable[[_Facts], Path | None] = lambda facts: facts.home
-    """Its persistent folder, or `None`."""
-    notes: tuple[str, ...] = ()
-    """As in `Platform`."""
     not_lasting: str = ""
-    """As in `Platform`."""
 
 
-# In the order in which they are asked: images are built on each other's and keep each other's marks, so the more
-# specific platform comes first, and plain Python, which fits everywhere, last.
-_TABLE: tuple[_PlatformRow, ...] = (
-    _PlatformRow(
+# Images are built on each other's and keep each other's marks, so the more specific platform comes first, and plain
+# Python, which fits everywhere, last.
+_TABLE: tuple[_Row, ...] = (
+    _Row(
         "colab-enterprise",
         "Colab Enterprise",
         lambda facts: facts.environ.get("VERTEX_PRODUCT") == "COLAB_ENTERPRISE",
         lambda facts: facts.system("/content") if facts.exists("/content") else facts.home,
         lambda _: None,
-        ("Google Drive cannot be mounted here; keep data in a Cloud Storage bucket.",),
-    ),
-    _PlatformRow(
-        "vertex-workbench",
-        "Vertex AI Workbench",
-        lambda facts: facts.environ.get("VERTEX_PRODUCT") == "WORKBENCH_INSTANCE",
     ),
     # Before Colab: Kaggle's images are built from Colab's and have Colab's variables set.
-    _PlatformRow(
+    _Row(
         "kaggle",
         "Kaggle",
         lambda facts: facts.any_set("KAGGLE_KERNEL_RUN_TYPE"),
         lambda facts: facts.system("/kaggle/temp"),
         lambda _: None,
-        (
-            "/kaggle/working holds 20 GB and is saved as the notebook's output; /kaggle/input is read-only.",
-            "The free space shown for / is the host's; ask for the folder that is written to.",
-        ),
         "/kaggle/working would take the cache out of the 20 GB of the notebook's output, and lasts only where "
         "persistence is switched on; cache_dir='/kaggle/working/colabstage' uses it all the same",
     ),
-    _PlatformRow(
+    _Row(
         "colab",
         "Google Colab",
         lambda facts: (
@@ -155,33 +129,19 @@ _TABLE: tuple[_PlatformRow, ...] = (
         ),
         lambda facts: facts.system("/content"),
         lambda _: None,
-        (
-            "The local disk is lost when the session ends; only Google Drive stays.",
-            "Everything read or written through the Drive mount takes the same space on the local disk again.",
-        ),
     ),
-    _PlatformRow(
+    _Row(
         "studio-lab",
         "SageMaker Studio Lab",
         lambda facts: facts.environ.get("HOME") == "/home/studio-lab-user",
-        notes=("The home folder is limited to 15 GB; other drives cannot be mounted.",),
     ),
-    _PlatformRow(
-        "sagemaker-studio",
-        "SageMaker Studio",
-        lambda facts: facts.any_set("SAGEMAKER_INTERNAL_IMAGE_URI", "SAGEMAKER_APP_TYPE"),
-        lambda facts: facts.system("/mnt/sagemaker-nvme") if facts.exists("/mnt/sagemaker-nvme") else facts.temp,
-        lambda facts: facts.system("/home/sagemaker-user"),
-        ("/opt/ml is reserved by the platform.",),
-    ),
-    _PlatformRow(
+    _Row(
         "paperspace",
         "Paperspace Gradient",
         lambda facts: facts.any_set("PAPERSPACE_NOTEBOOK_REPO_ID", "PAPERSPACE_CLUSTER_ID"),
-        persistent=lambda facts: facts.first_existing("/storage", "/notebooks"),
-        notes=("/storage is a network file system that the whole team shares.",),
+        persistent=lambda facts: facts.system("/storage" if facts.exists("/storage") else "/notebooks"),
     ),
-    _PlatformRow(
+    _Row(
         "lightning",
         "Lightning Studio",
         lambda facts: (
@@ -191,37 +151,13 @@ _TABLE: tuple[_PlatformRow, ...] = (
         lambda facts: facts.system("/cache") if facts.exists("/cache") else facts.temp,
         lambda facts: facts.system("/teamspace/studios/this_studio"),
     ),
-    _PlatformRow(
-        "databricks",
-        "Databricks",
-        lambda facts: facts.any_set("DATABRICKS_RUNTIME_VERSION"),
-        lambda facts: facts.system("/local_disk0") if facts.exists("/local_disk0") else facts.temp,
-        lambda facts: facts.system("/dbfs") if facts.exists("/dbfs") else None,
-        ("Volumes are under /Volumes/<catalog>/<schema>/<volume>; name one to keep a cache there.",),
-    ),
-    _PlatformRow(
-        "deepnote",
-        "Deepnote",
-        lambda facts: facts.any_set("DEEPNOTE_PROJECT_ID"),
-        persistent=lambda facts: facts.system("/work"),
-    ),
-    _PlatformRow(
-        "codespaces",
-        "GitHub Codespaces",
-        lambda facts: facts.any_set("CODESPACES"),
-        persistent=lambda facts: facts.system("/workspaces"),
-        notes=("Only /workspaces is kept when the container is rebuilt.",),
-    ),
-    _PlatformRow("datalore", "Datalore", lambda facts: facts.any_set("DATALORE_USER")),
-    _PlatformRow("hex", "Hex", lambda facts: facts.any_set("HEX_PROJECT_ID")),
-    _PlatformRow("cloud-shell", "Google Cloud Shell", lambda facts: facts.any_set("CLOUD_SHELL")),
-    _PlatformRow(
+    _Row(
         "jupyter",
         "Jupyter",
         lambda facts: facts.any_set("JPY_PARENT_PID") or facts.in_kernel,
         lambda facts: facts.cache,
     ),
-    _PlatformRow("python", "Python", lambda _: True, lambda facts: facts.cache),
+    _Row("python", "Python", lambda _: True, lambda facts: facts.cache),
 )
 
 PLATFORM_NAMES: tuple[str, ...] = tuple(row.name for row in _TABLE)
@@ -243,21 +179,13 @@ def detect_platform(
 
     `COLABSTAGE_PLATFORM` overrides the answer, and `COLABSTAGE_LOCAL_DIR` replaces the platform's fast folder.
 
-    Args:
-        environ: the environment; this process's by default, read now.
-        path_exists: whether a path exists; by default on the real disk.
-        modules: the imported modules by name; this process's by default.
-
-    Raises:
-        OptionError: `COLABSTAGE_PLATFORM` has a value that names no platform.
-
     >>> detect_platform(environ={"KAGGLE_KERNEL_RUN_TYPE": "Batch", "COLAB_RELEASE_TAG": "release"}).name
     'kaggle'
     """
     facts = _Facts(
-        environ=os.environ if environ is None else environ,
-        path_exists=os.path.exists if path_exists is None else path_exists,
-        modules=sys.modules if modules is None else modules,
+        os.environ if environ is None else environ,
+        os.path.exists if path_exists is None else path_exists,
+        sys.modules if modules is None else modules,
     )
     named = facts.environ.get(PLATFORM_VARIABLE)
     row = next((row for row in _TABLE if (row.name == named if named else row.holds(facts))), None)
@@ -270,8 +198,7 @@ def detect_platform(
         title=row.title,
         fast_dir=Path(local_dir).expanduser() if local_dir else row.fast(facts),
         persistent_dir=row.persistent(facts),
+        not_lasting=row.not_lasting,
         # The permission is asked for through the kernel; the file is what google.colab looks for before it mounts.
         drive_mountable=row.name == "colab" and facts.in_kernel and facts.exists("/var/colab/hostname"),
-        notes=row.notes,
-        not_lasting=row.not_lasting,
     )

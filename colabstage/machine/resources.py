@@ -49,11 +49,7 @@ class Resources:
 
 
 def read_resources(*, root: Path = _SYSTEM) -> Resources:
-    """Read the cores and the memory that this process may use, now.
-
-    Args:
-        root: the folder that holds `proc` and `sys`; another one for a machine described by files.
-    """
+    """Read the cores and the memory that this process may use, now."""
     figures = {name: 1024 * kib for name, kib in _read_table(root / "proc/meminfo").items()}
     computer = figures.get("MemTotal:", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = figures.get("MemAvailable:", computer)
@@ -79,10 +75,6 @@ def free_space(path: Path) -> int:
     """Count the bytes that this user can still write under `path`, which need not exist yet.
 
     On a Drive mount this is what is left of the account's quota, not of the local disk.
-
-    Raises:
-        DriveDisconnectedError: `path` is on a mount whose client has died.
-        TargetNotWritableError: the file system cannot be asked.
     """
     place = Path(os.path.abspath(path))  # noqa: PTH100 - resolving links would touch every folder on the way
     for candidate in (place, *place.parents):
@@ -117,9 +109,6 @@ def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -
         needed_bytes: how many, at the peak of the work.
         what: what needs them, as the subject of a sentence ("The pack of 'cats.zip'").
         remedy: what to do instead of freeing space, as the end of a sentence; general advice by default.
-
-    Raises:
-        NotEnoughSpaceError: they do not fit; the message has both figures.
     """
     free = free_space(path)
     if free >= needed_bytes:

@@ -32,7 +32,7 @@ from colabstage.errors import (
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.drive import is_readonly, mount_drive
-from colabstage.machine.drive_client import drive_log_size, quota_error
+from colabstage.machine.drive_errors import drive_log_size, quota_error
 from colabstage.machine.mounts import drive_root, mount_of, probe_mount, run_watched, silence_of
 from colabstage.machine.platforms import detect_platform
 
@@ -235,12 +235,6 @@ def run_with_one_remount(
         place: any path on the Drive that `work` depends on; for a path elsewhere, `work` is called once.
         touches: other paths that it uses, which may be on a mount. A mount that begins to hang is an error.
         notice: called with a sentence when Drive was mounted again.
-
-    Raises:
-        DriveQuotaError: the file could not be read because Drive's download quota is used up.
-        DriveDisconnectedError: Drive died and was not mounted again, whatever `work` raised; the message says why.
-        DriveError, NotSupportedHereError: mounting again failed; the reason is the error's cause.
-        Exception: whatever `work` raises.
     """
     root = drive_root(place)
 

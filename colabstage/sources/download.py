@@ -1,4 +1,4 @@
-"""Download a source in full before it is read: from Kaggle, a share link, or a server without ranges.
+"""Download a file in full before it is read, from a server without ranges.
 
 The source's state is recorded from the first byte on, so the call after a kill finds the download, and continues or
 removes it.
@@ -7,10 +7,8 @@ removes it.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from colabstage.errors import ChecksumMismatchError
 from colabstage.io.files import read_json, write_json
 from colabstage.io.workspace import (
     find_orphans,
@@ -21,16 +19,11 @@ from colabstage.io.workspace import (
     take_orphan,
     temp_beside,
 )
-from colabstage.sources.parse import ShareSource
-from colabstage.sources.remote import check_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.io.progress import Cancellation, Progress
-    from colabstage.sources.parse import KaggleSource
-    from colabstage.sources.remote import Checksum, RemoteFacts
 
 _STATE = "state.json"
 _CONTENT = "content"
@@ -112,85 +105,3 @@ class Download:
         """Keep nothing. Calling it twice is fine."""
         self._closed = True
         remove_own(self.folder)
-
-
-@dataclass(slots=True)
-class Brought:
-    """A complete download, from now or from an interrupted run."""
-
-    path: Path
-    """The file or folder."""
-    download: Download
-    """Where it is."""
-    resumed: bool
-    """Whether an earlier run had brought all of it."""
-    version: str
-    """The service's name for its version; "" if unknown."""
-    facts: RemoteFacts | None = None
-    """The service's facts about it; `None` if it reports none."""
-    notes: list[str] = field(default_factory=list)
-    """Sentences for the report."""
-
-    @property
-    def movable(self) -> bool:
-        """Return whether it was downloaded for this call, so that it may be moved instead of copied."""
-        # Files that lie in a service's own cache, or on its mount, belong to others.
-        return self.path.is_relative_to(self.download.folder)
-
-
-def bring(
-    source: ShareSource | KaggleSource,
-    lasting: Path,
-    *,
-    progress: Progress,
-    cancellation: Cancellation,
-    checksum: Checksum | None,
-) -> Brought:
-    """Download the target of a share link, or a dataset on Kaggle; `lasting`: as in `Download`.
-
-    Raises:
-        Exception: as `download_share_link` and `open_kaggle`.
-    """
-    # Imported where needed: each of these loads libraries that local files do not need.
-    facts: RemoteFacts | None = None
-    notes: list[str] = []
-    version = ""
-    if isinstance(source, ShareSource):
-        from colabstage.sources.share_download import download_share_link, share_link_facts
-
-        facts = share_link_facts(source.link, cancellation=cancellation)
-        # If the service does not answer now, the earlier download is continued, and compared later.
-        state = None if facts is None else f"{source.address} {facts.size} {facts.version}"
-
-        def fetch(into: Path) -> Path:
-            return download_share_link(
-                source.link, into, progress=progress, cancellation=cancellation, checksum=checksum, note=notes.append
-            )
-    else:
-        from colabstage.sources.kaggle_datasets import open_kaggle
-
-        state = source.address
-
-        def fetch(into: Path) -> Path:
-            nonlocal version
-            files = open_kaggle(source.dataset, into, progress=progress, cancellation=cancellation)
-            notes.extend(files.notes)
-            version = files.version
-            return files.path
-
-    download = Download(lasting, state)
-    with contextlib.ExitStack() as undo:
-        undo.callback(download.close)
-        path, resumed = download.fetch(fetch)
-        if resumed and checksum is not None and path.is_file():
-            # The earlier run may have had another checksum, or none.
-            try:
-                check_file(path, checksum, source.label)
-            except ChecksumMismatchError:
-                download.discard()
-                raise
-        if version:
-            download.note_version(version)
-        version = download.version if facts is None else facts.version
-        undo.pop_all()
-    return Brought(path, download, resumed, version, facts, notes)

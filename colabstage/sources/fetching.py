@@ -16,7 +16,7 @@ from colabstage.errors import DriveError, OptionError, SourceChangedError, Sourc
 from colabstage.io.arguments import GOES_ON, read_only, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges, make_folder
-from colabstage.io.ownership import look_at, put_file, put_folder, sweep_orphans
+from colabstage.io.ownership import look_at, sweep_orphans
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
@@ -28,10 +28,10 @@ from colabstage.sources.identity import SourceIdentity, compare_states, file_sea
 from colabstage.sources.look import Look, check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, Opening, SourcePart, open_source
 from colabstage.sources.parse import (
+    KaggleSource,
     ManySource,
     absolute_path,
     check_outside,
-    comes_whole,
     drive_path_of,
     parse_source,
     paths_of,
@@ -327,9 +327,6 @@ class _FetchCall:
 
     def _compared(self, recorded: SourceIdentity) -> str | None:
         """Do the same as `_unchanged` by opening the source; one that must be downloaded for that is fetched again."""
-        # Opening it would download it, so it may as well be fetched.
-        if comes_whole(self.source):
-            return None
         try:
             opening = Opening(self.target.parent, self.progress, self.cancellation)
             with open_source(self.source, opening, unpack=False) as source:
@@ -351,7 +348,9 @@ class _FetchCall:
         make_folder(self.target if self.into else self.target.parent)
         opening = Opening(self.target.parent, self.progress, self.cancellation, self.checksum)
         with open_source(self.source, opening, unpack=False) as source:
-            if isinstance(source, SourcePart) and source.file is not None:
+            # Kaggle sends a dataset as a zip, which is not what anybody means by it.
+            is_dataset = isinstance(self.source, KaggleSource)
+            if isinstance(source, SourcePart) and source.file is not None and not is_dataset:
                 if self.only:
                     msg = (
                         f"'{source.source.label}' is one file, and only={self.only[0]!r} names a part of it, which is "
@@ -377,9 +376,6 @@ class _FetchCall:
         plan = self._plan([facts.size or 0], opened, connections=facts.connections, kept=kept)
         # The caller's checksum is in the record, so that the next call with the same one need not ask the source.
         identity = replace(opened.identity, checksum=str(self.checksum or ""))
-        # On the same disk and ours: a rename instead of a copy.
-        if opened.brought is not None and opened.brought.movable:
-            return self._move(opened, place, identity, 1, facts.size or 0)
 
         def record_of(seal: dict[str, Any], hashes: tuple[str, ...], nbytes: int) -> FetchRecord:
             return FetchRecord(self.source.address, identity, seal, hashes, 1, nbytes, opened.transport)
@@ -400,39 +396,14 @@ class _FetchCall:
         FETCHED.write(place, record)
         return self._report(place, record, fetched.kept_bytes, [*opened.notes, *plan.reasons])
 
-    def _move(self, opened: SourcePart, place: Path, identity: SourceIdentity, files: int, nbytes: int) -> FetchReport:
-        """Put the downloaded file in its place."""
-        assert opened.path is not None
-        seal = {} if opened.tree is not None else file_seal(opened.path)
-        coming = FetchRecord(self.source.address, identity, seal, (), files, nbytes, opened.transport)
-        if opened.tree is None:
-            announce_record(place, coming)
-            put_file(opened.path, place, replaces=self._may_replace)
-            record = replace(coming, seal=file_seal(place))
-        else:
-            inventory = put_folder(
-                opened.path,
-                place,
-                overwrite=self.overwrite,
-                announce=lambda inventory: announce_record(place, replace(coming, seal={"deed": inventory})),
-            )
-            record = replace(coming, seal={"deed": inventory})
-        FETCHED.write(place, record)
-        return self._report(
-            place, record, nbytes if opened.brought is not None and opened.brought.resumed else 0, opened.notes
-        )
-
     def _fetch_tree(self, source: OpenSource) -> FetchReport:
         """Fetch a folder, or the files and folders of a list under their names."""
-        place, tree, identity, opened = self.target, source.tree, source.identity, source.slowest
-        assert tree is not None
+        place, identity, opened = self.target, source.identity, source.slowest
+        tree = source.tree or source.open_tree(self.target.parent)
+        source.start()
         if self.only:
             tree = OnlyTree(tree, self.only)
         self._check_replaceable(place)
-        # The parts of a list are put together, so none of them is the target.
-        movable = opened.brought is not None and opened.brought.movable
-        if movable and not self.only and not isinstance(self.source, ManySource):
-            return self._move(opened, place, identity, len(tree.entries), identity.nbytes)
         # Of the part too: what an interrupted call left of another one is no beginning of this.
         fingerprint = identity.fingerprint and " ".join((identity.fingerprint, *self.only))
         sizes = [entry.size for entry in tree.entries]

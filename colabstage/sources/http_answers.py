@@ -164,6 +164,9 @@ def status_error(status: int, headers: Mapping[str, str], url: str, label: str, 
     if status in {404, 410}:
         msg = f"There is nothing at '{label}': {said}. Check the address, or open it in a browser."
         return SourceNotFoundError(msg)
+    if status == 202 and (headers.get("x-amzn-waf-action") or headers.get("Content-Length") == "0"):
+        msg = f"'{label}' answers browsers only ({said}). Download it with a browser, and give the path of that file."
+        return SourceAccessError(msg)
     if status in _TRANSIENT or status >= 500:
         wait_s = retry_after_s(headers)
         asked = "" if wait_s is None else f"; it asks to be left alone for {wait_s:.0f} s"

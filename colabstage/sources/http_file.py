@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, WebPageError
 from colabstage.io.files import RetryPolicy
@@ -27,17 +26,19 @@ from colabstage.sources.http_answers import (
     status_error,
     validators,
 )
-from colabstage.sources.http_session import HttpSession
-from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError, at_least_rate
+from colabstage.sources.http_session import AGENT, HttpSession, connection_error
+from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError, at_least_rate, with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
 
     import requests
 
     from colabstage.io.progress import Clock
     from colabstage.sources.remote import Checksum
+
+T = TypeVar("T")
 
 _TIMEOUT_S = 30.0
 # The first request asks for this much: enough for a page's title, and it still arrives in the first round trip.
@@ -49,8 +50,6 @@ _LONGEST_TAIL_S = 60.0
 _PIECE_BYTES = 256 * 1024
 # As many as servers serve at full speed to one client; aria2 has the same limit.
 _CONNECTIONS = 16
-# If more patience is required before the first byte, the user should know.
-_MAX_OPENING_WAIT_S = 60.0
 # Some servers answer like this to a range that they do not like, but send the whole file.
 _NO_RANGES = frozenset({400, 405, 412, 416, 501})
 
@@ -65,6 +64,8 @@ class _Look:
     """What distinguishes its content from another version."""
     is_page_type: bool
     """Whether the server declares the data as a web page."""
+    headers: Mapping[str, str]
+    """Those of the answer."""
     head: bytes = b""
     """The first bytes of a file that is served in parts."""
 
@@ -91,6 +92,9 @@ def open_http(
     policy: RetryPolicy | None = None,
     clock: Clock = SYSTEM_CLOCK,
     along_bytes: int = 0,
+    resolve: Callable[[], str] | None = None,
+    label: str = "",
+    agent: str = AGENT,
 ) -> HttpFile:
     """Open a file on a web server.
 
@@ -106,16 +110,22 @@ def open_http(
         clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
         along_bytes: what is asked for of its beginning and, at the same time, of its end, for `HttpFile.known`: for
             who reads these next, which then costs no round trip. 0 for no more than the look needs.
+        resolve, label, agent: as of `HttpSession`.
 
     Raises:
         OptionError: `url` is not a web address.
         SourceAccessError, SourceNotFoundError, WebPageError, SourceReadError: as they say.
         TransientError: the server could not answer, after all tries.
     """
-    session = HttpSession(url, timeout_s, clock)
+    session = HttpSession(url, timeout_s, clock, resolve=resolve, label=label, agent=agent)
     try:
         tail = in_thread(lambda: _ask_for_tail(session, along_bytes), "colabstage-end") if along_bytes else None
-        look = _look_patiently(session, checksum, policy or RetryPolicy(), max(_LOOK_BYTES, along_bytes))
+        length = max(_LOOK_BYTES, along_bytes)
+        look = with_retries(
+            lambda: _within(lambda: _ask_for_head(session, checksum, length), session, 2 * timeout_s + _LOOK_S),
+            policy or RetryPolicy(),
+            session.clock.sleep,
+        )
         return HttpFile(session, look, tail)
     # Nobody else uses the session yet.
     except BaseException:
@@ -123,29 +133,21 @@ def open_http(
         raise
 
 
-def open_known(url: str, facts: RemoteFacts, headers: Mapping[str, str]) -> HttpFile:
-    """Return a file whose facts are known from another answer of this address, without another request.
-
-    Args:
-        url: where the answer came from.
-        facts: what it told.
-        headers: those of the answer, whose validators every part is compared with.
-
-    Raises:
-        OptionError: `url` is not a web address.
-    """
-    page = is_page_type(headers) or names_a_page(url, facts.name)
-    return HttpFile(HttpSession(url, _TIMEOUT_S), _Look(facts, validators(headers), page))
-
-
 class HttpFile(RemoteFile):
-    """A `RemoteFile` on a web server. Made by `open_http` or `open_known`."""
+    """A `RemoteFile` on a web server. Made by `open_http`. `headers`: those of the first answer."""
 
     def __init__(self, session: HttpSession, look: _Look, tail: Future[_Tail | None] | None = None) -> None:
         self._session = session
         self._look = look
         self._tail = tail
         self.facts = look.facts
+        self.headers = look.headers
+
+    def open_again(self) -> HttpFile:
+        """Return the same file with connections of its own, without a request."""
+        again = HttpFile(self._session.open_again(), self._look)
+        again.facts = self.facts
+        return again
 
     def known(self, offset: int, stop: int) -> bytes | None:
         """Return bytes that came along when it was opened; `None` where these did not. May wait for those of its end,
@@ -291,7 +293,7 @@ class HttpFile(RemoteFile):
         if left:
             raise TransientError(self._short(count - left, count))
         # This also takes the end of a body in chunks, so that the connection can be used again.
-        if ends and _read_some(response, 1):
+        if ends and _read_some(response, self._session, 1):
             raise SourceReadError(self._long(count, None))
 
     def _decoded(self, response: requests.Response, coding: str, stop: int | None) -> Iterator[bytes]:
@@ -320,17 +322,16 @@ class HttpFile(RemoteFile):
         return f"The server of '{self.facts.label}' sent {more} bytes where {promised} were asked for and promised."
 
 
-def _look_patiently(session: HttpSession, checksum: Checksum | None, policy: RetryPolicy, length: int) -> _Look:
-    for tries in itertools.count(1):
-        try:
-            return _ask_for_head(session, checksum, length)
-        except TransientError as error:
-            wait_s = max(error.wait_s or 0.0, policy.first_wait_s * 2 ** (tries - 1))
-            # A minute of silence at the beginning looks like a program that hangs.
-            if tries == policy.attempts or wait_s > _MAX_OPENING_WAIT_S:
-                raise
-        session.clock.sleep(wait_s)
-    raise AssertionError  # itertools.count does not end
+def _within(ask: Callable[[], T], session: HttpSession, seconds: float) -> T:
+    """Return what `ask` returns, unless it takes longer: a socket's own time limit starts over with every byte, so a
+    server could hold its reader for as long as it likes."""
+    answer = in_thread(ask, "colabstage-look")
+    try:
+        return answer.result(seconds)
+    except TimeoutError as error:
+        if answer.done():
+            raise
+        raise connection_error(error, session.label) from None
 
 
 def _ask_for_tail(session: HttpSession, length: int) -> _Tail | None:
@@ -345,7 +346,7 @@ def _ask_for_tail(session: HttpSession, length: int) -> _Tail | None:
             return None
         data = b"".join(_read_pieces(response, session, count))
         # This also takes the end of a body in chunks, so that the connection can be used again.
-        if len(data) != count or _read_some(response, 1):
+        if len(data) != count or _read_some(response, session, 1):
             return None
         return _Tail(told.start, data, told.total, validators(response.headers))
 
@@ -359,7 +360,7 @@ def _ask_for_head(session: HttpSession, checksum: Checksum | None, length: int) 
             if told.stop == stop and content_length(response.headers) in {None, stop}:
                 head = _read_head(response, session, "", stop)
                 # This also takes the end of a body in chunks, so that the connection can be used again.
-                if len(head) < stop or not _read_some(response, 1):
+                if len(head) < stop or not _read_some(response, session, 1):
                     return _judge_answer(session, response, checksum, size, head, ranges=True)
         # An empty file has no first byte.
         if response.status_code == 416 and parse_missed_total(response.headers.get("Content-Range")) == 0:
@@ -412,7 +413,8 @@ def _judge_answer(
         ranges=ranges,
         connections=_CONNECTIONS if ranges else 1,
     )
-    return _Look(facts, found, is_page_type(headers) or names_a_page(session.url, name), head if ranges else b"")
+    declared = is_page_type(headers) or names_a_page(session.url, name)
+    return _Look(facts, found, declared, headers, head if ranges else b"")
 
 
 def _page_error(label: str, head: bytes) -> WebPageError:
@@ -450,22 +452,35 @@ def _read_pieces(response: requests.Response, session: HttpSession, count: int |
 
     def raw_pieces() -> Iterator[bytes]:
         left = _PIECE_BYTES if count is None else count
-        while left > 0 and (piece := _read_some(response, min(left, _PIECE_BYTES))):
+        while left > 0 and (piece := _read_some(response, session, min(left, _PIECE_BYTES))):
             left -= 0 if count is None else len(piece)
             yield piece
 
     return at_least_rate(raw_pieces(), session.label, window_s=session.timeout_s, clock=session.clock)
 
 
-def _read_some(response: requests.Response, count: int) -> bytes:
+def _read_some(response: requests.Response, session: HttpSession, count: int) -> bytes:
+    """Return the next bytes of a body, unchanged.
+
+    Raises:
+        TransientError: a body in chunks has lines of its own, and these do not end in time.
+    """
     raw: Any = response.raw
-    # urllib3 1.26 has only the read that waits for all of it: smaller, so that less is lost with a connection.
-    piece: bytes = raw.read1(count, False) if hasattr(raw, "read1") else raw.read(min(count, 65536), False)
-    return piece
+
+    def read() -> bytes:
+        # urllib3 1.26 has only the read that waits for all of it: smaller, so that less is lost with a connection.
+        return bytes(raw.read1(count, False) if hasattr(raw, "read1") else raw.read(min(count, 65536), False))
+
+    if not raw.chunked:
+        return read()
+    # As of a head: the socket's own time limit starts over with every byte of a line, and of trailers with every line.
+    return _within(read, session, session.timeout_s)
 
 
 def _inflated(pieces: Iterator[bytes], coding: str, label: str) -> Iterator[bytes]:
     """Undo `gzip` or `deflate`, in pieces of bounded size.
+
+    Not left to urllib3, which takes a stream that ends too early for a whole one.
 
     Raises:
         TransientError: the compressed stream ends too early, or is damaged.
@@ -485,15 +500,12 @@ def _inflated(pieces: Iterator[bytes], coding: str, label: str) -> Iterator[byte
                 # Several compressed streams one after the other are one content, by RFC 1952.
                 if unzip.eof:
                     unzip = zlib.decompressobj(47)
-                plain = unzip.decompress(rest, _PIECE_BYTES)
+                yield unzip.decompress(rest, _PIECE_BYTES)
                 rest = unzip.unconsumed_tail or unzip.unused_data
-                if plain:
-                    yield plain
+        yield unzip.flush()
     except zlib.error as error:
         msg = f"What the server of '{label}' compressed on the way arrived damaged: {error}. Try again."
         raise TransientError(msg) from error
-    while plain := unzip.decompress(unzip.unconsumed_tail, _PIECE_BYTES):
-        yield plain
     if not unzip.eof:
         msg = f"What the server of '{label}' compressed on the way ended too early. Try again."
         raise TransientError(msg)

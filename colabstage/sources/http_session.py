@@ -6,8 +6,8 @@ import contextlib
 import http.client
 import ssl
 import threading
-import time
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import ColabstageError, OptionError, SourceError, SourceReadError
@@ -16,8 +16,7 @@ from colabstage.io.redaction import show_address
 from colabstage.sources.remote import TransientError
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import requests
 
@@ -26,94 +25,12 @@ if TYPE_CHECKING:
 # More than are ever in flight at once, so that no connection is discarded after use.
 _POOL_CONNECTIONS = 64
 _CONNECT_TIMEOUT_S = 15.0
-# http.client takes no longer line of a head.
-_LINE_BYTES = 65_537
+AGENT = "colabstage"
+_ANSWER_TIMEOUT_S = 60.0
+# A page of a service, or an answer of its interface, is shorter.
+_MAX_PAGE_BYTES = 16 * 1024 * 1024
 # The statuses with which services answer an expired signed address.
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
-
-
-class _TimedLines:
-    """A socket's stream with a time limit for lines, however slowly their bytes arrive, and however many there are.
-
-    A socket's own timeout starts over with every byte, so a server that sends one every twenty seconds would hold its
-    reader for as long as it likes; so would one whose head, or trailers after a body in chunks, have no end. Lines that
-    follow each other share one limit; `restart` and reading anything else begin a new one.
-    """
-
-    def __init__(self, stream: Any, sock: socket.socket) -> None:
-        self._stream = stream
-        self._sock = sock
-        self._timeout_s = sock.gettimeout()
-        self._buffered = 0
-        self._deadline: float | None = None
-
-    def restart(self) -> None:
-        """Give the next line a time limit of its own."""
-        self._buffered, self._deadline = 0, None
-
-    def read(self, *amount: int) -> bytes:
-        """Read bytes, like the stream."""
-        self.restart()
-        return bytes(self._stream.read(*amount))
-
-    def readinto(self, buffer: Any) -> int:
-        """Read bytes into `buffer`, like the stream."""
-        self.restart()
-        return int(self._stream.readinto(buffer))
-
-    def readline(self, limit: int = -1) -> bytes:
-        """Read a line, like the stream, or its beginning where it is longer than any line of a protocol.
-
-        Raises:
-            TimeoutError: it, or the lines before it, do not end in time.
-        """
-        if self._timeout_s is None:
-            return bytes(self._stream.readline(limit))
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._timeout_s
-        limit = min(limit, _LINE_BYTES) if limit >= 0 else _LINE_BYTES
-        # A head comes in one piece as a rule, and what has come is not asked of the socket: most lines need no clock.
-        line = b""
-        while not line.endswith(b"\n") and len(line) < limit:
-            there = self._stream.peek(1) if self._buffered else self._wait(self._deadline)
-            if not there:
-                break
-            part = self._stream.read(min(there.find(b"\n") + 1 or len(there), limit - len(line)))
-            self._buffered = len(there) - len(part)
-            line += part
-        return line
-
-    def _wait(self, deadline: float) -> bytes:
-        """Return what is there of the next line, after at most one read of the socket."""
-        assert self._timeout_s is not None
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            msg = "the server answers too slowly"
-            raise TimeoutError(msg)
-        self._sock.settimeout(min(left_s, self._timeout_s))
-        try:
-            return bytes(self._stream.peek(1))
-        finally:
-            self._sock.settimeout(self._timeout_s)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class _PromptResponse(http.client.HTTPResponse):
-    """An answer whose head, and whose trailers, come as a whole in the time that the socket gives a single read."""
-
-    def __init__(
-        self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, url: str | None = None
-    ) -> None:
-        super().__init__(sock, debuglevel, method, url)
-        self._lines = _TimedLines(self.fp, sock)
-        self.fp = cast("Any", self._lines)
-
-    def begin(self) -> None:
-        super().begin()
-        # The body may be read much later.
-        self._lines.restart()
 
 
 class HttpSession:
@@ -123,20 +40,48 @@ class HttpSession:
     minutes or hours. Following the redirect for each of hundreds of parts would double the latency, exceed the
     service's request limit, and might end at a different mirror with another ETag each time. So parts are requested
     from where the first answer came from, and only if that refuses is the redirect followed again, once.
+
+    Args:
+        url: the address.
+        timeout_s: seconds of silence after which a connection counts as failed.
+        clock: times bodies.
+        resolve: for a service with an interface of its own, returns the web address that stands for `url` for a while.
+        label: the address for messages; by default `url` without secrets.
+        agent: the name of the client.
     """
 
-    def __init__(self, url: str, timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        resolve: Callable[[], str] | None = None,
+        label: str = "",
+        agent: str = AGENT,
+    ) -> None:
         self.timeout_s = timeout_s
         self.clock = clock
-        self.label = show_address(url)
+        self.label = label or show_address(url)
         self.url, self._login = _without_login(url, self.label)
-        self._target = self.url
+        self._resolve = resolve or (lambda: self.url)
+        self._target = "" if resolve else self.url
         self._timeouts = (min(timeout_s, _CONNECT_TIMEOUT_S), timeout_s)
         self._session = _new_session(self.label)
+        self._agent = self._session.headers["User-Agent"] = agent
         self._lock = threading.Lock()
+        self._resolving = threading.Lock()
         # The answers being read, which another thread may close.
         self._open: set[requests.Response] = set()
         self._closed = False
+
+    def open_again(self) -> HttpSession:
+        """Return a session for the same address with connections of its own."""
+        again = HttpSession(
+            self.url, self.timeout_s, self.clock, resolve=self._resolve, label=self.label, agent=self._agent
+        )
+        again._login, again._target = self._login, self._target
+        return again
 
     @contextlib.contextmanager
     def get(self, headers: dict[str, str]) -> Iterator[requests.Response]:
@@ -156,7 +101,9 @@ class HttpSession:
             finally:
                 with self._lock:
                     self._open.discard(response)
-                # Reads to its end have given the connection back already; else it is closed for good.
+                # Reads to its end have given the connection back already; else it is closed for good. A thread that
+                # is left behind in it is woken.
+                _shut_down(response)
                 response.close()
                 # Given back to a session that was closed meanwhile, it would stay open.
                 if self._closed:
@@ -168,18 +115,24 @@ class HttpSession:
             self._closed = True
             reading = list(self._open)
         for response in reading:
-            # Not there before urllib3 2.3: the reader then ends at its time limit. Fails for an answer that just ended.
-            with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):
-                response.raw.shutdown()
+            _shut_down(response)
         self._session.close()
 
     def _ask(self, headers: dict[str, str]) -> requests.Response:
-        target = self._target
+        with self._resolving:
+            # Once for all threads that begin.
+            fresh = "" if self._target else self._resolve()
+            target = self._target = self._target or fresh
         response = self._send(target, headers)
-        # An expired signed address refuses; following the redirect again gives a new one.
-        if target != self.url and response.status_code in _EXPIRED:
+        # An expired signed address refuses; resolving it again gives a new one.
+        if target not in (self.url, fresh) and response.status_code in _EXPIRED:
             response.close()
-            response = self._send(self.url, headers)
+            with self._resolving:
+                # Another thread may have done it.
+                if self._target == target:
+                    self._target = self._resolve()
+                target = self._target
+            response = self._send(target, headers)
         if response.ok:
             self._target = response.url
         return response
@@ -225,6 +178,78 @@ class HttpSession:
                 msg = f"'{self.label}' redirects in a loop. Open it in a browser; it may want a login or cookies."
                 raise SourceReadError(msg) from None
             raise connection_error(error, self.label) from None
+
+
+def _shut_down(response: requests.Response) -> None:
+    # Not there before urllib3 2.3: the reader then ends at its time limit. Fails for an answer that just ended.
+    with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):
+        response.raw.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class WebAnswer:
+    """An answer with its text, if it is a page or JSON."""
+
+    status: int
+    """The HTTP status."""
+    url: str
+    """Where the redirects ended."""
+    headers: Mapping[str, str]
+    """Its headers."""
+    text: str = ""
+    """Its text; "" for anything else, which is not read."""
+
+
+def ask_service(
+    url: str,
+    label: str,
+    *,
+    query: Mapping[str, str] | None = None,
+    json: object = None,
+    auth: Any = None,
+    headers: Mapping[str, str] | None = None,
+    redirects: bool = True,
+    agent: str = AGENT,
+) -> WebAnswer:
+    """Return the answer to one question to a service: a GET, or with `json` a POST, whatever its status is.
+
+    Raises:
+        TransientError, SourceReadError: there is no answer.
+    """
+    import requests
+
+    timeouts = (_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S)
+    try:
+        with _new_session(label) as session:
+            session.headers["User-Agent"] = agent
+            with session.request(
+                "GET" if json is None else "POST",
+                url,
+                params=query,
+                json=json,
+                auth=auth,
+                headers=headers,
+                allow_redirects=redirects,
+                stream=True,
+                timeout=timeouts,
+            ) as response:
+                return WebAnswer(response.status_code, response.url, response.headers, _text_of(response))
+    except (requests.RequestException, OSError) as error:
+        # Its text may show the whole address.
+        raise connection_error(error, label) from None
+
+
+def _text_of(response: requests.Response) -> str:
+    kind = response.headers.get("Content-Type", "")
+    if "Content-Disposition" in response.headers or not ("html" in kind or "json" in kind):
+        return ""
+    text = bytearray()
+    for part in response.iter_content(64 * 1024):
+        text += part
+        # An endless answer is no page.
+        if len(text) > _MAX_PAGE_BYTES:
+            break
+    return text.decode("utf-8", "replace")
 
 
 def connection_error(error: BaseException, label: str) -> SourceError:
@@ -297,7 +322,6 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 def _new_session(label: str) -> requests.Session:
     import requests
-    import urllib3
     from requests.adapters import HTTPAdapter
 
     class Session(requests.Session):
@@ -317,33 +341,11 @@ def _new_session(label: str) -> requests.Session:
             raise SourceReadError(msg)
 
     session = Session()
-
-    class Connection(urllib3.connection.HTTPConnection):
-        response_class = _PromptResponse
-
-    class SafeConnection(urllib3.connection.HTTPSConnection):
-        response_class = _PromptResponse
-
-    prompt = {
-        urllib3.connection.HTTPConnection: Connection,
-        urllib3.connectionpool.HTTPSConnectionPool.ConnectionCls: SafeConnection,
-    }
-
-    class Adapter(HTTPAdapter):
-        """An adapter whose connections have time limits, through a proxy too."""
-
-        def get_connection_with_tls_context(
-            self, request: Any, verify: Any, proxies: Any = None, cert: Any = None
-        ) -> Any:
-            pool: Any = super().get_connection_with_tls_context(request, verify, proxies, cert)
-            pool.ConnectionCls = prompt.get(pool.ConnectionCls, pool.ConnectionCls)
-            return pool
-
     # No retries here, because the reader continues at the byte where it stopped.
-    adapter = Adapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0)
+    adapter = HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
     # No service needs more; requests would follow thirty, each within its own time limit.
     session.max_redirects = 10
-    session.headers.update({"User-Agent": "colabstage", "Accept": "*/*", "Accept-Encoding": "identity"})
+    session.headers.update({"Accept": "*/*", "Accept-Encoding": "identity"})
     return session

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from colabstage.machine.drive_client import Md5Questions
+    from colabstage.machine.drive_attributes import Md5Questions
     from colabstage.sources.remote import RemoteFacts
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.folder import FolderTree

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from colabstage.errors import ColabstageError
 from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import DaemonPool, in_thread
-from colabstage.machine.drive_client import Md5Questions, ask_client
+from colabstage.machine.drive_attributes import Md5Questions, ask_client
 from colabstage.machine.mounts import is_slow_mount, silence_of
 from colabstage.sources.identity import MD5_PROOF, compare_states, drive_md5s, identify_by_times, identify_tree
 from colabstage.sources.parse import (
@@ -206,7 +205,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
 
 
 def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
-    from colabstage.sources.share_download import share_link_facts
+    from colabstage.sources.gdrive import share_link_facts
 
     facts = share_link_facts(source.link, policy=_ONE_TRY)
     if facts is None:
@@ -221,10 +220,10 @@ def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
 
 
 def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
-    from colabstage.sources.kaggle_datasets import mounted_files, newest_version
+    from colabstage.sources.kaggle import find_kaggle_folder, newest_version
 
-    mounted = mounted_files(source.dataset, os.environ)
-    if mounted is not None:
+    mounted = find_kaggle_folder(source.dataset)
+    if mounted is not None and not mounted.version:
         return _ask_disk(mounted.path, recorded, workers, heard)
     if source.dataset.version is not None:
         return Look("same", "a version of a dataset on Kaggle does not change")

@@ -17,7 +17,15 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.sources.identity import identify_many
 from colabstage.sources.opening import SourcePart, not_one_file, open_part
-from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, local_source, name_in_list, paths_of
+from colabstage.sources.parse import (
+    KaggleSource,
+    LocalSource,
+    ObjectSource,
+    ShareSource,
+    WebSource,
+    name_in_list,
+    paths_of,
+)
 from colabstage.sources.remote_files import RemoteFileTree, list_files
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 from colabstage.trees.joined import JoinedTree, Joining
@@ -94,9 +102,9 @@ class OpenList(Closing):
         files: list[tuple[str, SingleSource]] = []
         for part in self.parts:
             if part.tree is None:
-                # A share link's address says nothing about the file, so a downloaded file keeps its own name.
-                own = part.brought.path if part.brought is not None and part.brought.movable else None
-                files.append((part.source.label, part.source) if own is None else (own.name, local_source(own)))
+                # A share link's address says nothing about the file.
+                named = part.file is not None and isinstance(part.source, ShareSource | KaggleSource)
+                files.append((part.file.facts.name if named and part.file else part.source.label, part.source))
         return list_files(self._source.label, files, cancellation=self._opening.cancellation)
 
     def _open_as_they_are(self) -> None:

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
-from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
+from colabstage.errors import ChecksumMismatchError, OptionError
 from colabstage.io.environment import require_online
 from colabstage.io.files import PATIENT, Closing, RetryPolicy, read_with_retry
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.progress import LateStep
 from colabstage.io.units import format_count
 from colabstage.io.workspace import disk_use, find_orphans, short_digest
-from colabstage.machine.drive_client import Md5Questions, ask_md5s
+from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.resources import check_space
-from colabstage.sources.download import Download, bring
+from colabstage.sources.download import Download
 from colabstage.sources.identity import (
     SourceIdentity,
     drive_md5s,
@@ -44,7 +44,7 @@ from colabstage.sources.parse import (
     whole_of,
 )
 from colabstage.sources.remote import JoinedFile, MountedFile, given_up, pieces_of
-from colabstage.sources.remote_files import open_remote
+from colabstage.sources.remote_files import RemoteFileTree, open_remote
 from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import SLOW_READERS
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
-    from colabstage.sources.download import Brought
     from colabstage.sources.many import OpenList
     from colabstage.sources.parse import SingleSource, Source
     from colabstage.sources.remote import Checksum, RemoteFile
@@ -111,10 +110,6 @@ class Opening:
     through in place."""
 
 
-class ComesWholeError(SourceReadError):
-    """A service only sends a source as a whole, and there may be no room for it."""
-
-
 @dataclass(slots=True, eq=False)
 class SourcePart(Closing):
     """Read one open source. At most one of `file` and `tree` is set; neither if the source is opened for each read."""
@@ -133,8 +128,10 @@ class SourcePart(Closing):
     """The files of the folder, where the source is one."""
     path: Path | None = None
     """Its path on this machine's disks or mounts; `None` if it is only reached over the network."""
-    brought: Brought | None = None
-    """How it was downloaded, if all of it is downloaded before it is opened."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences for the report."""
+    version: str = ""
+    """The service's name for its version, where the files here do not tell it."""
     questions: Md5Questions | None = None
     """Asks Drive's client for MD5s: of each file of a folder before the file is read, of a zip while its directory is
     read; otherwise `None`."""
@@ -168,11 +165,6 @@ class SourcePart(Closing):
         return self
 
     @property
-    def notes(self) -> list[str]:
-        """Return sentences for the report."""
-        return [] if self.brought is None else self.brought.notes
-
-    @property
     def extent(self) -> tuple[int, int]:
         """Return the number of its files and their total size, without waiting for a client's answers."""
         if self.questions is None or self.tree is None:
@@ -190,19 +182,13 @@ class SourcePart(Closing):
 
     def _identify(self) -> SourceIdentity:
         address = self.source.address
-        brought = self.brought
-        told = None if brought is None else brought.facts
-        # Downloaded as a whole: the service's version says more than the times of the local copy.
-        if told is not None and told.size is not None and told.version:
-            return identify_remote(told, told.size, address=address)
         if self.tree is not None:
-            version = self.tree.stamp if brought is None else brought.version
             digest = self.source.digest if isinstance(self.source, TreeSource) else ""
             md5s: Sequence[str] = ()
             if self.questions is not None and isinstance(self.tree, FolderTree):
                 md5s, _ = drive_md5s(self.tree, self.questions)
             identity = identify_tree(self.tree, address=address, digest=digest, md5s=md5s)
-            return replace(identity, version=version)
+            return replace(identity, version=self.version or self.tree.stamp)
         assert self.file is not None
         facts = self.file.facts
         # For a remote file its version or time is enough. For local files, and those without either, both ends are read
@@ -280,8 +266,6 @@ class SourcePart(Closing):
     @property
     def resumed_bytes(self) -> int:
         """Return how much of an interrupted run's copy or download this one has reused."""
-        if self.brought is not None and self.brought.resumed:
-            return self.identity.nbytes
         return self._copy.kept_bytes if self._copy is not None else 0
 
     @property
@@ -507,8 +491,6 @@ def not_one_file(label: str) -> OptionError:
 def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenSource:
     """Open a source by reading a folder's listing, both ends of an archive, or what a service reports about it.
 
-    Data behind a share link or on Kaggle is downloaded completely now, unless `opening.sparing`.
-
     Args:
         source: the source; a pattern is expanded.
         opening: what else opening needs.
@@ -520,7 +502,6 @@ def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenSource
         MissingDependencyError: its kind needs a package; the message has the install line.
         ArchiveError: it is a file but not an archive; the message says what it is.
         OptionError: it is a folder, and a checksum was given.
-        ComesWholeError: `opening.sparing` is set, and it cannot be read in place.
     """
     opened = expand_pattern(source) if isinstance(source, LocalSource) else source
     # Copying takes files as they are.
@@ -542,24 +523,27 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
     """
     if isinstance(source, WebSource | ObjectSource | ShareSource):
         require_online(source.label)
+    # Both ends of a zip are read next.
+    along = 0 if opening.folder is None else ALONG_BYTES
     with given_up():
         match source:
             case LocalSource():
                 require_answer(source.path)
                 part = _open_path(source, source.path, "local disk", opening)
             case WebSource():
-                # Both ends of a zip are read next.
-                is_zip = opening.folder is not None and ends_with_contents(urlsplit(source.url).path)
-                along = ALONG_BYTES if is_zip else 0
-                file = open_remote(source, checksum=opening.checksum, along_bytes=along)
+                is_zip = ends_with_contents(urlsplit(source.url).path)
+                file = open_remote(source, checksum=opening.checksum, along_bytes=along if is_zip else 0)
                 part = SourcePart(source, "http", slow=True, opening=opening, file=file)
             case ObjectSource():
                 part = _open_object(source, opening)
-            case ShareSource() | KaggleSource():
-                part = _open_brought(source, opening)
+            case ShareSource():
+                part = _open_shared(source, opening, along)
+            case KaggleSource():
+                part = _open_kaggle(source, opening, along)
             case TreeSource():
                 part = SourcePart(source, "tree", slow=False, opening=opening, tree=source.tree)
-    if opening.checksum is not None and part.tree is not None:
+    # The zip that Kaggle sends is not what anybody has a checksum of.
+    if opening.checksum is not None and (part.tree is not None or isinstance(source, KaggleSource)):
         part.close()
         msg = f"'{source.label}' is a folder, and hash= is for one file. Leave it out."
         raise OptionError(msg)
@@ -600,7 +584,7 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
 
 
 def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
-    from colabstage.sources.objects_fsspec import ObjectTree, object_kind
+    from colabstage.sources.objects import ObjectTree, object_kind
 
     if object_kind(source.url) == "folder":
         tree = ObjectTree(source.url, workers=SLOW_LISTERS, retry=PATIENT)
@@ -609,35 +593,45 @@ def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
     return SourcePart(source, "object store", slow=True, opening=opening, file=file)
 
 
-def _open_brought(source: ShareSource | KaggleSource, opening: Opening) -> SourcePart:
-    if opening.sparing:
-        return _open_shared_file(source, opening)
-    assert opening.folder is not None
-    brought = bring(
-        source,
-        opening.folder / copy_name(source.address, source.name),
-        progress=opening.progress,
-        cancellation=opening.cancellation,
-        checksum=opening.checksum,
+def _open_shared(source: ShareSource, opening: Opening, along_bytes: int) -> SourcePart:
+    from colabstage.sources.gdrive import (
+        IN_FLIGHT,
+        list_shared_folder,
+        open_shared_file,
+        resolve_link,
+        shared_openers,
     )
-    with contextlib.ExitStack() as undo:
-        undo.callback(brought.download.close)
-        part = _open_path(source, brought.path, "share link" if isinstance(source, ShareSource) else "kaggle", opening)
-        part.brought, part.download = brought, brought.download
-        if part.tree is not None:
-            # Messages name what the person wrote, not where it was downloaded to.
-            part.tree.label = source.label
-        undo.pop_all()
+
+    link = resolve_link(source.link)
+    if link.kind != "folder":
+        file = open_shared_file(link, checksum=opening.checksum, along_bytes=along_bytes)
+        return SourcePart(source, "share link", slow=True, opening=opening, file=file)
+    folder = list_shared_folder(link, cancellation=opening.cancellation)
+    tree = RemoteFileTree(
+        source.label,
+        shared_openers(folder),
+        policy=PATIENT,
+        cancellation=opening.cancellation,
+        askers=IN_FLIGHT,
+        stamp=folder.version,
+    )
+    return SourcePart(source, "share link", slow=True, opening=opening, tree=tree, notes=list(folder.notes))
+
+
+def _open_kaggle(source: KaggleSource, opening: Opening, along_bytes: int) -> SourcePart:
+    from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
+
+    found = find_kaggle_folder(source.dataset)
+    if found is None:
+        require_online(source.label)
+        opened = open_kaggle(source.dataset, checksum=opening.checksum, along_bytes=along_bytes)
+        if not isinstance(opened, KaggleFolder):
+            return SourcePart(source, "kaggle", slow=True, opening=opening, file=opened)
+        found = opened
+    part = _open_path(source, found.path, "kaggle", opening)
+    part.notes.append(found.note)
+    part.version = found.version
+    if part.tree is not None:
+        # Messages name what the person wrote.
+        part.tree.label = source.label
     return part
-
-
-def _open_shared_file(source: ShareSource | KaggleSource, opening: Opening) -> SourcePart:
-    """Open one file behind a share link, whose parts are read in place."""
-    if isinstance(source, ShareSource):
-        from colabstage.sources.share_download import share_link_facts
-
-        facts = share_link_facts(source.link, cancellation=opening.cancellation)
-        if facts is not None and facts.size is not None and facts.ranges:
-            return SourcePart(source, "share link", True, opening, file=open_remote(source))
-    msg = f"'{source.label}' can only be downloaded in full."
-    raise ComesWholeError(msg)

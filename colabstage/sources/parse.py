@@ -32,11 +32,10 @@ from colabstage.machine.mounts import (
     place_in,
     require_answer,
     require_drive,
-    silence_of,
 )
 from colabstage.machine.platforms import detect_platform
-from colabstage.sources.kaggle_datasets import parse_kaggle
-from colabstage.sources.share_pages import parse_share_link
+from colabstage.sources.gdrive import parse_share_link
+from colabstage.sources.kaggle import parse_kaggle
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 from colabstage.trees.volumes import is_piece, may_be_part
 from colabstage.trees.volumes import parts_of as parts_of_file
@@ -44,8 +43,8 @@ from colabstage.trees.volumes import parts_of as parts_of_file
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from colabstage.sources.kaggle_datasets import KaggleDataset
-    from colabstage.sources.share_pages import ShareLink
+    from colabstage.sources.gdrive import ShareLink
+    from colabstage.sources.kaggle import KaggleDataset
     from colabstage.trees.listing import Tree
 
 _EXPECTED = (
@@ -156,7 +155,7 @@ SourceArgument = Union["str | os.PathLike[str] | Tree", "Sequence[str | os.PathL
 
 
 def parse_source(source: SourceArgument) -> Source:
-    """Parse a `source` argument. Opens nothing; checks the mount table, and the current folder for a bare id.
+    """Parse a `source` argument. Opens nothing; checks the mount table.
 
     Raises:
         OptionError: it cannot be a source; the message says what can.
@@ -220,17 +219,9 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
         raise OptionError(msg)
     scheme = _SCHEME.match(text)
     if scheme is None:
-        return _parse_schemeless(text) if isinstance(source, str) else local_source(text)
+        link = parse_share_link(text) if isinstance(source, str) else None
+        return local_source(text) if link is None else share_source(link)
     return _parse_url(text.strip(), scheme[1].lower())
-
-
-def _parse_schemeless(text: str) -> SingleSource:
-    link = parse_share_link(text, bare_id=True)
-    if link is not None and parse_share_link(text, bare_id=False) is None:
-        # Any long name could be an id, unless there is such a file. On a mount that hangs, the path is not touched.
-        path = absolute_path(text)
-        link = None if silence_of(path) is None and os.path.lexists(path) else link
-    return local_source(text) if link is None else _share_source(link)
 
 
 def _parse_url(text: str, scheme: str) -> SingleSource:
@@ -239,7 +230,7 @@ def _parse_url(text: str, scheme: str) -> SingleSource:
         return KaggleSource(f"kaggle:{dataset.handle}", readable_name(dataset.name), dataset.label, dataset)
     link = parse_share_link(text)
     if link is not None:
-        return _share_source(link)
+        return share_source(link)
     if scheme == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):
@@ -251,7 +242,8 @@ def _parse_url(text: str, scheme: str) -> SingleSource:
     return _object(text, scheme)
 
 
-def _share_source(link: ShareLink) -> ShareSource:
+def share_source(link: ShareLink) -> ShareSource:
+    """Return the source that a share link leads to."""
     return ShareSource(f"gdrive:{link.id}", f"gdrive-{link.id[:12].strip('-_')}", link.label, link)
 
 
@@ -496,11 +488,6 @@ def is_on_drive(source: SingleSource) -> TypeGuard[LocalSource]:
 def paths_of(source: Source) -> list[Path]:
     """Return all local paths that the source is read from."""
     return [part.path for part in parts_of(source) if isinstance(part, LocalSource)]
-
-
-def comes_whole(source: Source) -> bool:
-    """Return whether opening a source may require downloading all of it."""
-    return any(isinstance(part, ShareSource | KaggleSource) for part in parts_of(source))
 
 
 def readable_name(name: str) -> str:

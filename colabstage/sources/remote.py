@@ -12,12 +12,13 @@ import hashlib
 import os
 import string
 import threading
+import time
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceChangedError, SourceReadError
 from colabstage.io.arguments import check_argument
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Clock
+
+T = TypeVar("T")
 
 # Hexadecimal digits of each algorithm. Others in hashlib are left out, because nobody publishes them.
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
@@ -139,6 +142,27 @@ class TransientError(SourceReadError):
     def __reduce__(self) -> tuple[Callable[..., TransientError], tuple[str, float | None]]:
         # Unpickling rebuilds exceptions from their positional arguments only.
         return partial(TransientError, slow=self.slow), (str(self), self.wait_s)
+
+
+# A longer silence at the beginning looks like a program that hangs.
+_LONGEST_WAIT_S = 60.0
+
+
+def with_retries(ask: Callable[[], T], policy: RetryPolicy, sleep: Callable[[float], object] = time.sleep) -> T:
+    """Return the answer to a question that is answered as a whole or not at all; asked again after temporary failures.
+
+    Raises:
+        TransientError: the last one; or the service asks for more than a minute of patience.
+    """
+    for tries in range(policy.attempts):
+        try:
+            return ask()
+        except TransientError as error:
+            wait_s = max(error.wait_s or 0.0, policy.first_wait_s * 2**tries)
+            if tries + 1 == policy.attempts or wait_s > _LONGEST_WAIT_S:
+                raise
+        sleep(wait_s)
+    raise AssertionError  # a policy has at least one attempt
 
 
 @contextlib.contextmanager

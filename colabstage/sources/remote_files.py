@@ -11,9 +11,9 @@ from colabstage.errors import OptionError, SourceReadError
 from colabstage.io.environment import require_online
 from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
-from colabstage.machine.drive_client import ask_md5s
+from colabstage.machine.drive_attributes import ask_md5s
 from colabstage.sources.identity import as_one_of_many, identify_remote
-from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
+from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
 from colabstage.sources.remote import MountedFile, given_up
 from colabstage.sources.transfer.connections import read_directly, read_through
 from colabstage.trees.bytes import RequestedBytes
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from colabstage.trees.bytes import ByteSource
 
 # Sources that can be a single file with an address.
-FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource
+FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource | KaggleSource
 
 # How many files are asked for their size at once.
 _ASKERS = 16
@@ -72,6 +72,8 @@ class RemoteFileTree(Tree):
         files: the name of each in the tree, and what opens it, any number of times; in the order in which to read.
         policy: how often a file is asked for again when it fails in a transient way.
         cancellation: looked at while the files are asked for.
+        askers: how many are asked at once.
+        stamp: what is the same while no file is added, removed or renamed; "" if nothing tells.
 
     Raises:
         As the files' `open`.
@@ -88,14 +90,17 @@ class RemoteFileTree(Tree):
         *,
         policy: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         cancellation: Cancellation | None = None,
+        askers: int = _ASKERS,
+        stamp: str = "",
     ) -> None:
         self.label = label
+        self._stamp = stamp
         self._policy = policy
         names = [clean_member_name(label, name) for name, _ in files]
         check_collisions(label, names, ())
         self._open = dict(zip(names, (opener for _, opener in files), strict=True))
         # A service that hangs must not delay the interpreter's exit.
-        with DaemonPool(min(_ASKERS, len(files)) or 1, "colabstage-list") as pool:
+        with DaemonPool(min(askers, len(files)) or 1, "colabstage-list") as pool:
             facts = pool.run(self._ask, names, cancellation=cancellation)
         # In the order of `files`.
         self.facts: dict[str, RemoteFacts] = dict(zip(names, facts, strict=True))
@@ -108,6 +113,10 @@ class RemoteFileTree(Tree):
                 key=lambda entry: entry.name,
             )
         )
+
+    @property
+    def stamp(self) -> str:
+        return self._stamp
 
     def open(self, entry: FileEntry) -> ByteSource | None:
         """Return the bytes of one file; `None` if its service only serves the whole file from its beginning."""
@@ -230,7 +239,7 @@ def open_remote(
 
     Raises:
         SourceReadError: it is a folder.
-        As `MountedFile`, `open_http`, `open_object` and `open_shared_file`.
+        As `MountedFile`, `open_http`, `open_object`, `open_shared_file` and `open_kaggle`.
     """
     if not isinstance(source, LocalSource):
         require_online(source.label)
@@ -250,13 +259,21 @@ def open_remote(
 
             return open_http(source.url, checksum=checksum, policy=policy, along_bytes=along_bytes)
         case ObjectSource():
-            from colabstage.sources.objects_fsspec import open_object
+            from colabstage.sources.objects import open_object
 
             return open_object(source.url, checksum=checksum)
         case ShareSource():
-            from colabstage.sources.share_service import open_shared_file
+            from colabstage.sources.gdrive import open_shared_file
 
-            return open_shared_file(source)
+            return open_shared_file(source.link, checksum=checksum, along_bytes=along_bytes)
+        case KaggleSource():
+            from colabstage.sources.kaggle import KaggleFolder, open_kaggle
+
+            opened = open_kaggle(source.dataset, checksum=checksum, along_bytes=along_bytes)
+            if isinstance(opened, KaggleFolder):
+                msg = f"'{source.label}' is the folder '{opened.path}' here; give that alone, or only folders."
+                raise SourceReadError(msg)
+            return opened
 
 
 def read_small_file(source: SingleSource) -> bytes:
@@ -270,7 +287,7 @@ def read_small_file(source: SingleSource) -> bytes:
         As `open_remote`, and `RemoteFile.read_range`.
     """
     if isinstance(source, ObjectSource):
-        from colabstage.sources.objects_fsspec import read_at_once
+        from colabstage.sources.objects import read_at_once
 
         if (data := read_at_once(source.url)) is not None:
             return data

@@ -26,6 +26,7 @@ from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
     Manifest,
     check_replaceable_pack,
+    is_replaceable_pack,
     place_pack,
     read_manifest,
     verified,
@@ -43,7 +44,7 @@ from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.finish import place_joined, splits_in_order
 from colabstage.sources.identity import compare_states
-from colabstage.sources.parse import ObjectSource, comes_whole
+from colabstage.sources.parse import ObjectSource
 from colabstage.sources.partial.file import KEPT_AFTER, BlockwiseFile
 from colabstage.sources.partial.local import TABLE, Edges
 from colabstage.sources.partial.plan import FileOfSet, FileSet
@@ -352,7 +353,7 @@ def _put_in_place(cached: CachedPack, local: Sequence[Path], request: StageReque
         )
         return
     write_manifest(local[0], replace(manifest, mtime_ns=local[0].stat().st_mtime_ns))
-    place_pack(local[0], target, staged=True)
+    place_pack(local[0], target, replaces=is_replaceable_pack)
 
 
 def exceeds_limit(request: StageRequest, cached: CachedPack) -> bool:
@@ -394,8 +395,8 @@ def find_current(
             return None, cached
         step.note = f"found '{cached.label.rpartition('/')[2]}'"
         # What the comparison asks of a mount takes about a second for a folder of some thousand files, and longer the
-        # more there are; the copy takes longer. A download would take the disk's room from the copy.
-        if beside and not exceeds_limit(request, cached) and not comes_whole(request.source):
+        # more there are; the copy takes longer.
+        if beside and not exceeds_limit(request, cached):
             return CurrentPack(cached, identity, Comparison(call, source, identity)), cached
         freshness = compare_source(call, source, identity)
         if not freshness.same:

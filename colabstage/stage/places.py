@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from colabstage.io.progress import Cancellation, Progress, ProgressStep
-    from colabstage.sources.writable_store import StoredObject
+    from colabstage.sources.buckets import StoredObject
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -255,10 +255,10 @@ class BucketPlace(CachePlace):
         self.url = source.url.rstrip("/")
         self.label = source.label
         # Imported where they are needed, here and below: they bring libraries that folders do without.
-        from colabstage.sources.writable_store import WritableStore
+        from colabstage.sources.buckets import ObjectStore
 
         # One for all questions, since a cache is asked a few times in hours and never closed.
-        self._store = WritableStore(self.url)
+        self._store = ObjectStore(self.url)
         self._folder = self._store.path.rstrip("/")
         weakref.finalize(self, self._store.close).atexit = False
 
@@ -428,7 +428,7 @@ class BucketPlace(CachePlace):
 
     def _damaged_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None = None) -> list[int]:
         """Return the numbers of blocks whose bytes differ from a manifest, of an object as long as it says."""
-        from colabstage.sources.objects_fsspec import ObjectFile
+        from colabstage.sources.objects import ObjectFile
 
         facts = RemoteFacts(show_address(self.at(name)), name, manifest.size)
         # Hashes tell more than a question after each block whether the object is still the same.

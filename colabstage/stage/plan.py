@@ -20,7 +20,6 @@ from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import free_space
 from colabstage.pack.stream import PackStream
-from colabstage.sources.parse import comes_whole
 from colabstage.stage.cache import Cache, is_published
 from colabstage.stage.dataset import found_in
 from colabstage.stage.decide import decide, has_to_come, plan_reading, staging_figures
@@ -152,8 +151,7 @@ def plan_stage(
 ) -> StagePlan:
     """Say what `stage_dataset` would do with the same arguments, without writing anything.
 
-    This lists the source, and reads the headers of a few images where their size matters. A source that has to be
-    downloaded before it can be opened (a share link, a Kaggle dataset) is not read.
+    This lists the source, and reads the headers of a few images where their size matters.
 
     The arguments are those of `stage_dataset` without `wait`, `streaming`, `executor` and `progress`. The errors are
     the same too, as far as they can be known beforehand.
@@ -210,7 +208,7 @@ def _plan_restore(
         size = min(size, limit)
     elif request.keep == "pack" and size >= _WORTH_BYTES:
         reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
-    if request.wants_files and not comes_whole(request.source):
+    if request.wants_files:
         opened = source.open()
         files = 0 if has_to_come(opened) else total_size(opened.open_tree(spool).entries)
     figures = StageFigures(source_bytes=size + files, pack_bytes=size, files_bytes=files)
@@ -229,9 +227,6 @@ def _plan_reading(
         plan = _plan(request, cache, decision, figures, count=count)
         return replace(plan, reasons=(*reasons, *plan.reasons), in_part=count > 0)
 
-    if comes_whole(request.source) and request.disk_limit is None:
-        reasons.append("It would be downloaded first; what is in it is known only then.")
-        return planned(StageFigures())
     opened = source.open()
     if has_to_come(opened) or opened.is_walked:
         reasons.append(_why_unknown(opened))

@@ -52,7 +52,7 @@ from colabstage.io.progress import SYSTEM_CLOCK, cancellation_of, resolve_progre
 from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import disk_use, is_worked_in, open_workspace
-from colabstage.machine.drive_client import wait_uploaded as wait_until_uploaded
+from colabstage.machine.drive_attributes import wait_uploaded as wait_until_uploaded
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay, silence_of
 from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount

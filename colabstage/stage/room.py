@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.io.units import format_bytes
-from colabstage.sources.parse import KaggleSource, ShareSource, comes_whole
 
 if TYPE_CHECKING:
-    from colabstage.sources.parse import Source
     from colabstage.stage.request import StageRequest
 
 # A smaller limit is no useful advice.
 _LEAST_LIMIT_BYTES = 10_000
+# What to do with a source that has to be here whole.
+_INSTEAD = (
+    "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
+    "is. Or make the pack smaller: image_size=, encoding='jpeg:90'."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,8 @@ def exceeds(request: StageRequest, figures: StageFigures) -> bool:
 def less_room(request: StageRequest, free_bytes: int) -> str:
     """Return what takes less space on the local disk than the whole dataset, as the end of a sentence."""
     larger = "give local_dir= on a larger disk"
-    # Plain files are here whole, and so is what has to be downloaded whole before it is packed.
-    unavoidable = request.keep != "pack" or comes_whole(request.source)
-    if unavoidable or request.disk_limit is not None or free_bytes < _LEAST_LIMIT_BYTES:
+    # Plain files are here whole.
+    if request.keep != "pack" or request.disk_limit is not None or free_bytes < _LEAST_LIMIT_BYTES:
         return larger
     # Not all of the space: other files need some. Without a blank, which a shell would take for the next argument.
     limit = format_bytes(int(0.8 * free_bytes)).replace(" ", "")
@@ -87,22 +89,7 @@ def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> Non
         takes = f"{format_bytes(figures.peak_bytes)} of the local disk"
     msg = (
         f"Packing '{request.source.name}' takes {takes}, and disk_limit={format_bytes(limit)}. No pack of it is in the "
-        f"cache yet. {_instead(request.source)} Or stage it once where there is room, without disk_limit=; every later "
+        f"cache yet. {_INSTEAD} Or stage it once where there is room, without disk_limit=; every later "
         "call opens that pack in part."
     )
     raise NotEnoughSpaceError(msg)
-
-
-def _instead(source: Source) -> str:
-    """Return what to do with a source that has to be here whole, in a sentence."""
-    if isinstance(source, ShareSource):
-        return (
-            "Add a shortcut to it to your own Drive (in its menu on drive.google.com: Organise, Add shortcut), mount "
-            'Drive, and read it there: stage_dataset("/content/drive/MyDrive/NAME", disk_limit=…).'
-        )
-    where = (
-        "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read in place."
-    )
-    if isinstance(source, KaggleSource):
-        return f'On Kaggle it is mounted: stage_dataset("/kaggle/input/NAME", disk_limit=…). Elsewhere: {where}'
-    return f"{where} Or make the pack smaller: image_size=, encoding='jpeg:90'."

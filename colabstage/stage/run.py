@@ -37,7 +37,7 @@ from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.shards import pack_by_executor
 from colabstage.sources.opening import sweep_copies
-from colabstage.sources.parse import comes_whole, parts_of, paths_of, read_local_dir
+from colabstage.sources.parse import parts_of, paths_of, read_local_dir
 from colabstage.sources.tree import fetch_folder
 from colabstage.stage.cache import (
     Cache,
@@ -211,11 +211,10 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             clear_lock(lock)
             return staged
         # Nothing is written yet, so this is the moment to report that the source cannot be read. With the pack in the
-        # cache it may not be needed at all, and listing it takes time. A source that has to be downloaded before it can
-        # be opened is left to whoever holds the lock, because two downloads at once would only halve the speed.
+        # cache it may not be needed at all, and listing it takes time.
         looks = request.cache_dir is not None and not request.refresh and not request.wants_files
         cached = looks and cache.find() is not None
-        if not cached and (request.disk_limit is not None or not comes_whole(request.source)):
+        if not cached:
             source.open()
         make_own_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import ArchiveError, DriveError, SourceChangedError, SourceError
 from colabstage.io.environment import OFFLINE_VARIABLE, is_set
-from colabstage.io.files import Closing, make_own_folder
+from colabstage.io.files import Closing
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, cancellation_of
 from colabstage.io.units import format_count
 from colabstage.sources.identity import compare_states, proof_of
 from colabstage.sources.look import check_freshness
-from colabstage.sources.opening import SLOW_LISTERS, ComesWholeError, Opening, open_source
-from colabstage.sources.parse import LocalSource, TreeSource, comes_whole, parts_of
+from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
+from colabstage.sources.parse import LocalSource, TreeSource, parts_of
 from colabstage.stage.dataset import StageReport
-from colabstage.stage.room import check_disk_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,8 +73,6 @@ class SourceOnce(Closing):
         if self.opened is not None:
             return self.opened
         request = self._call.request
-        sparing = request.disk_limit is not None
-        whole = comes_whole(request.source) and not sparing
         # Beside the dataset's own folder, so that the same source with other options finds what was downloaded.
         opening = Opening(
             request.folder.parent,
@@ -83,11 +80,9 @@ class SourceOnce(Closing):
             self._call.cancellation,
             only=request.options.parts,
             zip_encoding=request.options.zip_encoding,
-            sparing=sparing,
+            sparing=request.disk_limit is not None,
         )
-        if whole:
-            make_own_folder(request.folder.parent)
-        with (report or self._call.report).timed("download" if whole else "open source", unit="B", moves=whole) as step:
+        with (report or self._call.report).timed("open source", unit="B") as step:
             try:
                 with contextlib.ExitStack() as undo:
                     source = open_source(request.source, opening, unpack=True)
@@ -95,10 +90,6 @@ class SourceOnce(Closing):
                     # Before anything is read: what is written to the source meanwhile has to show as a change.
                     source.take_state()
                     self._stack.enter_context(undo.pop_all())
-            except ComesWholeError as error:
-                step.unit, step.note = "", str(error)
-                check_disk_limit(request, None)
-                raise
             except (SourceError, DriveError, ArchiveError) as error:
                 step.unit, step.note = "", str(error)
                 raise

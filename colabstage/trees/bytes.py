@@ -59,9 +59,6 @@ class LocalBytes(Closing):
         path: the file. It may be unlinked or replaced while this is open; the bytes stay those of the file opened.
         label: its address for messages; the path by default.
         follow: whether `path` may be a link.
-
-    Raises:
-        SourceNotFoundError: there is no such file.
     """
 
     def __init__(self, path: Path, *, label: str | None = None, follow: bool = True) -> None:
@@ -166,13 +163,7 @@ class SharedBytes(Closing):
 
 
 class RequestedBytes:
-    """Bytes behind a callable that reads a range: a service's file, an archive's member.
-
-    Args:
-        request: reads so many bytes from an offset on: `request(length, offset)`.
-        size: how many there are.
-        label: their address, for messages.
-    """
+    """Bytes behind a callable that reads a range: a service's file, an archive's member."""
 
     def __init__(self, request: Callable[[int, int], bytes], size: int, *, label: str) -> None:
         self._request = request

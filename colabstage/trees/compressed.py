@@ -55,10 +55,6 @@ def open_stream(
     Reading it turns whatever the decompressor complains about into `CorruptArchiveError`. What the source or whoever
     reads raises passes through as it is: an `OSError` with an errno, and every error of colabstage's own. `read_bytes`:
     of the source at a time.
-
-    Raises:
-        ArchiveError: the source is not compressed.
-        CorruptArchiveError: the stream is truncated or damaged.
     """
     compression = _compression(source)
     with io.BufferedReader(SourceFile(source, cancellation), read_bytes) as packed:
@@ -188,15 +184,7 @@ def pieces_ahead(
 def unpack_into(
     spool: Path, source: ByteSource, limits: ArchiveLimits, cancellation: Cancellation | None = None
 ) -> TemporaryBytes:
-    """Decompress `source` into a file in the folder `spool`, which is made if need be.
-
-    Raises:
-        CorruptArchiveError: the stream is truncated or damaged.
-        UnsafeArchiveError: it unpacks to more than `limits` allow; found while unpacking.
-        NotEnoughSpaceError: it does not fit.
-        TargetNotWritableError: nothing can be written in `spool`.
-        CancelledError: `cancellation` was used.
-    """
+    """Decompress `source` into a file in the folder `spool`, which is made if need be."""
     # The name goes once the file is unpacked and open, so that nothing is left behind however the process ends.
     make_folder(spool)
     path = temp_beside(spool / "unpacked")
@@ -237,10 +225,6 @@ def _unpack_pieces(source: ByteSource, cancellation: Cancellation | None) -> Gen
 def inner_name(source: ByteSource, base: str, name: str = "") -> str:
     """Return what the file inside a compressed one is called: like the compressed one, which is `base` by its address
     and `name` by its service, without its suffix; where that has none, as gzip noted it.
-
-    Raises:
-        ArchiveError: the source is not compressed.
-        UnsafeArchiveError: only gzip's header names it, and with a path.
     """
     compression = _compression(source)
     for called in (base, name):

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -43,7 +42,9 @@ _ODD_NAMES = re.compile(rf"/(?:\.|(?:{'|'.join(map(re.escape, sorted(JUNK_FILES)
 _ODD_ENDINGS = re.compile(rf"\.(?:{'|'.join(re.escape(kind.removeprefix('.')) for kind in GOOGLE_NATIVE)})/")
 # One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) vanishes.
 _LOOK_BATCH = 256
-# Entries of a folder by which its pace shows; the seconds for one above which it is that of round trips, of which
+# And a folder is shared among at least this many.
+_SHARES = 64
+# Entries of a folder by which its pace shows; and the seconds for one above which it is that of round trips, of which
 # several at once take no longer than one; and those below which nobody but the kernel is asked.
 _FIRST_LOOKS, _SLOW_LOOK_S, _KERNEL_LOOK_S = 4, 0.001, 0.00005
 # Folders that are listed before their entries join the others: enough for every worker.
@@ -70,11 +71,6 @@ class FolderTree(Tree):
         found: called, in any thread, with the paths of some files as soon as these are known to exist.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
-
-    Raises:
-        SourceNotFoundError: there is no such folder, or a part of it vanished while it was listed.
-        SourceReadError: `path` is not a folder, or a listing failed for good.
-        DriveDisconnectedError: the mount is dead.
     """
 
     kind = "folder"
@@ -96,8 +92,8 @@ class FolderTree(Tree):
         # When files were written of which a part has been read, by path.
         self._times: dict[str, int] = {}
         _check_root(self._root)
-        with _Threads(workers) as threads:
-            walk = _LevelWalk(self._root, threads, retry, heard, found)
+        with _threads(workers) as pool:
+            walk = _LevelWalk(self._root, pool, retry, heard, found)
             walk.all_but(leave_out)
         files = walk.files
         sizes, times_ns = np.array(files.sizes, np.int64), times_in_column(files.times_ns)
@@ -121,12 +117,7 @@ class FolderTree(Tree):
         return FolderFile(self.path_of(entry), entry.size, times=self._times)
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one file: one open, one read, one close.
-
-        Raises:
-            OSError: as the disk or mount answers.
-            SourceReadError: the file is no longer `entry.size` bytes long.
-        """
+        """Return the whole content of one file: one open, one read, one close."""
         handle = os.open(self._about_to_read(entry), _OPEN_FLAGS)
         try:
             # One byte more than listed: a longer file shows without a further call.
@@ -147,11 +138,7 @@ class FolderTree(Tree):
         return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content of one file in pieces of at most 16 MiB; the file is open only while one is read.
-
-        Raises:
-            As `read`.
-        """
+        """Yield the content of one file in pieces of at most 16 MiB; the file is open only while one is read."""
         path = self._about_to_read(entry)
         # One byte more than listed: a longer file shows.
         for offset, length in block_ranges(entry.size + 1, PIECE_BYTES):
@@ -191,12 +178,7 @@ class FolderFile:
         self._open: LocalBytes | None = None
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Read up to `length` bytes at `offset`.
-
-        Raises:
-            OSError: as the disk or mount answers.
-            SourceReadError: the file is no longer as long as it was listed, or was written to.
-        """
+        """Read up to `length` bytes at `offset`."""
         # A name of this thread's own keeps the handle open while it reads, also when another one releases the file.
         file = self._open
         if file is None:
@@ -231,9 +213,6 @@ def folder_stamps(
 
     Returns:
         For each name the time in ns, `None` where there is no such folder any more.
-
-    Raises:
-        OSError: as the disk or mount answers.
     """
     root = os.fspath(path)
 
@@ -246,8 +225,25 @@ def folder_stamps(
             heard()
 
     wanted = list(names)
-    with _Threads(workers) as threads:
-        return dict(zip(wanted, threads.list_each(one, wanted), strict=True))
+    with _threads(workers) as pool:
+        return dict(zip(wanted, _at_once(one, wanted, pool), strict=True))
+
+
+def _threads(workers: int) -> DaemonPool | contextlib.nullcontext[None]:
+    return DaemonPool(workers, "colabstage-list") if workers > 1 else contextlib.nullcontext()
+
+
+def _at_once(function: Callable[[T], R], items: Sequence[T], pool: DaemonPool | None) -> list[R]:
+    """Call `function` with each item, and return the results in order; fails when nothing moves for `_STALL_S`."""
+    if pool is None:
+        return [function(item) for item in items]
+    try:
+        return pool.run(function, items, stall_timeout_s=_STALL_S)
+    except TimeoutError as error:
+        if error.errno is not None:  # the mount's own answer
+            raise
+        msg = f"Listing made no progress for {_STALL_S:.0f} s. Mount the Drive again and run this once more."
+        raise SourceReadError(msg) from error
 
 
 def _written_ns(handle: int) -> int:
@@ -258,9 +254,6 @@ def _check_time(path: str, handle: int, written_ns: int) -> None:
     """Refuse a part of a file that was written to after another part of it was read, or while this one was.
 
     Its time in the listing is not compared: a mount may tell it in another precision.
-
-    Raises:
-        SourceReadError: it was.
     """
     if _written_ns(handle) != written_ns:
         msg = (
@@ -295,46 +288,6 @@ def _path_below(root: str, name: str) -> str:
     return f"{root}/{name}" if name else root
 
 
-class _Threads:
-    """Threads that list, and as many that look at what was listed; for one worker none but the caller's.
-
-    A look that waited for its turn behind folders to be listed would leave the mount with nothing to do but these.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self.many = workers > 1
-        self._listers = DaemonPool(workers, "colabstage-list")
-        self._lookers = DaemonPool(workers, "colabstage-look")
-
-    def list_each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Call `function` with each item, and return the results in order; fails when nothing moves for `_STALL_S`."""
-        if not self.many:
-            return [function(item) for item in items]
-        return self.results([self._listers.submit(functools.partial(function, item)) for item in items])
-
-    def look(self, function: Callable[[], R]) -> Future[R]:
-        """Have a call made by those that look."""
-        return self._lookers.submit(function)
-
-    def results(self, calls: Sequence[Future[R]]) -> list[R]:
-        """Wait for calls, and return their results in order; fails when nothing moves for `_STALL_S`."""
-        try:
-            return DaemonPool.results(calls, stall_timeout_s=_STALL_S)
-        except TimeoutError as error:
-            if error.errno is not None:  # the mount's own answer
-                raise
-            msg = f"Listing made no progress for {_STALL_S:.0f} s. Mount the Drive again and run this once more."
-            raise SourceReadError(msg) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        for pool in (self._listers, self._lookers):
-            pool.close(abandon=error is not None)
-
-
 class _UnlistedFolder(NamedTuple):
     """A folder still to be listed."""
 
@@ -350,11 +303,9 @@ class _Other(NamedTuple):
     """An entry of a folder that is no file."""
 
     name: str
-    """Its name in the tree."""
     kind: Literal["folder", "native", "broken"]
     """What it is; "native" is a document of Google's own kinds, "broken" a link that leads nowhere."""
     through_link: bool
-    """Whether the entry is a link."""
 
 
 @dataclass(slots=True)
@@ -364,13 +315,9 @@ class _Looked:
     total: int = 0
     """How many there are, junk included."""
     names: list[str] = field(default_factory=list)
-    """Of the files, as the tree has them."""
     sizes: list[int] = field(default_factory=list)
-    """Of the files, in bytes."""
     times_ns: list[int] = field(default_factory=list)
-    """When the files were written."""
     others: list[_Other] = field(default_factory=list)
-    """The few that are none."""
 
     def add(self, other: _Looked) -> None:
         """Append others."""
@@ -378,6 +325,7 @@ class _Looked:
         self.names += other.names
         self.sizes += other.sizes
         self.times_ns += other.times_ns
+        self.others += other.others
 
 
 class _Listed(NamedTuple):
@@ -387,27 +335,24 @@ class _Listed(NamedTuple):
     """When something in it was last added, removed or renamed."""
     identity: _Identity
     """Device and inode, by which a loop is known."""
-    looped: bool
-    """Whether a link leads back to a folder that it is in."""
+    looked: _Looked
     unseen: list[os.DirEntry[str]]
     """Entries that nobody has looked at yet."""
-    looked: list[_Looked]
-    """What the others are."""
 
 
 class _LevelWalk:
-    """List one level of a tree after the other: some folders at once, and what they hold meanwhile."""
+    """List one level of a tree after the other: as many folders at once as there are workers, then what they hold."""
 
     def __init__(
         self,
         root: str,
-        threads: _Threads,
+        pool: DaemonPool | None,
         retry: RetryPolicy,
         heard: Callable[[], object],
         found: Callable[[Sequence[str]], object] | None,
     ) -> None:
-        self._root, self._threads, self._retry, self._heard, self._found = root, threads, retry, heard, found
-        self._turn = threading.Lock()
+        self._root, self._pool, self._retry = root, pool, retry
+        self._heard, self._found, self._turn = heard, found, threading.Lock()
         self.files = _Looked()
         self.stamp: dict[str, tuple[int, int]] = {}
         self._others: dict[str, list[str]] = {"native": [], "broken": [], "looped": [], "own": []}
@@ -432,58 +377,63 @@ class _LevelWalk:
     def all_but(self, leave_out: Collection[str]) -> None:
         """List all folders but those of these names."""
         level = [_UnlistedFolder("", frozenset(), through_link=False)]
-        at_once = _LIST_FOLDERS if self._threads.many else 1
         while level:
             deeper: list[_UnlistedFolder] = []
-            for first in range(0, len(level), at_once):
-                some = level[first : first + at_once]
-                for folder, listed in zip(some, self._threads.list_each(self._list, some), strict=True):
+            for first in range(0, len(level), _LIST_FOLDERS):
+                some = level[first : first + _LIST_FOLDERS]
+                for folder, listed in zip(some, self._list_some(some), strict=True):
                     inside = self._take(folder, listed)
                     deeper += (below for below in inside if below.name not in leave_out)
                     self._others["own"] += [below.name for below in inside if below.name in leave_out]
             level = deeper
 
-    def _take(self, folder: _UnlistedFolder, listed: _Listed) -> list[_UnlistedFolder]:
+    def _list_some(self, folders: list[_UnlistedFolder]) -> list[_Listed | None]:
+        listed = _at_once(self._list, folders, self._pool)
+        # What was left is shared among all, whichever folder it is in.
+        batches = []
+        for folder, one in zip(folders, listed, strict=True):
+            if one is not None and one.unseen:
+                length = min(-(-len(one.unseen) // _SHARES), _LOOK_BATCH)
+                starts = range(0, len(one.unseen), length)
+                batches += [(folder, one.looked, one.unseen[start : start + length]) for start in starts]
+                one.unseen.clear()
+        looks = _at_once(lambda batch: self._look_at(batch[0], batch[2]), batches, self._pool)
+        for (_, looked, _), more in zip(batches, looks, strict=True):
+            looked.add(more)
+        return listed
+
+    def _take(self, folder: _UnlistedFolder, listed: _Listed | None) -> list[_UnlistedFolder]:
         """Put what was seen in a folder where it belongs; return the folders in it."""
-        if listed.looped:
+        if listed is None:
             self._others["looped"].append(folder.name)
             return []
-        self.stamp[folder.name] = (listed.mtime_ns, sum(some.total for some in listed.looked))
-        ancestors = folder.ancestors | {listed.identity}
+        self.stamp[folder.name] = (listed.mtime_ns, listed.looked.total)
+        self.files.add(listed.looked)
         inside: list[_UnlistedFolder] = []
-        for some in listed.looked:
-            self.files.add(some)
-            for other in some.others:
-                if other.kind == "folder":
-                    inside.append(_UnlistedFolder(other.name, ancestors, other.through_link))
-                else:
-                    self._others[other.kind].append(other.name)
+        for other in listed.looked.others:
+            if other.kind == "folder":
+                above = folder.ancestors | {listed.identity}
+                inside.append(_UnlistedFolder(other.name, above, other.through_link))
+            else:
+                self._others[other.kind].append(other.name)
         return inside
 
-    def _list(self, folder: _UnlistedFolder) -> _Listed:
-        """List one folder, and look at what is in it."""
+    def _list(self, folder: _UnlistedFolder) -> _Listed | None:
+        """List one folder; `None` where a link leads back to one that it is in."""
         path = _path_below(self._root, folder.name)
         listed = read_with_retry(lambda: self._read(folder, path), path, policy=self._retry)
         self._heard()
-        entries = listed.unseen
-        length = min(max(1, -(-len(entries) // (4 * self._threads.workers))), _LOOK_BATCH)
-        batches = [entries[start : start + length] for start in range(0, len(entries), length)]
-        looks = [self._threads.look(functools.partial(self._look_at, folder, batch)) for batch in batches]
-        # Each entry is to go when it has been looked at.
-        entries.clear()
-        listed.looked.extend(self._threads.results(looks))
         return listed
 
-    def _read(self, folder: _UnlistedFolder, path: str) -> _Listed:
+    def _read(self, folder: _UnlistedFolder, path: str) -> _Listed | None:
         """Read one folder, and look at its entries meanwhile; among other threads, only until that proves slow."""
         # Asked before the listing: a change while the folder is being listed then shows in the stamp.
         status = os.stat(path)  # noqa: PTH116
         identity = (status.st_dev, status.st_ino)
-        looped = folder.through_link and identity in folder.ancestors
-        listed = _Listed(status.st_mtime_ns, identity, looped, [], [])
-        if looped:
-            return listed
-        alone = not self._threads.many
+        if folder.through_link and identity in folder.ancestors:
+            return None
+        listed = _Listed(status.st_mtime_ns, identity, _Looked(), [])
+        alone = self._pool is None
         # Entries of an open folder are looked up in it; those of a path each from the root of the file system, but also
         # later and by others.
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if alone else None
@@ -496,10 +446,10 @@ class _LevelWalk:
                     # from each other, at each entry.
                     with self._turn if look_s < _KERNEL_LOOK_S and not alone else contextlib.nullcontext():
                         began = SYSTEM_CLOCK.now()
-                        listed.looked.append(self._look_at(folder, batch))
+                        listed.looked.add(self._look_at(folder, batch))
                         look_s = (SYSTEM_CLOCK.now() - began) / count
                     # On a mount that leaves them out each look is a round trip of its own.
-                    if not alone and look_s > _SLOW_LOOK_S:
+                    if look_s > _SLOW_LOOK_S and not alone:
                         listed.unseen.extend(scan)
                     count = _LOOK_BATCH
         finally:

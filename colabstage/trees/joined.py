@@ -45,9 +45,6 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
         stems: the readable name of each tree; need not be distinct.
         names: the file names in each tree; without what is the same in one before.
         of_folders: whether all trees are folders, and none an archive.
-
-    Raises:
-        ArchiveError: the trees are parts of one download, and a name has another content in each.
     """
     # Splits come first: united, train/ and test/ of two archives would lose which is which.
     folders = distinct_names(stems)
@@ -123,11 +120,6 @@ def _without_copies(trees: Sequence[Tree]) -> list[FileEntries]:
 class JoinedTree(TreeView):
     """The files of several trees as one tree; a file that several have with the same content is there once. Closing it
     closes them all.
-
-    Args:
-        label: its address, for messages.
-        parts: the readable name of each tree, and the tree.
-        joining: how their files are named; decided by `plan_joining` without it.
     """
 
     def __init__(self, label: str, parts: Sequence[tuple[str, Tree]], *, joining: Joining | None = None) -> None:
@@ -176,11 +168,7 @@ class JoinedTree(TreeView):
         return tuple(part for number in numbers[np.argsort(firsts)] for part in self._trees[number].parts())
 
     def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
-        """Return the tree that has a file, and the file as that one has it.
-
-        Raises:
-            SourceReadError: the entry is another tree's.
-        """
+        """Return the tree that has a file, and the file as that one has it."""
         row = int(self._order[self._own(entry)])
         # Rows count through all parts, so the part is the last that begins at or before one.
         part = int(np.searchsorted(self._firsts, row, side="right")) - 1

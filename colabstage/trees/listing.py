@@ -40,7 +40,6 @@ class FileEntry:
     name: str
     """Path inside the tree, with `/`, never absolute, never with `..`."""
     size: int
-    """Length of its content in bytes."""
     mtime_ns: int
     """Modification time in nanoseconds since 1970; 0 where the container keeps none."""
     position: int
@@ -63,11 +62,8 @@ class FileEntries(Sequence[FileEntry]):
     sizes: NDArray[np.int64]
     """`(N,)`, like all that follow."""
     mtimes_ns: NDArray[np.int64]
-    """Modification times."""
     positions: NDArray[np.int64]
-    """Where the medium has them."""
     executable: NDArray[np.bool_]
-    """Which are programs."""
     places: NDArray[np.int64] | None = None
     """The number of each among the entries of its tree; `None` where that is its number here."""
 
@@ -238,7 +234,6 @@ class Tree(Closing):
     """
 
     kind: TreeKind
-    """What holds the files."""
     label: str
     """The tree's address as a person would write it, for messages."""
     entries: FileEntries
@@ -278,11 +273,7 @@ class Tree(Closing):
         return (self,)
 
     def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
-        """Return the part that has a file, and the file as that part has it.
-
-        Raises:
-            SourceReadError: the entry is another tree's.
-        """
+        """Return the part that has a file, and the file as that part has it."""
         return self, entry
 
     def path_of(self, entry: FileEntry) -> Path | None:
@@ -296,21 +287,12 @@ class Tree(Closing):
     def open(self, entry: FileEntry) -> ByteSource | None:
         """Return the bytes of one file, any part of which is read from where it is; `None` where only the whole can
         be had, because it is packed, or has a checksum that only the whole of it meets.
-
-        Raises:
-            OSError: as the medium answers.
-            SourceReadError: the entry is another tree's.
         """
         return None
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one file, `entry.size` bytes, verified by the container's checksum where it has
         one.
-
-        Raises:
-            OSError: as the medium answers (a mount's errno 5, 107, …).
-            SourceReadError: the content is shorter or longer than listed.
-            CorruptArchiveError: the member is damaged.
         """
         with contextlib.closing(self._opened(entry)) as file:
             # Some sources answer an empty range with an error.
@@ -325,9 +307,6 @@ class Tree(Closing):
 
         Verified as `read` does it, once the last piece has come: what was made of the pieces counts only when the
         iterator has ended.
-
-        Raises:
-            As `read`; while iterating.
         """
         with contextlib.closing(self._opened(entry)) as file:
             for offset, length in block_ranges(file.size, PIECE_BYTES):
@@ -344,11 +323,7 @@ class Tree(Closing):
         return file
 
     def _own(self, entry: FileEntry) -> int:
-        """Return the number of an entry.
-
-        Raises:
-            SourceReadError: the entry is another tree's.
-        """
+        """Return the number of an entry."""
         place = self.entries.find(entry)
         if place is None:
             raise unknown_entry(self.label, entry.name)
@@ -435,11 +410,7 @@ class _GivenTree(Tree):
 
 
 def as_tree(given: object) -> Tree | None:
-    """Return a tree as it is, and one of whatever has `label`, `entries` and `read`; `None` for anything else.
-
-    Raises:
-        UnsafeArchiveError: its names are none that an archive may have.
-    """
+    """Return a tree as it is, and one of whatever has `label`, `entries` and `read`; `None` for anything else."""
     if isinstance(given, Tree):
         return given
     return _GivenTree(given) if all(hasattr(given, name) for name in ("entries", "read", "label")) else None

@@ -51,11 +51,7 @@ DEFAULT_LIMITS = ArchiveLimits()
 
 
 def check_limits(archive: str, members: int, total_bytes: int, archive_bytes: int, limits: ArchiveLimits) -> None:
-    """Refuse an archive whose headers promise more than `limits` allow.
-
-    Raises:
-        UnsafeArchiveError: too many members, too much content, or too much content for the archive's own size.
-    """
+    """Refuse an archive whose headers promise more than `limits` allow."""
     if members > limits.max_members:
         problem = f"holds {members:,} members, more than the limit of {limits.max_members:,} (max_members)"
     elif total_bytes > limits.max_total_bytes:
@@ -108,13 +104,22 @@ def is_odd_name(raw: str) -> bool:
     )
 
 
+# What an odd one has, with a NUL before and behind it.
+_ODD_PARTS = ("\0/", "\0.", "\0\0", "//", "/.", "/\0", "\\", "__MACOSX")
+
+
+def are_plain_names(names: Sequence[str]) -> bool:
+    """Tell whether none of some names is odd or has a backslash: in a fifth of the time of asking for each."""
+    joined = "\0".join(("", *names, ""))
+    if joined.count("\0") != len(names) + 1 or max(map(len, names), default=0) > MOST_FOLDERS:
+        return False
+    folded = joined.lower()
+    return not any(part in joined for part in _ODD_PARTS) and not any(f"{junk}\0" in folded for junk in JUNK_FILES)
+
+
 def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
     """Return the name of a file inside a tree, from the name that an archive gives it: without a root, `./` and doubled
     slashes. `folder`: whether it is a folder's, which may end in a slash; "." is the tree itself.
-
-    Raises:
-        UnsafeArchiveError: the name is empty, climbs out with `..`, ends in a slash though it is a file's, or carries a
-            NUL, or is in hundreds of folders.
     """
     if not is_odd_name(raw):
         return raw
@@ -133,11 +138,7 @@ def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
 
 
 def resolve_link(archive: str, name: str, target: str) -> str:
-    """Return the name inside the archive that the symbolic link `name` points to.
-
-    Raises:
-        UnsafeArchiveError: the link points outside the archive.
-    """
+    """Return the name inside the archive that the symbolic link `name` points to."""
     # Decided by words, not by a disk: nothing has been unpacked yet.
     resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     if not target or "\0" in target or target.startswith("/") or resolved == ".." or resolved.startswith("../"):
@@ -174,19 +175,16 @@ def notes_on_members(skipped_links: Sequence[str], repeated: Sequence[str]) -> t
 
 
 def check_collisions(archive: str, files: Collection[str], folders: Iterable[str] = ()) -> None:
-    """Refuse names that cannot stand beside each other in one folder.
-
-    Args:
-        archive: its address, for messages.
-        files: cleaned names of all members that are not folders.
-        folders: cleaned names of the folders that the archive lists.
-
-    Raises:
-        UnsafeArchiveError: a name occurs twice, or a file is also the folder of another member.
-    """
+    """Refuse names that cannot stand beside each other in one folder."""
     twice = first_repeated(files)
     if twice is not None:
         raise refuse_member(archive, twice, "its name occurs twice, so which of the two is meant is unclear")
+    check_folders(archive, files, folders)
+
+
+def check_folders(archive: str, files: Iterable[str], folders: Iterable[str] = ()) -> None:
+    """Refuse a name that is a file and also a folder of others, as `check_collisions` does."""
+    files = list(files)
     above = parent_folders(files) | parent_folders(f"{folder}/" for folder in folders)
     both = [name for name in files if name in above]
     if both:
@@ -229,9 +227,6 @@ def check_case_collisions(archive: str, names: Iterable[str]) -> None:
     """Refuse names that one folder cannot hold on a disk that ignores case or the way accents are encoded.
 
     Only extraction onto a disk needs this.
-
-    Raises:
-        UnsafeArchiveError: two names differ in upper and lower case only, or in the encoding of accents only.
     """
     paths = list(names)
     seen: dict[str, str] = {}
@@ -250,11 +245,7 @@ def _folded(name: str) -> str:
 
 
 def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> None:
-    """Refuse names that no Linux file system takes. `room_bytes`: what a whole name may take.
-
-    Raises:
-        UnsafeArchiveError: a name, or one part of it, is too long.
-    """
+    """Refuse names that no Linux file system takes. `room_bytes`: what a whole name may take."""
     for name in names:
         # No character takes more than four bytes, so most names need no closer look.
         if len(name) * 4 <= _MAX_PART_BYTES:

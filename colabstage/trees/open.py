@@ -63,13 +63,7 @@ def may_be_single_file(label: str) -> bool:
 
 
 class SingleFileTree(Tree):
-    """One file as a tree.
-
-    Args:
-        source: its bytes; closed with the tree.
-        name: what the file is called.
-        packed: the bytes that those were unpacked from, if any; closed with the tree.
-    """
+    """One file as a tree. `packed`: the bytes that its own were unpacked from; closed with the tree."""
 
     kind = "file"
     source: ByteSource
@@ -92,13 +86,7 @@ class SingleFileTree(Tree):
 
 
 def recognise(path: Path) -> TreeFormat | None:
-    """Return what can be opened at `path`: a folder, an archive, a compressed file; `None` for anything else.
-
-    Raises:
-        SourceNotFoundError: there is nothing; the message says what is there instead.
-        SourceReadError, DriveDisconnectedError: the disk or mount does not say what is there.
-        OSError: as the disk or mount answers when the file is read.
-    """
+    """Return what can be opened at `path`: a folder, an archive, a compressed file; `None` for anything else."""
     if _is_folder(path):
         return "folder"
     with LocalBytes(path) as source:
@@ -106,11 +94,7 @@ def recognise(path: Path) -> TreeFormat | None:
 
 
 def recognise_archive(source: ByteSource) -> ArchiveKind | None:
-    """Return what kind of archive the bytes are, by the beginning of the file; `None` when they are none.
-
-    Raises:
-        OSError: as the medium answers.
-    """
+    """Return what kind of archive the bytes are, by the beginning of the file; `None` when they are none."""
     head = source.pread(HEAD_BYTES, 0)
     # Uncompressed kinds first: telling them takes no unpacking.
     if is_zip_head(head):
@@ -130,23 +114,8 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
 
 
 def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
-    """Open a folder, an archive or a compressed file as a tree.
-
-    Args:
-        path: the folder or archive.
-        spool: a folder on a local disk for the unpacked form of what is compressed as a whole; nothing stays in it.
-        workers: how many folders are listed at once; for folders on a mounted Drive.
-        limits: what an archive's headers may promise.
-
-    Raises:
-        SourceNotFoundError: there is nothing at `path`; the message says what is there instead.
-        SourceReadError, DriveDisconnectedError: a folder could not be listed.
-        OSError: as the disk or mount answers when an archive is read.
-        ArchiveError: the file is not an archive; the message says what it is.
-        CorruptArchiveError, UnsafeArchiveError: as for `ZipTree` and `TarTree`.
-        MissingDependencyError: a 7z or rar, and neither tool nor package that reads it.
-        NotEnoughSpaceError: the unpacked form does not fit in `spool`.
-    """
+    """Open a folder, an archive or a compressed file as a tree. `spool`: a folder on a local disk for the unpacked form
+    of what is compressed as a whole; nothing stays in it."""
     if _is_folder(path):
         return FolderTree(path, workers=workers)
     return open_archive(LocalBytes(path), spool=spool, limits=limits)
@@ -171,9 +140,6 @@ def open_archive(
         name: what the service calls it, for where its address does not say what it is.
         zip_encoding: of a zip's names, where it does not declare it.
         cancellation: looked at while what is compressed as a whole is unpacked.
-
-    Raises:
-        Everything that `open_tree` raises for a file.
     """
     try:
         kind = recognise_archive(source)
@@ -250,9 +216,6 @@ class OnlyTree(TreeView):
         tree: the whole.
         only: what `read_only` gives: paths in the tree, and patterns. In these `*` stands for a part of a name and
             `**` for any folders; a folder that fits stands for all in it.
-
-    Raises:
-        SourceNotFoundError: one fits nothing; the message has names that are near.
     """
 
     def __init__(self, tree: Tree, only: Sequence[str]) -> None:

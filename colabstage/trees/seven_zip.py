@@ -15,6 +15,7 @@ import shutil
 import stat
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -45,8 +46,7 @@ from colabstage.trees.names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry
@@ -73,7 +73,7 @@ _LOOK_S = 0.25
 _EMPTY_BYTES = 128
 
 
-class Listed(NamedTuple):
+class _Listed(NamedTuple):
     """One member as the archive lists it."""
 
     name: str
@@ -81,9 +81,7 @@ class Listed(NamedTuple):
     size: int
     """The size of its content, in bytes."""
     is_folder: bool
-    """Whether it is a folder."""
     is_link: bool
-    """Whether it is a link of any kind."""
     crc: int | None
     """Its checksum; `None` where the archive has none."""
     executable: bool
@@ -97,21 +95,21 @@ class _Command:
         self._command, self._kind, self._path, self._label = command, kind, path, label
         self._cancellation = cancellation
 
-    def members(self) -> list[Listed]:
-        output = self._run(*_LIST[self._kind], deadline_s=_LISTING_S)
+    def members(self) -> list[_Listed]:
+        output = self._run([*_LIST[self._kind], "--", self._path], deadline_s=_LISTING_S)
         read = _listed_by_7z if self._kind == "7z" else _listed_by_unrar
         return [read(self._label, fields) for fields in _blocks(self._label, output, self._kind)]
 
     def unpack(self, folder: Path, *, largest: int, total: int) -> None:
+        options = [*_UNPACK[self._kind], *([f"-o{folder}"] if self._kind == "7z" else [])]
+        target = [] if self._kind == "7z" else [f"{folder}/"]
         # A member that has more content than it declares is cut off by the system.
-        target = [f"-o{folder}"] if self._kind == "7z" else []
-        after = [] if self._kind == "7z" else [f"{folder}/"]
-        deadline_s = 60 + total / _SLOWEST_BYTES_PER_S
-        self._run(*_UNPACK[self._kind], *target, deadline_s=deadline_s, after=after, most_bytes=largest + 1)
+        line = [*options, "--", self._path, *target]
+        self._run(line, deadline_s=60 + total / _SLOWEST_BYTES_PER_S, most_bytes=largest + 1)
 
-    def _run(self, *arguments: str, deadline_s: float, after: list[str] = [], most_bytes: int | None = None) -> str:  # noqa: B006  # never changed
+    def _run(self, arguments: list[str], *, deadline_s: float, most_bytes: int | None = None) -> str:
         process = subprocess.Popen(
-            [self._command, *arguments, "--", self._path, *after],
+            [self._command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -122,37 +120,33 @@ class _Command:
         try:
             if most_bytes is not None:
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-            deadline = time.monotonic() + deadline_s
-            while True:
-                try:
-                    raw = process.communicate(timeout=_LOOK_S)[0]
-                    break
-                except subprocess.TimeoutExpired:
-                    if time.monotonic() > deadline:
-                        msg = f"Reading '{self._label}' took longer than {deadline_s:.0f} s; '{self._command}' hangs."
-                        raise ArchiveError(msg) from None
-                self._cancellation.check()
+            # Names in archives may be of any encoding; bytes that are not UTF-8 go to the check of names as they are.
+            output = self._wait(process, time.monotonic() + deadline_s).decode("utf-8", "surrogateescape")
         finally:
             # In every case, cancellation included, so that no tool outlives this call; after success it does nothing.
             process.kill()
             process.communicate()
-        # Names in archives may be of any encoding; bytes that are not UTF-8 go to the check of names as they are.
-        output = raw.decode("utf-8", "surrogateescape")
         if process.returncode:
             raise self._failed(output, process.returncode)
         return output
 
+    def _wait(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=_LOOK_S)[0]
+            if time.monotonic() > deadline:
+                msg = f"Reading '{self._label}' takes too long; '{self._command}' hangs. Unpack it by hand."
+                raise ArchiveError(msg)
+            self._cancellation.check()
+
     def _failed(self, output: str, code: int) -> ColabstageError:
-        said = output.lower()
-        if any(mark in said for mark in _LOCKED):
+        if any(mark in output.lower() for mark in _LOCKED):
             return _locked(self._label)
-        if "no space left" in said:
+        if "no space left" in output.lower():
             return _full(self._label)
         # Not 7-Zip's "Errors: 1", but what it is.
         lines = [line.strip() for line in output.splitlines() if "ERROR" in line or "checksum" in line.lower()]
-        reason = lines[0] if lines else f"exit code {code}"
-        msg = f"'{self._label}' is damaged: {self._command} says {reason!r}. Copy or upload the archive again."
-        return CorruptArchiveError(msg)
+        return _damaged(self._label, f"{self._command} says {next(iter(lines), f'exit code {code}')!r}")
 
 
 def _blocks(label: str, text: str, kind: ToolKind) -> Iterator[dict[str, str]]:
@@ -171,7 +165,7 @@ def _blocks(label: str, text: str, kind: ToolKind) -> Iterator[dict[str, str]]:
             yield fields
 
 
-def _listed_by_7z(label: str, fields: Mapping[str, str]) -> Listed:
+def _listed_by_7z(label: str, fields: Mapping[str, str]) -> _Listed:
     if fields.get("Encrypted") == "+":
         raise _locked(label)
     # The letters of Windows' attributes come first, in any number ("RHSD_ drwxr-xr-x"), then Unix's mode where the
@@ -179,7 +173,7 @@ def _listed_by_7z(label: str, fields: Mapping[str, str]) -> Listed:
     windows, _, unix = fields.get("Attributes", "").rpartition(" ")
     if unix[:1] not in ("-", "d", "l"):
         windows, unix = f"{windows} {unix}", ""
-    return Listed(
+    return _Listed(
         name=fields["Path"],
         size=int(fields.get("Size") or 0),
         is_folder=fields.get("Folder") == "+" or "D" in windows or unix.startswith("d"),
@@ -189,11 +183,11 @@ def _listed_by_7z(label: str, fields: Mapping[str, str]) -> Listed:
     )
 
 
-def _listed_by_unrar(label: str, fields: Mapping[str, str]) -> Listed:
+def _listed_by_unrar(label: str, fields: Mapping[str, str]) -> _Listed:
     if "encrypted" in fields.get("Flags", ""):
         raise _locked(label)
     kind, mode = fields.get("Type", "File"), fields.get("Attributes", "")
-    return Listed(
+    return _Listed(
         name=fields["Name"],
         size=int(fields.get("Size") or 0),
         is_folder=kind == "Directory",
@@ -201,13 +195,6 @@ def _listed_by_unrar(label: str, fields: Mapping[str, str]) -> Listed:
         crc=int(fields["CRC32"], 16) if fields.get("CRC32") else None,
         executable=len(mode) == 10 and mode[3] == "x",
     )
-
-
-# The exceptions of each package for a password that is missing, and for a tool of its own that is.
-_SPECIAL: dict[ToolKind, Callable[[Any], tuple[Any, Any]]] = {
-    "7z": lambda module: (module.exceptions.PasswordRequired, ()),
-    "rar": lambda module: (module.PasswordRequired, module.RarCannotExec),
-}
 
 
 class _Package:
@@ -218,65 +205,50 @@ class _Package:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Any]:
+        make = self._module.SevenZipFile if self._kind == "7z" else self._module.RarFile
         try:
-            make = self._module.SevenZipFile if self._kind == "7z" else self._module.RarFile
             with make(self._path) as archive:
-                if not archive.needs_password():
-                    yield archive
-                    return
+                if archive.needs_password():
+                    raise _locked(self._label)  # noqa: TRY301  # passes below
+                yield archive
         except ColabstageError:
             raise
         # On damaged bytes their parsers fail with any exception.
         except Exception as error:
-            locked, cannot = _SPECIAL[self._kind](self._module)
-            if isinstance(error, locked):
+            errors = getattr(self._module, "exceptions", self._module)
+            if isinstance(error, errors.PasswordRequired):
                 raise _locked(self._label) from error
-            if isinstance(error, cannot):
+            if isinstance(error, getattr(errors, "RarCannotExec", ())):
                 raise _nothing_reads(self._label, self._kind) from error
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _full(self._label) from error
-            msg = f"'{self._label}' is damaged ({error}). Copy or upload the archive again."
-            raise CorruptArchiveError(msg) from error
-        raise _locked(self._label)
+            raise _damaged(self._label, str(error)) from error
 
-    def members(self) -> list[Listed]:
+    def members(self) -> list[_Listed]:
         with self._open() as archive:
-            if self._kind == "7z":
-                return [
-                    # py7zr does not tell which files are programs.
-                    Listed(
-                        info.filename,
-                        info.uncompressed or 0,
-                        info.is_directory,
-                        bool(getattr(info, "is_symlink", False)),
-                        info.crc32,
-                        executable=False,
-                    )
-                    for info in archive.list()
-                ]
-            return [
-                Listed(
-                    info.filename,
-                    info.file_size,
-                    info.is_dir(),
-                    not info.is_dir() and not info.is_file(),
-                    info.CRC,
-                    executable=bool((info.mode or 0) & 0o100),
-                )
-                for info in archive.infolist()
-            ]
+            return list(
+                map(_listed_by_py7zr, archive.list())
+                if self._kind == "7z"
+                else map(_listed_by_rarfile, archive.infolist())
+            )
 
     def unpack(self, folder: Path, *, largest: int, total: int) -> None:
         with self._open() as archive:
             archive.extractall(folder)
 
 
-def find_reader(kind: ToolKind, path: str, label: str, cancellation: Cancellation) -> _Command | _Package:
-    """Return what reads an archive of this kind here.
+def _listed_by_py7zr(info: Any) -> _Listed:
+    # It does not tell which files are programs.
+    is_link = bool(getattr(info, "is_symlink", False))
+    return _Listed(info.filename, info.uncompressed or 0, info.is_directory, is_link, info.crc32, executable=False)
 
-    Raises:
-        MissingDependencyError: nothing does.
-    """
+
+def _listed_by_rarfile(info: Any) -> _Listed:
+    is_link, executable = not info.is_dir() and not info.is_file(), bool((info.mode or 0) & 0o100)
+    return _Listed(info.filename, info.file_size, info.is_dir(), is_link, info.CRC, executable)
+
+
+def _find_reader(kind: ToolKind, path: str, label: str, cancellation: Cancellation) -> _Command | _Package:
     command = next((found for name in _COMMANDS[kind] if (found := shutil.which(name))), None)
     if command is not None:
         return _Command(command, kind, path, label, cancellation)
@@ -299,6 +271,10 @@ def _full(label: str) -> NotEnoughSpaceError:
     return NotEnoughSpaceError(f"'{label}' does not fit on the disk when unpacked. Free some space, or choose another.")
 
 
+def _damaged(label: str, reason: str) -> CorruptArchiveError:
+    return CorruptArchiveError(f"'{label}' is damaged: {reason}. Copy or upload the archive again.")
+
+
 class ToolArchiveTree(Tree):
     """The files in a 7z or rar archive. These formats pack many members into one stream, so all are unpacked at once.
 
@@ -307,13 +283,6 @@ class ToolArchiveTree(Tree):
         spool: a folder on a local disk with room for the content; created if need be.
         limits: how much content the listing may declare.
         cancellation: checked several times a second while a tool works, and between the parts of a copy.
-
-    Raises:
-        MissingDependencyError: neither a tool nor a package that reads it is installed.
-        ArchiveError: it is encrypted, or one volume of several.
-        CorruptArchiveError: it is truncated or damaged.
-        UnsafeArchiveError: a member that no archive should have, or more content than `limits` allow.
-        TargetNotWritableError: nothing can be written in `spool`.
     """
 
     unpacked: Path
@@ -338,25 +307,23 @@ class ToolArchiveTree(Tree):
         try:
             cancellation = cancellation or Cancellation()
             with _as_file(source, temp_beside(spool / f"archive.{kind}"), cancellation) as path:
-                files = self._unpack(find_reader(kind, path, source.label, cancellation), limits)
+                files = self._unpack(_find_reader(kind, path, source.label, cancellation), limits)
         except BaseException:
             remove_own(self.unpacked)
             raise
         names = sorted(files)
-        times = [(self.unpacked / name).lstat().st_mtime_ns for name in names]
         self.entries = FileEntries(
             names,
             np.array([files[name].size for name in names], np.int64),
-            np.array(times, np.int64),
+            np.array([(self.unpacked / name).lstat().st_mtime_ns for name in names], np.int64),
             np.arange(len(names)),
             np.array([files[name].executable for name in names], np.bool_),
         )
 
-    def _unpack(self, reader: _Command | _Package, limits: ArchiveLimits) -> dict[str, Listed]:
+    def _unpack(self, reader: _Command | _Package, limits: ArchiveLimits) -> dict[str, _Listed]:
         members = reader.members()
         if not members and self._archive.size > _EMPTY_BYTES:
-            msg = f"'{self.label}' is damaged: no member can be found in it. Copy or upload the archive again."
-            raise CorruptArchiveError(msg)
+            raise _damaged(self.label, "no member can be found in it")
         total = sum(member.size for member in members)
         check_limits(self.label, len(members), total, self._archive.size, limits)
         # Checked by the listing, before the tool writes a byte.
@@ -398,10 +365,10 @@ def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iter
         remove_own(temp)
 
 
-def _check_listed(archive: str, members: list[Listed]) -> dict[str, Listed]:
+def _check_listed(archive: str, members: list[_Listed]) -> dict[str, _Listed]:
     """Return the files by cleaned name, junk included: the tool unpacks all, and of two of one name the later one would
     win. Links are none that a tool should follow, so they are refused."""
-    files: dict[str, Listed] = {}
+    files: dict[str, _Listed] = {}
     folders: list[str] = []
     for member in members:
         raw = member.name.replace("\\", "/")
@@ -420,21 +387,15 @@ def _check_listed(archive: str, members: list[Listed]) -> dict[str, Listed]:
     return files
 
 
-def _check_unpacked(archive: str, folder: Path, files: Mapping[str, Listed]) -> None:
-    """Look at all that the tool left: nothing but the listed files, each with its size and checksum.
-
-    Raises:
-        UnsafeArchiveError: something else is there.
-        CorruptArchiveError: a file is missing or not what was listed.
-    """
+def _check_unpacked(archive: str, folder: Path, files: Mapping[str, _Listed]) -> None:
+    """Look at all that the tool left: nothing but the listed files, each with its size and checksum."""
     found = set(_walk(archive, folder))
     if extra := found - files.keys():
         msg = f"'{archive}' is refused: it unpacks to {min(extra)!r}, which it does not list."
         raise UnsafeArchiveError(msg)
     for name, listed in files.items():
         if name not in found:
-            msg = f"'{archive}' is damaged: {name!r} was not unpacked. Copy or upload the archive again."
-            raise CorruptArchiveError(msg)
+            raise _damaged(archive, f"{name!r} was not unpacked")
         # Read once more: a tool may have stopped inside a file and said nothing.
         crc = size = 0
         with (folder / name).open("rb", buffering=0) as file:
@@ -442,21 +403,19 @@ def _check_unpacked(archive: str, folder: Path, files: Mapping[str, Listed]) -> 
                 size += len(piece)
                 crc = isal_zlib.crc32(piece, crc)
         if size != listed.size or (listed.crc is not None and crc != listed.crc):
-            msg = f"The member {name!r} of '{archive}' is damaged: it is not what the archive lists. Copy it again."
-            raise CorruptArchiveError(msg)
+            raise _damaged(archive, f"its member {name!r} is not what the archive lists")
 
 
-def _walk(archive: str, folder: Path, prefix: str = "") -> Iterator[str]:
-    with os.scandir(folder) as scan:
-        for entry in scan:
-            name = f"{prefix}{entry.name}"
-            mode = entry.stat(follow_symlinks=False).st_mode
-            if stat.S_ISDIR(mode):
-                # Archives made on other systems have folders without the right to enter them.
-                os.chmod(entry.path, 0o755)  # noqa: PTH101  # an entry's path
-                yield from _walk(archive, folder / entry.name, f"{name}/")
-            elif stat.S_ISREG(mode):
-                yield name
-            else:
-                msg = f"'{archive}' is refused: {name!r} unpacks to a link or a device."
+def _walk(archive: str, folder: Path) -> Iterator[str]:
+    for parent, folders, names in os.walk(folder):
+        for name in folders:
+            # Archives made on other systems have folders without the right to enter them.
+            if not (place := Path(parent, name)).is_symlink():
+                place.chmod(0o755)
+        for path in (Path(parent, name) for name in (*names, *folders)):
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode):
+                yield path.relative_to(folder).as_posix()
+            elif not stat.S_ISDIR(mode):
+                msg = f"'{archive}' is refused: '{path.relative_to(folder)}' unpacks to a link or a device."
                 raise UnsafeArchiveError(msg)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from array import array
-from decimal import Decimal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -47,10 +46,21 @@ if TYPE_CHECKING:
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry
 
+MemberKind = Literal["file", "folder", "symlink", "hardlink", "special"]
+
 BLOCK = 512
 _HEADER = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
 
-_REGULAR = frozenset({b"0", b"\0", b"7"})
+# POSIX: a type that is not known is to be taken for a regular file.
+_KINDS: dict[bytes, MemberKind] = {
+    b"1": "hardlink",
+    b"2": "symlink",
+    b"3": "special",
+    b"4": "special",
+    b"5": "folder",
+    b"6": "special",
+    b"D": "folder",
+}
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_SUN, _PAX_GLOBAL = b"L", b"K", b"x", b"X", b"g"
 _VOLUME_LABEL = b"V"
 _EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX, _PAX_SUN, _PAX_GLOBAL})
@@ -68,94 +78,65 @@ _WINDOW_BYTES = 64 * 1024
 # Of all that a pax record may say, what is used here; an archive can hold as many others as it likes.
 _PAX_KEYS = frozenset({"path", "linkpath", "size", "mtime"})
 _PAX_SPARSE = "GNU.sparse."
-# Seconds since 1970 with more digits than this do not fit 64 bits of nanoseconds; what is written in a few bytes
-# (1e999999) would otherwise take hours to spell out.
-_TIME_DIGITS = 10
+
+
+# By its digits: what is written in a few bytes (1e999999) would otherwise take hours to spell out.
+_TIME = re.compile(r"(-?\d{1,10})(?:\.(\d*))?")
 
 
 class TarMember(NamedTuple):
-    """One member of a tar."""
+    """One member of a tar; names as they are in the archive."""
 
     name: str
-    """Uncleaned, as it is in the archive."""
-    kind: str
-    """`"file"`, `"folder"`, `"symlink"`, `"hardlink"` or `"special"`."""
+    kind: MemberKind
     link: str
-    """Target of a link, uncleaned."""
+    """Target of a link."""
     offset: int
-    """Offset of the content."""
     size: int
-    """Length of the content."""
+    """Length of the content, which follows the header."""
     mtime_ns: int
     """In nanoseconds since 1970; 0 for what is no time."""
     executable: bool = False
-    """For its owner."""
-
-
-class _HeaderBlock(NamedTuple):
-    """One header block, before long names and pax records are applied."""
-
-    name: bytes
-    """As bytes, with what POSIX keeps of it elsewhere in the block."""
-    size: int
-    """Of what follows the block, in bytes."""
-    mtime: int
-    """In seconds since 1970."""
-    kind: bytes
-    """The type flag."""
-    link: bytes
-    """Where a link leads."""
-    mode: int
-    """Unix file mode."""
 
 
 def scan_members(source: ByteSource) -> Iterator[TarMember]:
     """Yield every member of an uncompressed tar, in the archive's order.
 
-    Raises:
-        CorruptArchiveError: the file is truncated, damaged or no tar, and the message says where and which.
-        ArchiveError: a member is sparse or continues in another volume.
+    A `CorruptArchiveError` says where it is truncated or damaged; an `ArchiveError` names a member that is sparse or
+    continues in another volume.
     """
-    at = 0
-    blocks = _Blocks(source)
-    shared: dict[str, str] = {}
+    at, blocks = 0, _Blocks(source)
     # What a global header says holds for all that follow, what another says for the next member only.
+    shared: dict[str, str] = {}
     own: dict[str, str] = {}
     while (block := blocks.read(at)).strip(b"\0"):
-        header = _parse_header(source, block, at)
+        flag, member = _parse_header(source, block, at)
         at += BLOCK
-        if header.kind in _EXTENSIONS:
+        if flag in _EXTENSIONS:
             # Headers that only say more about the next member, or about all that follow.
-            if header.size > _MAX_EXTENSION_BYTES:
-                msg = (
-                    f"'{source.label}' is damaged at byte {at:,}: a name of {header.size:,} bytes. Copy or upload "
-                    "it again."
-                )
-                raise CorruptArchiveError(msg)
-            data = blocks.read(at, header.size)
-            if len(data) < header.size:
+            if member.size > _MAX_EXTENSION_BYTES:
+                raise _damaged(source, at, f"a name of {member.size:,} bytes")
+            data = blocks.read(at, member.size)
+            if len(data) < member.size:
                 raise truncated(source, "a long name is cut")
-            if header.kind == _LONG_NAME:
-                own["path"] = _as_name(_until_nul(data))
-            elif header.kind == _LONG_LINK:
-                own["linkpath"] = _as_name(_until_nul(data))
-            else:
-                try:
-                    (shared if header.kind == _PAX_GLOBAL else own).update(_pax_records(data))
-                except ValueError as error:
-                    msg = f"'{source.label}' is damaged at byte {at:,}: its pax records are not readable."
-                    raise CorruptArchiveError(msg) from error
-            at += _padded_size(header.size)
-            continue
-        member, stored = _apply(source, header, at, shared | own if shared else own)
-        at += stored
-        own = {}
-        # Found here, before anything is read: a cut archive must not give half of a dataset.
-        if at - stored + member.size > source.size:
-            raise truncated(source, f"its member {member.name!r} ends after the end of the file")
-        if header.kind != _VOLUME_LABEL:
-            yield member
+            try:
+                (shared if flag == _PAX_GLOBAL else own).update(_extension(flag, data))
+            except ValueError as error:
+                raise _damaged(source, at, "its pax records are not readable") from error
+        else:
+            member = _apply(source, flag, member, shared | own if shared else own, at)
+            own = {}
+            # Found here, before anything is read: a cut archive must not give half of a dataset.
+            if at + member.size > source.size:
+                raise truncated(source, f"its member {member.name!r} ends after the end of the file")
+            if flag != _VOLUME_LABEL:
+                yield member
+        at += -(-member.size // BLOCK) * BLOCK
     _check_end(source, block, at)
+
+
+def _damaged(source: ByteSource, at: int, reason: str) -> CorruptArchiveError:
+    return CorruptArchiveError(f"'{source.label}' is damaged at byte {at:,}: {reason}. Copy or upload it again.")
 
 
 class _Blocks:
@@ -180,31 +161,32 @@ class _Blocks:
         return self._data[begin : begin + length]
 
 
-def _padded_size(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
-
-
-def _parse_header(source: ByteSource, block: bytes, at: int) -> _HeaderBlock:
+def _parse_header(source: ByteSource, block: bytes, at: int) -> tuple[bytes, TarMember]:
+    """Return the type flag of a header block, and the member that it describes by itself."""
     if len(block) < BLOCK:
         raise truncated(source, "its last header is cut")
-    # fmt: off
-    (name, mode, _, _, size, mtime, checksum, kind, link, magic, _, _, _, _, _, prefix) = _HEADER.unpack(block)
-    # fmt: on
+    raw_name, mode, _, _, size, mtime, checksum, flag, link, magic, *_, prefix = _HEADER.unpack(block)
     try:
         whole = _number(checksum) in header_checksums(block)
-        header = _HeaderBlock(_until_nul(name), _number(size), _number(mtime), kind, _until_nul(link), _number(mode))
+        length, mtime_ns, permissions = _number(size), _number(mtime) * 10**9, _number(mode)
     except ValueError:
         whole = False
-    if not whole or header.size < 0:
+    if not whole or length < 0:
         if at == 0:
             msg = f"'{source.label}' is not a tar but {describe_contents(source.pread(HEAD_BYTES, 0))}."
             raise CorruptArchiveError(msg)
-        msg = f"'{source.label}' is damaged at byte {at:,}: there is no readable header. Copy or upload it again."
-        raise CorruptArchiveError(msg)
+        raise _damaged(source, at, "there is no readable header")
+    name = _until_nul(raw_name)
     # GNU's own format, "ustar " with a blank, keeps times where POSIX keeps the beginning of a long name.
     if magic == b"ustar\0" and prefix[:1] != b"\0":
-        header = header._replace(name=_until_nul(prefix) + b"/" + header.name)
-    return header
+        name = _until_nul(prefix) + b"/" + name
+    text, time = _as_name(name), mtime_ns if abs(mtime_ns) < 1 << 63 else 0
+    target, executable = _as_name(_until_nul(link)), bool(permissions & 0o100)
+    return flag, TarMember(text, _kind_of(flag, text), target, at + BLOCK, length, time, executable)
+
+
+def _kind_of(flag: bytes, name: str) -> MemberKind:
+    return "folder" if flag == b"\0" and name.endswith("/") else _KINDS.get(flag, "file")
 
 
 def _until_nul(field: bytes) -> bytes:
@@ -230,8 +212,10 @@ def _as_name(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-def _pax_records(data: bytes) -> dict[str, str]:
-    """Return the records `"<length> <key>=<value>\\n"` of an extended header."""
+def _extension(flag: bytes, data: bytes) -> dict[str, str]:
+    if flag in (_LONG_NAME, _LONG_LINK):
+        return {"path" if flag == _LONG_NAME else "linkpath": _as_name(_until_nul(data))}
+    # Records "<length> <key>=<value>\n".
     records: dict[str, str] = {}
     at = 0
     while at < len(data) and data[at]:
@@ -248,53 +232,41 @@ def _pax_records(data: bytes) -> dict[str, str]:
     return records
 
 
-def _apply(source: ByteSource, header: _HeaderBlock, at: int, pax: dict[str, str]) -> tuple[TarMember, int]:
-    """Return the member that a header and the extensions before it describe, and the bytes it takes up after the
-    header."""
-    name = (pax and pax.get("path")) or _as_name(header.name)
-    if header.kind == b"S" or _PAX_SPARSE in pax:
+def _apply(source: ByteSource, flag: bytes, member: TarMember, pax: dict[str, str], at: int) -> TarMember:
+    """Return a member with what the extensions before it say."""
+    if pax:
+        name, size = pax.get("path") or member.name, pax.get("size") or "0"
+        if not size.isdecimal():
+            raise _damaged(source, at, f"the pax records of {name!r} are not readable")
+        member = TarMember(
+            name,
+            _kind_of(flag, name),
+            pax.get("linkpath") or member.link,
+            member.offset,
+            int(size) if pax.get("size") else member.size,
+            _nanoseconds(pax["mtime"]) if pax.get("mtime") else member.mtime_ns,
+            member.executable,
+        )
+    if flag == b"S" or _PAX_SPARSE in pax:
         msg = (
-            f"'{source.label}' stores {name!r} as a sparse file, which is not read here. "
+            f"'{source.label}' stores {member.name!r} as a sparse file, which is not read here. "
             "Make the archive again without tar's option --sparse."
         )
         raise ArchiveError(msg)
-    if header.kind == b"M":
+    if flag == b"M":
         msg = f"'{source.label}' is one volume of an archive in several. Join them into one archive first."
         raise ArchiveError(msg)
-    try:
-        size, mtime_ns = header.size, header.mtime * 10**9
-        # Most have no such records, and a decimal number for each of a million takes seconds.
-        if pax or abs(mtime_ns) >= 1 << 63:
-            size = int(pax.get("size") or size)
-            mtime_ns = _nanoseconds(Decimal(pax.get("mtime") or header.mtime))
-        if size < 0:
-            raise ValueError(size)  # noqa: TRY301  # together with what int() refuses
-    except (ValueError, ArithmeticError) as error:
-        msg = f"'{source.label}' is damaged at byte {at:,}: the pax records of {name!r} are not readable."
-        raise CorruptArchiveError(msg) from error
-    kind = _kind_of_header(header.kind, name)
     # Links, folders and devices may name a size, but only these have content behind their header.
-    stored = size if kind == "file" or header.kind in (b"D", _VOLUME_LABEL) else 0
-    link = (pax and pax.get("linkpath")) or _as_name(header.link)
-    return TarMember(name, kind, link, at, stored, mtime_ns, bool(header.mode & 0o100)), _padded_size(stored)
+    return member if member.kind == "file" or flag in (b"D", _VOLUME_LABEL) else member._replace(size=0)
 
 
-def _nanoseconds(seconds: Decimal) -> int:
-    """Return a time in whole nanoseconds; 0 for what does not fit 64 bits, which is no time."""
-    if seconds.is_finite() and (not seconds or seconds.adjusted() >= _TIME_DIGITS):
+def _nanoseconds(text: str) -> int:
+    """Return a time in seconds as nanoseconds; 0 for what is none, or does not fit 64 bits."""
+    match = _TIME.fullmatch(text)
+    if match is None:
         return 0
-    value = int(seconds * 10**9)
+    value = int(match[1]) * 10**9 + int((match[2] or "").ljust(9, "0")[:9])
     return value if abs(value) < 1 << 63 else 0
-
-
-def _kind_of_header(typeflag: bytes, name: str) -> str:
-    if typeflag in (b"5", b"D") or (typeflag == b"\0" and name.endswith("/")):
-        return "folder"
-    if typeflag in _REGULAR:
-        return "file"
-    known = {b"1": "hardlink", b"2": "symlink", b"3": "special", b"4": "special", b"6": "special"}
-    # POSIX: a type that is not known is to be taken for a regular file.
-    return known.get(typeflag, "file")
 
 
 def _check_end(source: ByteSource, block: bytes, at: int) -> None:
@@ -327,13 +299,6 @@ class TarTree(Tree):
         spool: a folder on a local disk with room for the unpacked form of a compressed archive; created if need be.
         limits: what the headers may promise.
         cancellation: looked at while it is unpacked and while its headers are read.
-
-    Raises:
-        CorruptArchiveError: truncated, damaged, or no tar.
-        UnsafeArchiveError: a member that no archive should have, or more content than `limits` allow.
-        ArchiveError: sparse members, or one volume of several.
-        NotEnoughSpaceError: the unpacked form does not fit in `spool`.
-        TargetNotWritableError: nothing can be written in `spool`.
     """
 
     kind = "tar"
@@ -423,11 +388,7 @@ class TarTree(Tree):
 
 
 def _link_target(archive: str, name: str, member: TarMember) -> str:
-    """Return the cleaned name that a link leads to.
-
-    Raises:
-        UnsafeArchiveError: it leads outside the archive.
-    """
+    """Return the cleaned name that a link leads to."""
     if member.kind == "symlink":
         return resolve_link(archive, name, member.link)
     try:

@@ -24,14 +24,7 @@ _VOLUME = re.compile(r"(?:(?P<rar>.+)\.part(?P<number>\d+)\.rar|(?P<zip>.+)\.z\d
 
 def parts_of(name: str, siblings: Collection[str]) -> tuple[str, ...]:
     """Return the files that are one archive, or one download, with the file `name`, in order; itself where it is whole.
-
-    Args:
-        name: what the file is called.
-        siblings: what else is in its folder.
-
-    Raises:
-        ArchiveError: some are missing, or it is a volume that only a tool joins; the message has the line.
-    """
+    `siblings`: what else is in its folder."""
     volume = _VOLUME.fullmatch(name)
     if volume is not None:
         first = name if volume["zip"] else f"{volume['rar']}.part{'1'.zfill(len(volume['number']))}.rar"

@@ -14,6 +14,8 @@ import stat
 import struct
 import zlib
 from array import array
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,15 +33,15 @@ from colabstage.trees.bytes import (
     owners_bytes,
     truncated,
 )
-from colabstage.trees.listing import FileEntries, FileEntry, Tree, sorted_by_name
+from colabstage.trees.listing import FileEntries, FileEntry, Tree
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
     ArchiveLimits,
-    check_collisions,
+    are_plain_names,
+    check_folders,
     check_limits,
     clean_member_name,
     is_junk,
-    is_odd_name,
     notes_on_members,
     refuse_member,
     resolve_link,
@@ -104,6 +106,8 @@ _FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
 _MAX_DIRECTORY_BYTES = 1 << 30
 # No file is as long; what claims to be more is refused for this just as well, and sums of two fit 64 bits.
 _BEYOND = 1 << 61
+# So many names are looked at together.
+_PAGE_NAMES = 512
 # Of a directory that is far away, what is read at once, and how many of these are in flight.
 _READ_BYTES, _READERS = 4 << 20, 4
 
@@ -123,24 +127,36 @@ class _End(NamedTuple):
     """Whether the numbers are those of a zip64 record."""
 
 
-class _Directory(NamedTuple):
+@dataclass(slots=True)
+class _Directory:
     """Every member of a zip in the directory's order, N of them."""
 
-    stored_names: list[bytes]
-    """As they stand there."""
-    unicode_names: dict[int, bytes]
-    """Info-ZIP's fields with names in UTF-8, by the member's number."""
+    data: bytes
+    """The directory as it is stored."""
+    starts: NDArray[np.int64]
+    """Where the record of each begins in it, `(N,)`."""
+    names: list[str]
+    """As text, "" for those that are not ASCII."""
+    foreign: list[int]
+    """The numbers of these."""
+    extended: list[int]
+    """The numbers of those that have extra fields."""
     facts: dict[str, NDArray[Any]]
     """By name, each `(N,)`: offset, end, packed_size, size, crc, method, flags, mode, mtime_ns."""
 
+    def stored_name(self, number: int) -> bytes:
+        begin = self.starts.item(number) + _MEMBER_BYTES
+        return self.data[begin : begin + int.from_bytes(self.data[begin - 18 : begin - 16], "little")]
+
+    def extra(self, number: int) -> bytes:
+        at = self.starts.item(number)
+        name_length, extra_length = struct.unpack_from("<2H", self.data, at + 28)
+        begin = at + _MEMBER_BYTES + name_length
+        return self.data[begin : begin + extra_length]
+
 
 def _read_directory(source: ByteSource) -> _Directory:
-    """Return every member of a zip; reads the end of the file only.
-
-    Raises:
-        CorruptArchiveError: the file is truncated, damaged or no zip, and the message says which.
-        ArchiveError: the archive is one part of several.
-    """
+    """Return every member of a zip; reads the end of the file only."""
     tail_at = max(0, source.size - _TAIL_BYTES)
     tail = source.pread(_TAIL_BYTES, tail_at)
     end = _find_end(source, tail, tail_at)
@@ -167,7 +183,7 @@ def _read_directory(source: ByteSource) -> _Directory:
         # Offsets are modulo 4 GiB, as macOS writes them into large archives.
         offsets += np.cumsum(offsets < np.concatenate([[0], offsets[:-1]])) << 32
     # A directory of the wrong length may still end where a record does; then only the counts tell.
-    count = len(found.stored_names)
+    count = len(found.names)
     if count % 65_536 != end.members % 65_536 or (end.has_64 and count != end.members):
         reason = f"its last record counts {end.members:,} members, its directory holds {count:,}"
         raise _damaged_directory(source, reason)
@@ -176,11 +192,7 @@ def _read_directory(source: ByteSource) -> _Directory:
 
 
 def refuse_volume(source: ByteSource) -> None:
-    """Refuse the end of a zip in several parts, which does not begin as a zip.
-
-    Raises:
-        ArchiveError: it is one; the message has the line that joins them.
-    """
+    """Refuse the end of a zip in several parts, which does not begin as a zip."""
     tail_at = max(0, source.size - _TAIL_BYTES)
     with contextlib.suppress(CorruptArchiveError):
         _find_end(source, source.pread(_TAIL_BYTES, tail_at), tail_at)
@@ -262,7 +274,8 @@ def _damaged_directory(source: ByteSource, reason: str) -> CorruptArchiveError:
 
 
 def _parse(source: ByteSource, data: bytes) -> _Directory:
-    names: list[bytes] = []
+    names: list[str] = []
+    foreign: list[int] = []
     starts = array("q")
     at, length = 0, len(data)
     read, add_name, add_start = _MARK_AND_LENGTHS.unpack_from, names.append, starts.append
@@ -271,42 +284,42 @@ def _parse(source: ByteSource, data: bytes) -> _Directory:
         mark, name_length, extra_length, comment_length = read(data, at)
         if mark != _MEMBER_MARK:
             break
-        begin = at + _MEMBER_BYTES
         add_start(at)
-        add_name(data[begin : begin + name_length])
+        begin = at + _MEMBER_BYTES
         at = begin + name_length + extra_length + comment_length
+        raw = data[begin : begin + name_length]
+        if raw.isascii():
+            add_name(raw.decode())
+        else:
+            foreign.append(len(names))
+            add_name("")
     if at > length:
         raise _damaged_directory(source, "the last entry of its directory is cut")
     if at < length:
         raise _damaged_directory(source, f"its directory is not readable at byte {at:,}")
-    # Records of one length that may begin at any byte: those at the members' places are taken.
-    anywhere = np.ndarray((max(0, length - _MEMBER_BYTES + 1),), _RECORD, data, strides=(1,))
-    records = anywhere[np.frombuffer(starts, np.int64)]
-
-    def extra_of(number: int) -> bytes:
-        begin = starts[number] + _MEMBER_BYTES + len(names[number])
-        return data[begin : begin + int(records["extra_length"][number])]
-
-    wide = {name: records[name].astype(np.int64) for name in _WIDE_FIELDS}
-    for number in np.flatnonzero(np.any([column == _NARROW_FULL for column in wide.values()], axis=0)).tolist():
-        values = _wide_fields(source, extra_of(number), [column.item(number) for column in wide.values()])
-        for column, value in zip(wide.values(), values, strict=True):
-            column[number] = min(value, _BEYOND)
-    unicode_names = {}
-    if struct.pack("<H", _EXTRA_UNICODE_PATH) in data:
-        extras = ((number, extra_of(number)) for number in np.flatnonzero(records["extra_length"]).tolist())
-        fields = ((number, _extra_field(extra, _EXTRA_UNICODE_PATH)) for number, extra in extras)
-        unicode_names = {number: field for number, field in fields if field is not None}
+    # Records of one length that may begin at any byte: those at the members' places are taken, field by field.
+    anywhere, places = (
+        np.ndarray((max(0, length - _MEMBER_BYTES + 1),), _RECORD, data, strides=(1,)),
+        np.frombuffer(starts, np.int64),
+    )
+    wide = {name: anywhere[name][places].astype(np.int64) for name in _WIDE_FIELDS}
     # Files are written in the same seconds, so there are far fewer times than members.
-    stamps, of_stamp = np.unique(records["stamp"], return_inverse=True)
+    stamps, of_stamp = np.unique(anywhere["stamp"][places], return_inverse=True)
     times = np.array([_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()], np.int64)
+    mode = np.where(np.isin(anywhere["system"][places], _UNIX_SYSTEMS), anywhere["attributes"][places] >> 16, 0)
     facts: dict[str, NDArray[Any]] = {
         **wide,
-        **{name: records[name].copy() for name in ("crc", "method", "flags")},
-        "mode": np.where(np.isin(records["system"], _UNIX_SYSTEMS), records["attributes"] >> 16, 0),
+        **{name: anywhere[name][places] for name in ("crc", "method", "flags", "name_length")},
+        "mode": mode.astype(np.uint16),
         "mtime_ns": times[of_stamp.reshape(-1)],
     }
-    return _Directory(names, unicode_names, facts)
+    extended = np.flatnonzero(anywhere["extra_length"][places]).tolist()
+    found = _Directory(data, places, names, foreign, extended, facts)
+    for number in np.flatnonzero(np.any([column == _NARROW_FULL for column in wide.values()], axis=0)).tolist():
+        values = _wide_fields(source, found.extra(number), [column.item(number) for column in wide.values()])
+        for column, value in zip(wide.values(), values, strict=True):
+            column[number] = min(value, _BEYOND)
+    return found
 
 
 def _set_ends(source: ByteSource, found: _Directory, directory_at: int) -> None:
@@ -317,10 +330,10 @@ def _set_ends(source: ByteSource, found: _Directory, directory_at: int) -> None:
     ends = facts["end"] = np.empty_like(offsets)
     ends[order] = np.append(offsets[order][1:], directory_at)[: len(order)]
     # Members that share bytes are how a small archive unpacks to petabytes.
-    lengths = np.fromiter(map(len, found.stored_names), np.int64, len(order))
-    over = np.flatnonzero(facts["packed_size"] > ends - offsets - LOCAL.size - lengths)
+    lengths = LOCAL.size + facts.pop("name_length").astype(np.int64)
+    over = np.flatnonzero(facts["packed_size"] > ends - offsets - lengths)
     if len(over):
-        name = found.stored_names[int(over[np.argmax(offsets[over])])].decode("utf-8", "replace")
+        name = found.stored_name(int(over[np.argmax(offsets[over])])).decode("utf-8", "replace")
         raise refuse_member(source.label, name, "its bytes overlap those of what follows it")
 
 
@@ -357,46 +370,41 @@ def _unix_time_ns(date: int, time: int) -> int:
     return calendar.timegm((year, month, day, hour, minute, second)) * 1_000_000_000
 
 
-def _decode_names(archive: str, directory: _Directory, encoding: str | None) -> tuple[list[str], set[int]]:
-    """Return the names as text, and the numbers of those whose encoding the archive leaves open and ASCII does not
-    settle.
-
-    Raises:
-        ArchiveError: one of those is none in `encoding`.
+def _decode_names(archive: str, directory: _Directory, encoding: str | None) -> tuple[dict[int, bytes], set[int]]:
+    """Make text of the names that are not plain ASCII; return these names as they are stored, by number, and the
+    numbers of those whose encoding the archive leaves open.
     """
-    stored = directory.stored_names
-    if not directory.unicode_names and b"".join(stored).isascii():
-        return [name.decode("ascii") for name in stored], set()
-    names: list[str] = []
+    names, flags = directory.names, directory.facts["flags"]
     undeclared: set[int] = set()
-    for number, (raw, flags) in enumerate(zip(stored, directory.facts["flags"].tolist(), strict=True)):
-        field = directory.unicode_names.get(number, b"")
+    fields: dict[int, bytes] = {}
+    if struct.pack("<H", _EXTRA_UNICODE_PATH) in directory.data:
+        found = ((number, _extra_field(directory.extra(number), _EXTRA_UNICODE_PATH)) for number in directory.extended)
+        fields = {number: field for number, field in found if field is not None}
+    changed = {number: directory.stored_name(number) for number in sorted({*directory.foreign, *fields})}
+    for number, raw in changed.items():
+        field = fields.get(number, b"")
         # The field is of this name only if it has its checksum: other tools rename members and leave the field.
         is_its_own = field[:1] == b"\1" and int.from_bytes(field[1:5], "little") == zlib.crc32(raw)
-        text = _as_utf8(field[5:] if is_its_own else raw)
-        if text is None or not (raw.isascii() or is_its_own or flags & FLAG_UTF8):
+        try:
+            names[number] = (field[5:] if is_its_own else raw).decode("utf-8")
+            is_declared = raw.isascii() or is_its_own or bool(flags[number] & FLAG_UTF8)
+        except UnicodeDecodeError:
+            names[number], is_declared = "", False
+        if not is_declared:
             undeclared.add(number)
-        names.append("" if text is None else text)
     # One name in UTF-8 may be chance, as of two Chinese characters in GBK: either all are, or none is taken for it.
-    if encoding is None and all(names[number] or not stored[number] for number in undeclared):
-        return names, set()
+    if encoding is None and all(names[number] or not changed[number] for number in undeclared):
+        return changed, set()
     for number in undeclared:
         try:
-            names[number] = stored[number].decode(encoding or "cp437")
+            names[number] = changed[number].decode(encoding or "cp437")
         except UnicodeDecodeError as error:
             msg = (
-                f"zip_encoding={encoding!r} does not fit '{archive}': {stored[number]!r}, the name of a file in it, is "
-                "none in that encoding. Name the one of the machine that made the zip (gbk, cp932, cp949, cp866)."
+                f"zip_encoding={encoding!r} does not fit '{archive}': {changed[number]!r}, the name of a file in it, "
+                "is none in that encoding. Name the one of the machine that made the zip (gbk, cp932, cp949, cp866)."
             )
             raise ArchiveError(msg) from error
-    return names, undeclared
-
-
-def _as_utf8(stored: bytes) -> str | None:
-    try:
-        return stored.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
+    return changed, undeclared
 
 
 class ZipTree(Tree):
@@ -407,11 +415,6 @@ class ZipTree(Tree):
         limits: what the headers may promise.
         encoding: of names whose encoding the archive does not declare; by default UTF-8 where all of them are in it,
             and cp437, the format's own, where not.
-
-    Raises:
-        CorruptArchiveError: truncated, damaged, or no zip.
-        UnsafeArchiveError: a member that no archive should have, or more content than `limits` allow.
-        ArchiveError: password-protected, packed with a method that is not read here, or not in `encoding`.
     """
 
     kind = "zip"
@@ -422,92 +425,99 @@ class ZipTree(Tree):
     ) -> None:
         self.source, self.label = source, source.label
         directory = _read_directory(source)
-        facts = directory.facts
+        facts, names = directory.facts, directory.names
         # Each size may be near 2 ** 61, so the sum is one of floats.
         total = int(facts["size"].sum(dtype=np.float64))
-        check_limits(self.label, len(directory.stored_names), total, source.size, limits)
-        names, undeclared = _decode_names(self.label, directory, encoding)
-        rows, folders, repeated = self._choose(names, undeclared, facts)
-        check_collisions(self.label, rows.keys(), folders)
-        self.empty_folders = without_files(folders, rows) if folders else ()
-        self._check_readable(facts, rows)
-        skipped: list[str] = []
-        if np.any(stat_kinds(facts["mode"]) == stat.S_IFLNK):
-            rows, skipped = self._resolve_links(directory, rows)
+        check_limits(self.label, len(names), total, source.size, limits)
+        changed, undeclared = _decode_names(self.label, directory, encoding)
+        numbers, folders = self._choose(directory, undeclared, changed)
+        linked = np.flatnonzero(stat_kinds(facts["mode"]) == stat.S_IFLNK).tolist()
+        if not linked:
+            # What is not needed any more goes before the next copy: there may be millions of members.
+            directory.data = b""
+        numbers, repeated = self._without_repeated(numbers, directory)
+        files = [names[number] for number in numbers]
+        check_folders(self.label, files, folders)
+        self.empty_folders = without_files(folders, files) if folders else ()
+        self._check_readable(facts, files, np.array(numbers, np.int64))
+        numbers, skipped = self._resolve_links(directory, numbers, linked, changed) if linked else (numbers, [])
         self.notes = notes_on_members(skipped, repeated)
-        unclear = [number for number in rows.values() if number in undeclared] if undeclared else []
-        if unclear and encoding is None:
+        if encoding is None and (unclear := sorted(undeclared.intersection(numbers))):
             note = (
                 f"The zip does not say how {format_count(len(unclear), 'names')} in it are encoded, and not all are in "
                 f"UTF-8; read as cp437, the format's default, the first is '{names[unclear[0]]}'. If that is wrong, "
                 'add the encoding of the machine that made it: zip_encoding="gbk".'
             )
             self.notes += (note,)
-        # What is not needed any more goes before the next copy: there may be millions of members.
-        odd = _differing(rows, directory.stored_names)
-        directory.stored_names.clear()
-        numbers, kept = np.fromiter(rows.values(), np.int64, len(rows)), list(rows)
-        del rows, names
-        sorted_names, (numbers,), _ = sorted_by_name(kept, numbers)
-        columns = {name: facts.pop(name)[numbers] for name in list(facts)}
-        executable = (columns.pop("mode") & stat.S_IXUSR) != 0
-        self.entries = FileEntries(
-            sorted_names, columns.pop("size"), columns.pop("mtime_ns"), columns.pop("offset"), executable
-        )
+        kept = [names[number] for number in numbers]
+        del directory, files, names
+        rows = np.array(numbers, np.int64)
+        del numbers
+        columns = {name: facts.pop(name)[rows] for name in list(facts)}
+        executable = (columns["mode"] & stat.S_IXUSR) != 0
+        self.entries = FileEntries(kept, columns["size"], columns["mtime_ns"], columns["offset"], executable)
         self.crcs = columns["crc"]
         self._packing = [columns[name] for name in ("end", "packed_size", "crc", "method", "flags")]
-        # In bytes only those that differ.
+        # The names as bytes, of those whose local headers have others.
         self._stored_names = (
-            {place: odd[row] for place, row in enumerate(numbers.tolist()) if row in odd} if odd else {}
+            {place: changed[row] for place, row in enumerate(rows.tolist()) if row in changed} if changed else {}
         )
 
     def _choose(
-        self, names: list[str], undeclared: set[int], facts: dict[str, NDArray[Any]]
-    ) -> tuple[dict[str, int], list[str], list[str]]:
-        """Return the number of each member that is a file or a link, by its cleaned name, junk left out; the cleaned
-        names of those that are folders; the names that occur more than once.
-
-        Raises:
-            UnsafeArchiveError: one breaks a rule of `names`.
+        self, directory: _Directory, undeclared: set[int], changed: dict[int, bytes]
+    ) -> tuple[list[int], list[str]]:
+        """Clean the names; return the number of each member that is a file or a link, junk left out, and the names of
+        those that are folders. `changed` gets the stored names of those that are cleaned.
         """
-        rows: dict[str, int] = {}
+        numbers: list[int] = []
         folders: list[str] = []
-        repeated: list[str] = []
-        kinds = stat_kinds(facts["mode"])
-        plain = np.isin(kinds, (0, stat.S_IFREG, stat.S_IFLNK)).tolist()
-        for number, (raw, is_plain) in enumerate(zip(names, plain, strict=True)):
-            name = raw
-            if not is_plain or is_odd_name(raw) or "\\" in raw:
+        names, modes = directory.names, directory.facts["mode"]
+        plain = np.isin(stat_kinds(modes), (0, stat.S_IFREG, stat.S_IFLNK))
+        for first in range(0, len(names), _PAGE_NAMES):
+            page = range(first, min(first + _PAGE_NAMES, len(names)))
+            # Together, since nearly all are plain.
+            if plain[page.start : page.stop].all() and are_plain_names(names[page.start : page.stop]):
+                numbers += page
+                continue
+            for number in page:
                 # Windows' own separator; in a name whose encoding is unknown it may be half a character.
-                if number not in undeclared:
-                    name = raw.replace("\\", "/")
-                kind, size = int(kinds[number]), int(facts["size"][number])
-                if name.endswith("/") or (kind == stat.S_IFDIR and size == 0):
-                    folders.append(clean_member_name(self.label, name, folder=True))
+                raw = names[number] if number in undeclared else names[number].replace("\\", "/")
+                is_folder, size = stat.S_ISDIR(int(modes[number])), int(directory.facts["size"][number])
+                if raw.endswith("/") or (is_folder and not size):
+                    folders.append(clean_member_name(self.label, raw, folder=True))
                     if size:
-                        raise refuse_member(self.label, raw, "it is named like a folder but has content")
+                        raise refuse_member(self.label, names[number], "it is named like a folder but has content")
                     continue
-                name = clean_member_name(self.label, name)
-                if not is_plain:
-                    raise refuse_member(self.label, raw, "it is a device, a pipe or a folder with content")
+                name = clean_member_name(self.label, raw)
+                if not plain[number]:
+                    raise refuse_member(self.label, names[number], "it is a device, a pipe or a folder with content")
                 if is_junk(name):
                     continue
-            before = rows.setdefault(name, number)
-            if before != number:
-                if any(facts[fact][before] != facts[fact][number] for fact in ("size", "crc")):
-                    reason = "it is there twice, with two contents, so which of the two is meant is unclear"
-                    raise refuse_member(self.label, raw, reason)
-                repeated.append(name)
-        return rows, folders, repeated
+                numbers.append(number)
+                if name != names[number]:
+                    changed.setdefault(number, directory.stored_name(number))
+                    names[number] = name
+        return numbers, folders
 
-    def _check_readable(self, facts: dict[str, NDArray[Any]], rows: dict[str, int]) -> None:
+    def _without_repeated(self, numbers: list[int], directory: _Directory) -> tuple[list[int], list[str]]:
+        """Return the members by name, the first of those that are the same; and the names of the others."""
+        names, facts = directory.names, directory.facts
+        numbers.sort(key=names.__getitem__)
+        repeats = [second for first, second in pairwise(numbers) if names[first] == names[second]]
+        if not repeats:
+            return numbers, []
+        firsts: dict[str, int] = {}
+        for number in numbers:
+            first = firsts.setdefault(names[number], number)
+            if any(facts[fact][first] != facts[fact][number] for fact in ("size", "crc")):
+                reason = "it is there twice, with two contents, so which of the two is meant is unclear"
+                raise refuse_member(self.label, names[number], reason)
+        return list(firsts.values()), [names[number] for number in sorted(repeats)]
+
+    def _check_readable(self, facts: dict[str, NDArray[Any]], names: list[str], numbers: NDArray[np.int64]) -> None:
         """Refuse what no member can be read of, by the directory alone: nothing is staged for an hour before the first
         locked member.
-
-        Raises:
-            ArchiveError: members are encrypted, or packed with a method that is not read here.
         """
-        names, numbers = list(rows), np.fromiter(rows.values(), np.int64, len(rows))
         locked = np.flatnonzero(facts["flags"][numbers] & FLAG_ENCRYPTED)
         if len(locked):
             msg = (
@@ -515,33 +525,46 @@ class ZipTree(Tree):
                 f"{names[int(locked[0])]!r}). Unpack it with its password, and stage the folder or a zip without one."
             )
             raise ArchiveError(msg)
-        unreadable = np.flatnonzero(~np.isin(facts["method"][numbers], READABLE))
+        methods = facts["method"][numbers]
+        unreadable = np.flatnonzero(~np.isin(methods, READABLE))
         if len(unreadable):
-            number = int(facts["method"][numbers[unreadable[0]]])
+            first = int(unreadable[0])
+            method = _METHODS.get(int(methods[first]), f"method {methods[first]}")
             msg = (
-                f"'{self.label}' packs {names[int(unreadable[0])]!r} with {_METHODS.get(number, f'method {number}')}, "
-                "which is not read here. Unpack it and make the zip again with Deflate or without compression."
+                f"'{self.label}' packs {names[first]!r} with {method}, which is not read here. Unpack it and make the "
+                "zip again with Deflate or without compression."
             )
             raise ArchiveError(msg)
 
-    def _resolve_links(self, directory: _Directory, rows: dict[str, int]) -> tuple[dict[str, int], list[str]]:
-        """Return all files with links replaced by the files they lead to, and the links that lead to none. A zip keeps
-        a link's target as its content, so those few are read."""
-        links: dict[str, str] = {}
-        facts = directory.facts
-        for name, number in rows.items():
-            if stat.S_ISLNK(int(facts["mode"][number])):
-                columns = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
-                values = [int(facts[column][number]) for column in columns]
-                member = ZipMember(name, directory.stored_names[number], *values)
-                # No path is longer on Linux; what claims to be is not read into memory.
-                if member.size > 4096:
-                    raise refuse_member(self.label, name, "it is a link with a target of more than 4,096 bytes")
-                target = read_member(self.source, member).decode("utf-8", "surrogateescape")
-                links[name] = resolve_link(self.label, name, target)
-        regular = {name: number for name, number in rows.items() if name not in links}
-        found = {name: regular[target] for name, target in resolve_links(links, regular).items()}
-        return regular | found, sorted(links.keys() - found.keys())
+    def _resolve_links(
+        self, directory: _Directory, numbers: list[int], linked: list[int], changed: dict[int, bytes]
+    ) -> tuple[list[int], list[str]]:
+        """Give links the facts of the files that they lead to; return the members without the links that lead to none,
+        and the names of these. A zip keeps a link's target as its content, so those few are read."""
+        facts, names = directory.facts, directory.names
+        rows = {names[number]: number for number in numbers}
+        links = {
+            names[number]: resolve_link(self.label, names[number], self._target_of(directory, number))
+            for number in linked
+            if rows.get(names[number]) == number
+        }
+        found = resolve_links(links, rows.keys() - links.keys())
+        for name, target in found.items():
+            link, file = rows[name], rows[target]
+            changed[link] = changed.get(file) or directory.stored_name(file)
+            for column in facts.values():
+                column[link] = column[file]
+        skipped = links.keys() - found.keys()
+        return [number for number in numbers if names[number] not in skipped], sorted(skipped)
+
+    def _target_of(self, directory: _Directory, number: int) -> str:
+        columns = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
+        facts = [int(directory.facts[column][number]) for column in columns]
+        member = ZipMember(directory.names[number], directory.stored_name(number), *facts)
+        # No path is longer on Linux; what claims to be is not read into memory.
+        if member.size > 4096:
+            raise refuse_member(self.label, member.name, "it is a link with a target of more than 4,096 bytes")
+        return read_member(self.source, member).decode("utf-8", "surrogateescape")
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one member, its CRC-32 verified."""
@@ -557,21 +580,8 @@ class ZipTree(Tree):
         # An entry that a caller has created may carry other facts than the directory has.
         own = entry if entry.place == place else self.entries[place]
         end, packed_size, crc, method, flags = [column.item(place) for column in self._packing]
-        stored = self._stored_names.get(place) or _encoded(own.name)
+        stored = self._stored_names.get(place) or own.name.encode("utf-8", "surrogatepass")
         return ZipMember(own.name, stored, own.position, end, packed_size, own.size, crc, method, flags, own.mtime_ns)
-
-
-def _differing(rows: dict[str, int], stored: list[bytes]) -> dict[int, bytes]:
-    """Return the bytes of those names, by number, that are not the cleaned name in UTF-8."""
-    chosen = map(stored.__getitem__, rows.values())
-    # All at once, as nearly always all are the same.
-    if "\0".join(rows).encode("utf-8", "surrogatepass") == b"\0".join(chosen):
-        return {}
-    return {number: stored[number] for name, number in rows.items() if _encoded(name) != stored[number]}
-
-
-def _encoded(name: str) -> bytes:
-    return name.encode("utf-8", "surrogatepass")
 
 
 def stat_kinds(modes: NDArray[Any]) -> NDArray[Any]:

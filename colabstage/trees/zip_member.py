@@ -46,7 +46,6 @@ class ZipMember:
     """One member as the central directory describes it. Not frozen: a frozen one takes three times as long to make."""
 
     name: str
-    """Its name in the tree."""
     stored_name: bytes
     """Its bytes, which the local header repeats."""
     offset: int
@@ -54,11 +53,8 @@ class ZipMember:
     end: int
     """Where the next header or the directory begins."""
     packed_size: int
-    """Its length in the archive."""
     size: int
-    """The length of its content."""
     crc: int
-    """CRC-32 of its content."""
     method: int
     """How it is packed, by APPNOTE's numbers."""
     flags: int
@@ -78,13 +74,7 @@ class _Decompressor(Protocol):
 
 
 def read_member(source: ByteSource, member: ZipMember) -> bytes:
-    """Return the content of one member, unpacked and verified.
-
-    Raises:
-        OSError: as the medium answers.
-        SourceReadError: the archive is shorter than it was when opened.
-        CorruptArchiveError: the member is damaged, or its two headers disagree.
-    """
+    """Return the content of one member, unpacked and verified."""
     data = _packed_bytes(source, member)
     if member.method:
         try:
@@ -102,9 +92,6 @@ def read_member(source: ByteSource, member: ZipMember) -> bytes:
 def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
     """Yield the content of one member in pieces of at most `PIECE_BYTES`; an error after the last if it is not the
     right one.
-
-    Raises:
-        As `read_member`.
     """
     crc = done = 0
     pieces = _pieces(_packed_pieces(source, member), member)

@@ -69,7 +69,7 @@ def test_gpu_without_one(run: Run, no_gpu: None) -> None:
     """It says so once, does nothing, and that is no failure."""
     done = run("gpu", "--seconds", "20")
     assert done.returncode == 0
-    assert done.stdout.startswith("Nothing to watch: there is no NVIDIA GPU here")
+    assert done.stdout.startswith("There is no NVIDIA GPU here")
     assert done.stderr == ""
 
 

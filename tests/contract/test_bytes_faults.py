@@ -406,7 +406,6 @@ def answering(status: int, headers: dict[str, str], body: bytes) -> Iterator[str
 
 
 @pytest.mark.parametrize("call", ["stage", "fetch"])
-@fails("'Try again later', which never helps")
 def test_a_challenge_to_browsers_is_named(tmp_path: Path, stage: Callable[[object], Packed], call: str) -> None:
     """202 without content: the file has to be downloaded with a browser."""
     challenge = {"x-amzn-waf-action": "challenge", "Content-Type": "text/html; charset=UTF-8"}
@@ -420,7 +419,6 @@ def test_a_challenge_to_browsers_is_named(tmp_path: Path, stage: Callable[[objec
     assert "browser" in refusal, refusal
 
 
-@fails("the error asks for a login, which was given")
 def test_a_bucket_whose_readers_pay_is_named(
     monkeypatch: pytest.MonkeyPatch, stage: Callable[[object], Packed]
 ) -> None:

@@ -12,19 +12,17 @@ from pathlib import Path  # noqa: TC003 - fixtures
 
 import pytest
 
-T4 = "0, GPU-a6b0f3d2-4c4b-43f2-9d60-0c3a2f9a61b7, Tesla T4, 37, 1024, 15360, 28.31, 70.00, [N/A]\n"
-IDLE_T4 = "0, GPU-a6b0f3d2-4c4b-43f2-9d60-0c3a2f9a61b7, Tesla T4, 0, 3, 15360, 9.12, 70.00, [N/A]\n"
-SLICED = (
-    "0, GPU-4e3d1c0a-8a33-e5b1-2f0e-6b5f3e1d9c77, NVIDIA A100-SXM4-40GB, [N/A], 19968, 40960, 67.31, 400.00, Enabled\n"
-)
+T4 = "0, GPU-a6b0f3d2-4c4b-43f2-9d60-0c3a2f9a61b7, Tesla T4, 37, 1024, 15360, 28.31\n"
+IDLE_T4 = "0, GPU-a6b0f3d2-4c4b-43f2-9d60-0c3a2f9a61b7, Tesla T4, 0, 3, 15360, 9.12\n"
+SLICED = "0, GPU-4e3d1c0a-8a33-e5b1-2f0e-6b5f3e1d9c77, NVIDIA A100-SXM4-40GB, [N/A], 19968, 40960, 67.31\n"
 TWO = (
-    "1, GPU-22222222-0000-0000-0000-000000000000, NVIDIA GeForce RTX 3090, 0, 12, 24576, 21.05, 350.00, [N/A]\n"
-    "0, GPU-11111111-0000-0000-0000-000000000000, NVIDIA GeForce RTX 3090, 98, 20000, 24576, 341.70, 350.00, [N/A]\n"
+    "1, GPU-22222222-0000-0000-0000-000000000000, NVIDIA GeForce RTX 3090, 0, 12, 24576, 21.05\n"
+    "0, GPU-11111111-0000-0000-0000-000000000000, NVIDIA GeForce RTX 3090, 98, 20000, 24576, 341.70\n"
 )
-WSL = "0, GPU-33333333-0000-0000-0000-000000000000, NVIDIA GeForce RTX 3060, 5, 900, 12288, [N/A], [N/A], [N/A]\n"
+WSL = "0, GPU-33333333-0000-0000-0000-000000000000, NVIDIA GeForce RTX 3060, 5, 900, 12288, [N/A]\n"
 CONTAINER = (
     "0, GPU-44444444-0000-0000-0000-000000000000, NVIDIA L4, [Unknown Error], [Insufficient Permissions], 23034, "
-    "[Not Supported], 72.00, [N/A]\n"
+    "[Not Supported]\n"
 )
 T4_PROCESSES = "GPU-a6b0f3d2-4c4b-43f2-9d60-0c3a2f9a61b7, 4242, /usr/bin/python3, 1021\n"
 NO_DRIVER = (
@@ -128,19 +126,8 @@ def nvmlDeviceGetMemoryInfo(device):
 def nvmlDeviceGetPowerUsage(device):
     return 28310
 
-def nvmlDeviceGetEnforcedPowerLimit(device):
-    raise NVMLError("Not Supported")
-
-def nvmlDeviceGetMigMode(device):
-    if device == 0:
-        raise NVMLError("Not Supported")
-    return [1, 1]
-
 def nvmlDeviceGetComputeRunningProcesses(device):
     return [_Pair(pid=4242, usedGpuMemory=1 << 30), _Pair(pid=4243, usedGpuMemory=None)]
-
-def nvmlDeviceGetUUID(device):
-    return f"GPU-{device}"
 
 def nvmlDeviceGetName(device):
     return b"Tesla T4"  # as versions before 12 gave it

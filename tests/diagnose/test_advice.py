@@ -133,8 +133,6 @@ def test_a_profile_shows_what_was_measured() -> None:
     assert "25%" in text
     assert "a note" in text
     assert profile.headroom_samples_per_s == pytest.approx(400)
-    with pytest.raises(AttributeError, match="wait_s"):
-        _ = profile.spans  # type: ignore[attr-defined]
     found = profile.to_dict()
     assert (found["verdict"]["stage"], found["stage_seconds"]["step"]) == ("decode", 0.02)
     short = str(describe(ProfileFacts("colabstage", load_s=4e-7, both_s=4e-7, stages={"read": 4e-7})))

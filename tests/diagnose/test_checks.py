@@ -26,17 +26,8 @@ from colabstage.diagnose.doctor import (
     judge_residency,
     judge_shared_memory,
 )
-from colabstage.diagnose.machine_facts import (
-    DatasetFacts,
-    DiskFacts,
-    GpuFacts,
-    MachineFacts,
-    MountFacts,
-    PackageFacts,
-    PackFacts,
-    PlatformFacts,
-)
-from colabstage.machine.gpu import GpuProcess, GpuReading
+from colabstage.diagnose.gpu import GpuProcess, GpuReading
+from colabstage.diagnose.machine_facts import DatasetFacts, MachineFacts, MountFacts, PackFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +38,6 @@ if TYPE_CHECKING:
     Check = Callable[[MachineFacts], Ruling]
 
 GB = 1_000_000_000
-PLATFORM = PlatformFacts("colab", "Google Colab", "linux", "3.12.13", "/content")
 PACK = PackFacts(5000, 150_528, ours=True, manifest="agrees", manifest_detail="its manifest: agrees", sealed=True)
 FILE = DatasetFacts("/content/photos.h5", "file", nbytes=GB, files=1, resident=1.0, pack=PACK)
 UNREACHABLE = DatasetFacts("/x", "unreachable", problem="no answer")
@@ -55,14 +45,15 @@ FOLDER = DatasetFacts("/content/photos", "folder", nbytes=GB, files=9000, larges
 ON_DRIVE = replace(FOLDER, path="/content/drive/MyDrive/photos", slow_mount="Google Drive")
 ANSWERS = MountFacts("/content/drive", "Google Drive", "alive", "alive", 0.1)
 T4 = GpuReading(0, "Tesla T4", 0.0, 3 << 20, 15 << 30)
-PACKAGES = {
-    "numpy": PackageFacts("2.1.3", "2.1.3"),
-    "h5py": PackageFacts("3.16.0"),
-    "torch": PackageFacts("2.11.0+cu128"),
-}
+VERSIONS = {"numpy": "2.1.3", "h5py": "3.16.0", "torch": "2.11.0+cu128"}
 WELL = MachineFacts(
-    platform=PLATFORM,
-    disk=DiskFacts(60 * GB, 115 * GB, drive_cache_bytes=2 * GB),
+    platform="colab",
+    title="Google Colab",
+    system="linux",
+    python="3.12.13",
+    fast_dir="/content",
+    free_bytes=60 * GB,
+    drive_cache_bytes=2 * GB,
     cores=2,
     memory_bytes=13 * GB,
     free_memory_bytes=11 * GB,
@@ -72,39 +63,40 @@ WELL = MachineFacts(
     folder="/content",
     folder_mount=None,
     mounts=(ANSWERS,),
-    packages=PACKAGES,
-    gpu=GpuFacts((T4,), ours=1),
+    versions=VERSIONS,
+    gpus=(T4,),
+    pid=1,
     dataset=FILE,
 )
 
 
-def packages(**versions: str | None) -> dict[str, Any]:
+def versions(**changes: str | None) -> dict[str, Any]:
     """The facts with other versions installed."""
-    return {"packages": {**PACKAGES, **{name: PackageFacts(version) for name, version in versions.items()}}}
-
-
-def gpu(reading: GpuReading) -> dict[str, Any]:
-    """The facts with another GPU."""
-    return {"gpu": GpuFacts((reading,), ours=1)}
+    return {"versions": VERSIONS | changes}
 
 
 CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_platform, {}, "ok", "Google Colab, Python 3.12.13 on linux"),
-    (judge_platform, {"platform": replace(PLATFORM, system="darwin")}, "warn", "on darwin"),
-    (judge_platform, {"platform": replace(PLATFORM, fast_dir_mount="Google Drive")}, "warn", "which is Google Drive"),
-    (judge_platform, {"platform": replace(PLATFORM, fast_dir_problem="it is read-only")}, "fail", "it is read-only"),
+    (judge_platform, {"system": "darwin"}, "warn", "on darwin"),
+    (judge_platform, {"fast_dir_mount": "Google Drive"}, "warn", "which is Google Drive"),
+    (judge_platform, {"fast_dir_problem": "it is read-only"}, "fail", "it is read-only"),
     (judge_disk, {}, "ok", "60 GB free"),
-    (judge_disk, {"disk": DiskFacts(3 * GB, 115 * GB)}, "warn", "3 GB free"),
-    (judge_disk, {"disk": DiskFacts(GB // 2, 115 * GB)}, "fail", "Only 500 MB free"),
-    (judge_disk, {"disk": DiskFacts(None, None)}, "fail", "does not say"),
+    (judge_disk, {"free_bytes": 3 * GB}, "warn", "3 GB free"),
+    (judge_disk, {"free_bytes": GB // 2}, "fail", "Only 500 MB free"),
+    (judge_disk, {"free_bytes": None}, "fail", "does not say"),
     (judge_disk, {"dataset": replace(ON_DRIVE, nbytes=29 * GB)}, "ok", "60 GB free"),
     (judge_disk, {"dataset": replace(ON_DRIVE, nbytes=31 * GB)}, "fail", "takes 62 GB (twice its size"),
     (judge_disk, {"dataset": replace(ON_DRIVE, nbytes=31 * GB, slow_mount="a network file system (nfs4)")}, "ok", "60"),
     (judge_disk, {"dataset": replace(FOLDER, nbytes=70 * GB)}, "ok", "60 GB free"),
     (judge_drive_cache, {}, "ok", "holds 2 GB, 60 GB of the disk are free"),
-    (judge_drive_cache, {"disk": DiskFacts(60 * GB, None, 70 * GB)}, "warn", "holds 70 GB"),
-    (judge_drive_cache, {"disk": DiskFacts(GB // 2, None, 70 * GB, False)}, "fail", "holds at least 70 GB"),
-    (judge_drive_cache, {"disk": DiskFacts(60 * GB, None)}, "skip", "No Drive client"),
+    (judge_drive_cache, {"drive_cache_bytes": 70 * GB}, "warn", "holds 70 GB"),
+    (
+        judge_drive_cache,
+        {"free_bytes": GB // 2, "drive_cache_bytes": 70 * GB, "drive_cache_counted": False},
+        "fail",
+        "holds at least 70 GB",
+    ),
+    (judge_drive_cache, {"drive_cache_bytes": None}, "skip", "No Drive client"),
     (judge_mount, {}, "ok", "1 mount answered"),
     (judge_mount, {"mounts": (ANSWERS, replace(ANSWERS, seconds=5.0))}, "warn", "after 5.00 s"),
     (
@@ -129,7 +121,7 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_shared_memory, {"shared_memory_bytes": None}, "skip", "no /dev/shm"),
     (judge_cores, {}, "ok", "2 cores, 1 worker asked about"),
     (judge_cores, {"workers": None}, "ok", "at most 1 worker beside"),
-    (judge_cores, {"workers": 4, "workers_from": "running"}, "warn", "2 cores, 4 workers running"),
+    (judge_cores, {"workers": 4, "workers_run": True}, "warn", "2 cores, 4 workers running"),
     (judge_network_mount, {}, "ok", "is on a local disk"),
     (judge_network_mount, {"dataset": ON_DRIVE}, "warn", "(9,000 files) is on Google Drive"),
     (judge_network_mount, {"dataset": replace(FILE, slow_mount="Google Drive")}, "warn", "is on Google Drive"),
@@ -162,23 +154,18 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_pack, {"dataset": FOLDER}, "skip", "is not an HDF5 file"),
     (judge_pack, {"dataset": UNREACHABLE}, "skip", "Not known, because '/x'"),
     (judge_libraries, {}, "ok", "numpy 2.1.3, h5py 3.16.0, torch 2.11.0"),
-    (judge_libraries, packages(torch=None), "ok", "torch missing"),
-    (judge_libraries, packages(torch="2.3.1"), "fail", "needed: torch 2.4 or newer"),
-    (judge_libraries, packages(h5py=None), "fail", "needed: h5py 3.12 or newer"),
-    (judge_libraries, packages(numpy="1.25.2"), "fail", "needed: numpy 1.26 or newer"),
+    (judge_libraries, versions(torch=None), "ok", "torch missing"),
+    (judge_libraries, versions(torch="2.3.1"), "fail", "needed: torch 2.4 or newer"),
+    (judge_libraries, versions(h5py=None), "fail", "needed: h5py 3.12 or newer"),
+    (judge_libraries, versions(numpy="1.25.2"), "fail", "needed: numpy 1.26 or newer"),
     (judge_gpu, {}, "ok", "Tesla T4 (16.1 GB), idle"),
-    (judge_gpu, gpu(replace(T4, utilisation=0.9)), "warn", "GPU 0 90% busy"),
-    (judge_gpu, gpu(replace(T4, memory_used_bytes=9 << 30)), "warn", "9.66 GB held"),
-    (judge_gpu, gpu(replace(T4, memory_used_bytes=9 << 30, processes=(GpuProcess(1),))), "ok", "idle"),
-    (judge_gpu, gpu(GpuReading(0, "NVIDIA A100", sliced=True)), "ok", "NVIDIA A100"),
-    (judge_gpu, packages(torch="2.11.0+cpu"), "fail", "torch 2.11.0+cpu was built for CPUs only"),
-    (judge_gpu, {"gpu": GpuFacts(problem="there is none")}, "warn", "there is none"),
-    (
-        judge_gpu,
-        {"gpu": GpuFacts(problem="there is none"), "platform": replace(PLATFORM, name="python")},
-        "skip",
-        "there is none",
-    ),
+    (judge_gpu, {"gpus": (replace(T4, utilisation=0.9),)}, "warn", "GPU 0 90% busy"),
+    (judge_gpu, {"gpus": (replace(T4, memory_used_bytes=9 << 30),)}, "warn", "9.66 GB held"),
+    (judge_gpu, {"gpus": (replace(T4, memory_used_bytes=9 << 30, processes=(GpuProcess(1),)),)}, "ok", "idle"),
+    (judge_gpu, {"gpus": (GpuReading(0, "NVIDIA A100"),)}, "ok", "NVIDIA A100"),
+    (judge_gpu, versions(torch="2.11.0+cpu"), "fail", "torch 2.11.0+cpu was built for CPUs only"),
+    (judge_gpu, {"gpus": (), "gpu_problem": "there is none"}, "warn", "there is none"),
+    (judge_gpu, {"gpus": (), "gpu_problem": "there is none", "platform": "python"}, "skip", "there is none"),
 ]
 
 
@@ -200,7 +187,7 @@ def test_a_check_judges(check: Check, changes: dict[str, Any], status: Status, s
 
 def test_what_is_larger_than_the_disk_is_read_in_part() -> None:
     """The remedy names a limit that the disk has room for; a pack is opened as it is, anything else is packed first."""
-    small = replace(WELL, disk=DiskFacts(9 * GB, 115 * GB))
+    small = replace(WELL, free_bytes=9 * GB)
     pack = replace(FILE, path="/content/drive/MyDrive/photos.h5", nbytes=50 * GB, slow_mount="Google Drive")
     said = judge_disk(replace(small, dataset=pack))
     assert said.status == "fail"
@@ -214,7 +201,7 @@ def test_what_is_larger_than_the_disk_is_read_in_part() -> None:
     assert 'Give stage_dataset disk_limit="4GB"' in said.remedy
     # A pack that is here is read where it is.
     assert judge_disk(replace(small, dataset=local)).status == "ok"
-    tiny = replace(WELL, disk=DiskFacts(GB // 2, 115 * GB), dataset=replace(local, pack=None))
+    tiny = replace(WELL, free_bytes=GB // 2, dataset=replace(local, pack=None))
     assert 'disk_limit="250MB"' in judge_disk(tiny).remedy
 
 

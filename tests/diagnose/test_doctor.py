@@ -227,7 +227,7 @@ def test_a_gpu_that_somebody_uses(smi: FakeSmi) -> None:
     smi.answer(IDLE_T4)
     assert "Tesla T4 (16.1 GB)" in finding(doctor(timeout_s=5.0), "GPU").message
     smi.answer(T4)
-    assert doctor(timeout_s=5.0).facts.gpu.gpus[0].utilisation == 0.37
+    assert doctor(timeout_s=5.0).facts.gpus[0].utilisation == 0.37
 
 
 def test_a_driver_that_hangs_does_not_hang_doctor(smi: FakeSmi) -> None:
@@ -236,7 +236,7 @@ def test_a_driver_that_hangs_does_not_hang_doctor(smi: FakeSmi) -> None:
     began = time.monotonic()
     report = doctor(timeout_s=0.5)
     assert time.monotonic() - began < 5.0
-    assert "did not answer" in (report.facts.gpu.problem or "")
+    assert "did not answer" in (report.facts.gpu_problem or "")
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ def test_nothing_is_left_running() -> None:
     assert len(next(iter(loader))[1]) == 8
 
 
-@pytest.mark.parametrize("strategy", ["direct", "memory", "workers"])
+@pytest.mark.parametrize("strategy", ["direct", "memory"])
 def test_a_loader_of_ours_keeps_its_place(tmp_path: Path, strategy: Any) -> None:
     """Stages are told, and the next epoch is the one that would have come."""
     with h5py.File(tmp_path / "rows.h5", "w") as file:

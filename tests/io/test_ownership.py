@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The simulated Drive is a file system: what it removes, a user asked it to. The demo clears its own temporary machine,
 # and fsspec's stores have no names of ours.
-_MAY_REMOVE = ("sources/writable_store.py",)
+_MAY_REMOVE = ("sources/buckets.py",)
 _REMOVE = {"unlink", "rmtree", "rmdir", "truncate", "ftruncate", "rename", "renames", "removedirs"}
 
 

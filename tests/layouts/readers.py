@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
+import io
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
 
 from colabstage.layouts.columns import Column
 from colabstage.layouts.columns import make_targets as targets_of_columns
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.lookup import Lookup
+from colabstage.layouts.table import Values
 from colabstage.options import array_rows, audio_clips, image_masks, table_rows, token_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from colabstage.layouts.table import SampleTable, Values
+    from colabstage.layouts.table import SampleTable
     from colabstage.trees.listing import Tree
 
 read_image_folder = functools.partial(detect_layout, layout="image_folder")
@@ -49,6 +54,26 @@ def read_tokens(tree: Tree, **options: Any) -> SampleTable:
 def make_targets(columns: Mapping[str, Sequence[str]], **options: Any) -> tuple[Values, tuple[str, ...]]:
     """Targets of columns of cells."""
     return targets_of_columns([Column(name, cells) for name, cells in columns.items()], **options)
+
+
+def picture(number: int, kind: str = "PNG") -> bytes:
+    """An image file that no other number gives."""
+    values = np.random.default_rng(number).integers(0, 255, (8, 6, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, kind)
+    return file.getvalue()
+
+
+def contents(table: SampleTable) -> list[bytes]:
+    """The files of a table's images."""
+    source = table.inputs.source
+    return [bytes(source.read(number)) for number in range(len(source))]
+
+
+def labels(table: SampleTable) -> list[Any]:
+    """The targets of a table."""
+    assert isinstance(table.targets, Values)
+    return table.targets.values.tolist()  # type: ignore[no-any-return]
 
 
 def find(names: Sequence[str], written: str, *, folder: str = "", split: str = "") -> str | None:

@@ -188,3 +188,41 @@ def test_no_object_is_made_for_each_of_many_files(tmp_path: Path, table: str, mo
             with pytest.raises(LayoutError, match=r"2,001 \.dat"):
                 detect_layout(many)
     assert made < 100
+
+
+def test_an_installed_package_adds_a_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through its entry point: named, and where nothing of ours fits."""
+    site, data = tmp_path / "site", tmp_path / "data"
+    (site / "odd-1.0.dist-info").mkdir(parents=True)
+    (site / "odd-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (site / "odd-1.0.dist-info" / "entry_points.txt").write_text("[colabstage.layouts]\nodd = odd_layout:ODD\n")
+    (site / "odd_layout.py").write_text(ODD_LAYOUT)
+    data.mkdir()
+    for number in range(3):
+        (data / f"{number}.odd").write_bytes(bytes([number]))
+    with pytest.raises(LayoutError):
+        detect_layout(FolderTree(data))
+    monkeypatch.syspath_prepend(site)
+    for layout in ("auto", "odd"):
+        table = detect_layout(FolderTree(data), layout)
+        assert (table.layout, table.told_by, [table.inputs.source.read(n) for n in range(3)]) == (
+            "odd",
+            "a package",
+            [b"\0", b"\1", b"\2"],
+        )
+
+
+ODD_LAYOUT = """
+from colabstage.layouts.detect import Layout
+from colabstage.layouts.evidence import Evidence
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import Images, SampleTable
+
+
+def state(case):
+    files = case.source.ending_in((".odd",))
+    return Evidence(SampleTable("odd", files.names, Images(TreeFiles(case.source.tree, files)), None), "a package")
+
+
+ODD = Layout("odd", state, extensions=(".odd",))
+"""

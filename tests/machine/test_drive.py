@@ -25,7 +25,7 @@ from colabstage.errors import (
 )
 from colabstage.machine import drive as drive_module
 from colabstage.machine.drive import ask_drives, flush_drive, mount_drive, refresh_drive
-from colabstage.machine.drive_client import mount_error
+from colabstage.machine.drive_errors import mount_error
 from colabstage.machine.mounts import drive_root, list_mounts, normalise_drive_path
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs
@@ -374,20 +374,6 @@ def test_a_mounted_drive_is_found(real_colab: SimulatedColab) -> None:
     assert ask_drives().folder == folder
     assert drive_root(folder / "not/there") == place
     assert normalise_drive_path(place / "My Drive/a") == folder / "a"
-
-
-@pytest.mark.fuse
-def test_a_dead_mount_is_mounted_again(real_colab: SimulatedColab) -> None:
-    """'Transport endpoint is not connected' is what calling mount_drive once more repairs."""
-    cloud_file(real_colab, "a")
-    place = real_colab.root / "content/drive"
-    folder = mount_drive(place)
-    practice_drive(real_colab).kill()
-    assert ask_drives().folder is None
-    with pytest.raises(DriveDisconnectedError, match="has died"):
-        flush_drive()
-    assert mount_drive(place) == folder
-    assert (folder / "a").read_bytes() == b"data"
 
 
 @pytest.mark.fuse

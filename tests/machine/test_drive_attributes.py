@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.machine import drive_client as drive_attributes
-from colabstage.machine.drive_client import ClientFacts, Md5Questions, ask_client, ask_md5s, attributes_line
+from colabstage.machine import drive_attributes
+from colabstage.machine.drive_attributes import ClientFacts, Md5Questions, ask_client, ask_md5s, attributes_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,13 +62,11 @@ def test_one_line_says_which_are_told_and_no_value(monkeypatch: pytest.MonkeyPat
     told = {"id": "1SecretId", "md5": MD5, "uncommitted": "0"}
     monkeypatch.setattr(os, "getxattr", Client({"a": told}).getxattr)
     line = attributes_line("a")
-    assert "user.drive.id: present, 9 characters; user.drive.md5: present; user.drive.uncommitted: present" in line
+    assert "user.drive.id: 9 characters; user.drive.md5: an MD5; user.drive.uncommitted: 0" in line
     assert "SecretId" not in line
     assert MD5 not in line
     told.update(id="local-7", md5="?", uncommitted="maybe")
-    assert "local to this machine; user.drive.md5: 1 characters, no MD5; user.drive.uncommitted: 'maybe'" in (
-        attributes_line("a")
-    )
+    assert "id: local, 7 characters; user.drive.md5: 1 characters" in attributes_line("a")
     told.clear()
     assert attributes_line("a").count("No data available") == 3
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import SourceChangedError, SourceReadError
-from colabstage.machine.drive_client import drive_log_path, drive_log_size, quota_error
+from colabstage.machine.drive_errors import drive_log_path, drive_log_size, quota_error
 
 if TYPE_CHECKING:
     from pathlib import Path

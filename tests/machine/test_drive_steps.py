@@ -11,7 +11,6 @@ import contextlib
 import mmap
 import os
 import subprocess
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,26 +78,6 @@ def nothing_is_lost(mine: Path, drive: SimulatedDrive) -> bool:
         and drive.flush(timeout_s=60)
         and (drive.cloud / "MyDrive/mine").read_bytes() == b"not in the cloud yet"
     )
-
-
-def test_fresh_then_mounted(colab: SimulatedColab, place: Path) -> None:
-    """One question; the second call asks nobody, since the mount table knows."""
-    assert (mount_drive(place) / "data").read_bytes() == b"theirs" * 1000
-    assert mount_drive(place) == place / "MyDrive"
-    assert colab.calls == ["drive.mount", "request_auth dfs_ephemeral"]
-
-
-@pytest.mark.parametrize(
-    ("auth", "kind", "words"),
-    [("refused", DriveAuthError, "tick every box"), ("silent", DriveError, "nobody answers the dialogue")],
-)
-def test_refused_and_silent(colab: SimulatedColab, place: Path, auth: str, kind: type[DriveError], words: str) -> None:
-    """Nothing is mounted, and the word is about the dialogue; once it is answered all is well."""
-    colab.knobs = ColabKnobs(auth=auth)  # type: ignore[arg-type]
-    with pytest.raises(kind, match=words):
-        mount_drive(place)
-    colab.knobs = ColabKnobs()
-    assert (mount_drive(place) / "data").exists()
 
 
 @pytest.mark.usefixtures("held")
@@ -268,22 +247,3 @@ def test_what_a_dead_client_had_is_said_the_same_way_everywhere(
     assert all("waits in its cache on this machine, and the next client takes it up" in text for text in said)
     assert all("mount_drive(" in text and "force_remount" not in text for text in said)
     assert colab.calls.count("drive.mount") == 1
-
-
-def test_a_thread_is_told_why_it_is_not_answered(colab: SimulatedColab, place: Path) -> None:
-    """Not that Colab would not: that the answer may go elsewhere."""
-    said: list[str] = []
-
-    def call() -> None:
-        with contextlib.suppress(NotImplementedError):
-            try:
-                mount_drive(place)
-            except NotImplementedError as error:
-                said.append(str(error))
-                raise
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    assert "!command meanwhile takes the answer away" in said[0]
-    assert colab.calls == []

@@ -15,6 +15,7 @@ import pytest
 from colabstage.machine.mounts import (
     Mount,
     MountProbe,
+    MountTable,
     is_slow_mount,
     list_mounts,
     mount_of,
@@ -67,7 +68,7 @@ def test_of_two_mounts_at_one_place_the_later_counts() -> None:
 def test_links_into_a_slow_mount_are_followed_without_touching_it(tmp_path: Path) -> None:
     """A local link to Drive counts as Drive, in one step or in several, absolute or relative."""
     slow = Mount(tmp_path / "drive", "fuse.drive", "drive")
-    table = (*list_mounts(), slow)
+    table = MountTable((*list_mounts(), slow))
     (tmp_path / "deep").mkdir()
     (tmp_path / "direct").symlink_to(tmp_path / "drive/MyDrive")
     (tmp_path / "deep/relative").symlink_to("../direct/data")

@@ -146,9 +146,3 @@ def test_too_little_space_is_refused_with_both_figures_and_a_remedy(tmp_path: Pa
     with pytest.raises(NotEnoughSpaceError, match="Use keep='pack'") as caught:
         check_space(tmp_path, 9 * 10**18, "The pack", remedy="Use keep='pack'.")
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), NotEnoughSpaceError)
-
-
-def test_enough_space_is_silent(tmp_path: Path) -> None:
-    """What fits passes, and nothing is created by looking."""
-    check_space(tmp_path / "not/yet", 1, "The pack")
-    assert list(tmp_path.iterdir()) == []

@@ -208,7 +208,7 @@ def test_any_boxes_are_those_of_the_items_or_refused(drawn: list[list[tuple[int,
         refused = str(error)
     if refused:
         # Of COCO's own annotations the form is known.
-        assert not any(drawn) or (form != "coco" and "may be two corners as well as" in refused)
+        assert not any(drawn) or (form != "coco" and "may be xyxy as well as" in refused)
         return
     assert isinstance(table.targets, UnreadBoxes)
     for number, shapes in enumerate(drawn):
@@ -346,7 +346,10 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
             lambda i: (picture(i), {"boxes": bounding_boxes(np.ones((1, 5)), Format.XYWHR), "labels": [0]}),
             r"form XYWHR; expected one of XYXY, XYWH, CXCYWH",
         ),
-        (lambda i: {"image": picture(i), "objects": {"bbox": [[1, 1, 9, 9]], "category": [0]}}, r"may be two corners"),
+        (
+            lambda i: {"image": picture(i), "objects": {"bbox": [[1, 1, 9, 9]], "category": [0]}},
+            r"may be xyxy as well as xywh",
+        ),
         (lambda i: (picture(i), []), r"first 16 items are dicts without boxes"),
         (some(masks=lambda i: np.zeros((1, 8, 8))), r"dict of 'masks'"),
         (

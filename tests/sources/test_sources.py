@@ -40,7 +40,7 @@ SECRETS = ("pw", "s3cret", "SIG", "t0p")
         ("/content/drive/other", LocalSource, "/content/drive/other", "other"),
         (f"https://drive.google.com/file/d/{ID}/view?usp=sharing", ShareSource, f"gdrive:{ID}", "gdrive-1A2b3C4d5E6f"),
         (f"https://drive.google.com/drive/folders/{ID}", ShareSource, f"gdrive:{ID}", "gdrive-1A2b3C4d5E6f"),
-        (ID, ShareSource, f"gdrive:{ID}", "gdrive-1A2b3C4d5E6f"),
+        (f"gdrive://{ID}", ShareSource, f"gdrive:{ID}", "gdrive-1A2b3C4d5E6f"),
         ("https://Example.org:443/d/a.zip#top", WebSource, "https://example.org/d/a.zip", "a"),
         ("http://example.org:8080", WebSource, "http://example.org:8080/", "example.org"),
         ("https://ann:pw@example.org/a.zip", WebSource, "https://example.org/a.zip", "a"),

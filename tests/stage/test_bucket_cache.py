@@ -14,8 +14,8 @@ from colabstage.errors import NotEnoughSpaceError, OptionError, SourceNotFoundEr
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.files import json_text
 from colabstage.io.progress import NullProgress
+from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.parse import ObjectSource
-from colabstage.sources.writable_store import WritableStore
 from colabstage.stage.places import BucketPlace
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.purge import list_datasets, purge_datasets
@@ -184,13 +184,13 @@ def test_a_manifest_that_comes_before_ours(
     if theirs == "another version":
         other = replace(other, hashes=("0" * 16, *other.hashes[1:]))
     content = json_text(asdict(other)).encode()
-    put = WritableStore.put
+    put = ObjectStore.put
 
-    def put_late(store: WritableStore, *arguments: Any, **options: Any) -> None:
+    def put_late(store: ObjectStore, *arguments: Any, **options: Any) -> None:
         put(store, *arguments, **options)
         s3.put("cache/photos.h5.json", content)
 
-    monkeypatch.setattr(WritableStore, "put", put_late)
+    monkeypatch.setattr(ObjectStore, "put", put_late)
     if theirs == "another version":
         with pytest.raises(TargetExistsError, match="another process wrote it meanwhile"):
             place().publish(pack, "photos.h5", progress=NullProgress())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -21,18 +24,24 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import (
+    ArchiveError,
     ChecksumMismatchError,
+    DecodeError,
     OptionError,
+    SourceNotFoundError,
     SourceReadError,
+    WebPageError,
 )
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.run import stage_dataset
-from tests.support.http_knobs import WebKnobs
+from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
+from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
+    from tests.sources.servers import BucketService
 
 MakeImages = Callable[..., Path]
 MakeZip = Callable[[Path, Path], Path]
@@ -75,6 +84,55 @@ def server(archive: Path) -> Iterator[WebServer]:
         yield running
 
 
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        WebKnobs(),
+        WebKnobs(ranges="none"),
+        WebKnobs(ranges="none", length="chunked"),
+        WebKnobs(ranges="none", length="chunked", etag="none", last_modified=False),
+        WebKnobs(etag="none", last_modified=False),
+        WebKnobs(gzip=True),
+    ],
+    ids=["ranges", "no ranges", "no length", "nothing told", "no version", "gzip"],
+)
+def test_a_zip_on_the_web_is_packed_and_not_asked_for_twice(server: WebServer, photos: Path, knobs: WebKnobs) -> None:
+    """Whatever the server can do, the rows are right, no archive stays, and the second call moves next to nothing."""
+    server.set_knobs(knobs)
+    staged = stage(server.url("d/photos.zip"))
+    check_rows(staged, photos)
+    assert left_in(staged.path.parent) == WHOLE
+    server.forget_requests()
+    assert stage(server.url("d/photos.zip")).report.origin == "local"
+    assert server.bytes_sent < 300_000
+
+
+def test_the_contents_of_a_zip_on_the_web_are_read_in_one_round_trip(server: WebServer) -> None:
+    """Its two ends come at the same time, before it is known how long it is; what comes next are its files."""
+    stage(server.url("d/photos.zip"))
+    first = [request.range for request in server.requests[:2]]
+    assert sorted(first) == ["bytes=-262144", "bytes=0-262143"]
+    assert not any(request.range.startswith("bytes=-") for request in server.requests[2:])
+
+
+def test_the_key_does_not_follow_the_signature(server: WebServer) -> None:
+    """Two signed addresses of one file are one dataset, and no token is written down."""
+    first = stage(server.url("d/photos.zip", query="X-Amz-Signature=abc&X-Amz-Date=1"))
+    again = stage(server.url("d/photos.zip", query="X-Amz-Signature=def&X-Amz-Date=2"))
+    assert again.report.origin == "local"
+    written = b"".join(path.read_bytes() for path in first.path.parent.iterdir())
+    assert b"X-Amz" not in written
+
+
+def test_a_new_version_is_staged_again(
+    server: WebServer, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip
+) -> None:
+    """Another ETag is another dataset."""
+    stage(server.url("d/photos.zip"))
+    server.put("d/photos.zip", make_zip(make_images(tmp_path / "other", 6), tmp_path / "other.zip").read_bytes())
+    assert stage(server.url("d/photos.zip")).splits == {"train": 6}
+
+
 def test_offline_the_second_call_returns_at_once(archive: Path) -> None:
     """What is staged stays usable when the server is gone; a fresh staging fails by name."""
     with WebServer({"photos.zip": archive.read_bytes()}) as server:
@@ -87,6 +145,38 @@ def test_offline_the_second_call_returns_at_once(archive: Path) -> None:
     assert "cannot be reached" in " ".join(again.report.notes)
     with pytest.raises(SourceReadError, match=r"photos\.zip"):
         stage(url, refresh=True)
+
+
+def test_a_bad_day_on_the_web(server: WebServer, photos: Path) -> None:
+    """Cut connections and a busy server cost time, not data."""
+    server.set_faults(
+        WebFault(kind="truncate", min_bytes=1000, at_byte=5000, first=3),
+        WebFault(kind="status", status=503, retry_after="0", after=4, first=2),
+    )
+    check_rows(stage(server.url("d/photos.zip")), photos)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "says"),
+    [
+        ("page.zip", b"<!DOCTYPE html><html><title>Sign in</title></html>", WebPageError, "page"),
+        ("notes.md", b"just some text\n" * 10, ArchiveError, "text file"),
+        ("photo.png", b"\x89PNG\r\n\x1a\n" + bytes(100), ArchiveError, "PNG image"),
+    ],
+)
+def test_a_single_file_that_is_no_archive_is_named(
+    name: str, content: bytes, error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    """The error says what it is; nothing stays."""
+    with WebServer({name: content}) as server, pytest.raises(error, match=says):
+        stage(server.url(name))
+    assert not [path for path in (tmp_path / "fast").rglob("*") if path.is_file()]
+
+
+def test_a_missing_address_is_named(server: WebServer) -> None:
+    """404 is that there is nothing."""
+    with pytest.raises(SourceNotFoundError, match=r"nowhere\.zip"):
+        stage(server.url("nowhere.zip"))
 
 
 def test_a_checksum_is_checked_before_anything_is_made(server: WebServer, archive: Path) -> None:
@@ -107,6 +197,20 @@ def test_a_checksum_is_checked_before_anything_is_made(server: WebServer, archiv
     for several in (archive.with_suffix(""), [archive, archive.with_suffix("")]):
         with pytest.raises(OptionError, match="hash="):
             stage(several, hash=right)
+
+
+def test_a_damaged_download_is_damaged_the_next_time() -> None:
+    """A server that gives no parts and says what the file should hash to: running the cell again changes nothing."""
+    whole = io.BytesIO()
+    np.save(whole, np.full((64, 16), 5, np.float32))
+    digest = base64.b64encode(hashlib.sha256(whole.getvalue()).digest()).decode()
+    damaged = bytearray(whole.getvalue())
+    damaged[-100] ^= 0xFF
+    knobs = WebKnobs(ranges="none", headers=(("Repr-Digest", f"sha-256=:{digest}:"),))
+    with WebServer({"data.npy": bytes(damaged)}, knobs=knobs) as server:
+        for _ in range(2):
+            with pytest.raises(ChecksumMismatchError):
+                stage(server.url("data.npy"))
 
 
 def blocks_noted(folder: Path) -> int:
@@ -143,6 +247,21 @@ def test_a_killed_download_goes_on(photos: Path, tmp_path: Path) -> None:
     assert left_in(staged.path.parent) == WHOLE
 
 
+@pytest.mark.slow
+def test_a_bucket(s3: BucketService, photos: Path, archive: Path) -> None:
+    """An archive and a folder in a bucket give the same rows; a rewritten object is noticed."""
+    s3.put("sets/photos.zip", archive.read_bytes())
+    for path in photos.rglob("*.png"):
+        s3.put(f"sets/photos/{path.relative_to(photos)}", path.read_bytes())
+    check_rows(stage("s3://data/sets/photos.zip"), photos)
+    folder = stage("s3://data/sets/photos")
+    check_rows(folder, photos)
+    assert stage("s3://data/sets/photos/").report.origin == "local"
+    victim, other = sorted(photos.rglob("*.png"))[:2]
+    s3.put(f"sets/photos/{victim.relative_to(photos)}", other.read_bytes())
+    assert stage("s3://data/sets/photos").report.origin == "source"
+
+
 @pytest.fixture
 def shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
     """An imitated Google Drive that this process is led to."""
@@ -154,21 +273,102 @@ def shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveSha
 
 
 def test_share_links(shares: DriveShares, photos: Path, archive: Path) -> None:
-    """A shared archive and a shared folder are downloaded, packed and removed again; the second call asks one thing."""
+    """A shared archive is packed while it arrives, and the copy removed again; the second call asks one thing."""
     shares.add(SharedItem(FILE_ID, "photos.zip", content=archive.read_bytes()))
     link = f"https://drive.google.com/file/d/{FILE_ID}/view?usp=sharing"
     planned = plan_stage(link, cache_dir=None)
-    assert "downloaded first" in str(planned)
+    assert "cat" in str(planned)
     staged = stage(link)
     check_rows(staged, photos)
     assert left_in(staged.path.parent) == WHOLE
     # What was downloaded only to be packed is beside the dataset's own folder, and gone.
     assert {path.name for path in staged.path.parent.parent.iterdir()} == {staged.path.parent.name, "CACHEDIR.TAG"}
-    assert stage(FILE_ID).report.origin == "local"
-    assert shares.starts(FILE_ID) == [0]
+    before = shares.count("/download")
+    assert stage(f"gdrive://file/{FILE_ID}").report.origin == "local"
+    assert shares.count("/download") == before + 1
     changed = SharedItem(FILE_ID, "photos.zip", content=archive.read_bytes(), modified="Tue, 03 Mar 2026 10:00:00 GMT")
     shares.add(changed)
     assert stage(link).report.origin == "source"
+
+
+@pytest.mark.parametrize("name", ["data.npy", "text.txt.gz"])
+def test_a_shared_file_is_what_its_name_says(shares: DriveShares, name: str) -> None:
+    """A link says nothing of it; Drive does."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros((64, 16), np.float32))
+    contents = {"data.npy": buffer.getvalue(), "text.txt.gz": gzip.compress(b"to be or not to be " * 500)}
+    shares.add(SharedItem(FILE_ID, name, content=contents[name]))
+    staged = stage(f"https://drive.google.com/file/d/{FILE_ID}/view")
+    assert sum(staged.splits.values()) > 0
+
+
+def test_a_shared_folder(shares: DriveShares, photos: Path) -> None:
+    """Its class folders become classes."""
+    entries: dict[str, list[str]] = {"cat": [], "dog": []}
+    for number, path in enumerate(sorted(photos.rglob("*.png"))):
+        shares.add(SharedItem(f"1Item{number:028d}", path.name, content=path.read_bytes()))
+        entries[path.parent.name].append(f"1Item{number:028d}")
+    for name, ids in entries.items():
+        shares.add(SharedItem(f"1Folder{name:0>26}", name, kind="folder", entries=tuple(ids)))
+    shares.add(SharedItem(FOLDER_ID, "set", kind="folder", entries=tuple(f"1Folder{name:0>26}" for name in entries)))
+    staged = stage(f"https://drive.google.com/drive/folders/{FOLDER_ID}")
+    check_rows(staged, photos)
+    assert left_in(staged.path.parent) == WHOLE
+    assert stage(f"gdrive://folders/{FOLDER_ID}").report.origin == "local"
+
+
+def test_what_was_downloaded_is_not_downloaded_again(
+    shares: DriveShares, photos: Path, tmp_path: Path, make_zip: MakeZip
+) -> None:
+    """When packing fails after the download, the next run begins with what is here."""
+    bad = photos / "cat" / "0000.png"
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:100])
+    archive = make_zip(photos, tmp_path / "bad.zip")
+    bad.write_bytes(whole)
+    shares.add(SharedItem(FILE_ID, "bad.zip", content=archive.read_bytes()))
+    with pytest.raises(DecodeError, match="0000"):
+        stage(f"gdrive://{FILE_ID}")
+    staged = stage(f"gdrive://{FILE_ID}", on_error="skip")
+    assert staged.splits == {"train": 19}
+    assert any("were here from a run" in note for note in staged.report.notes)
+    assert not list((tmp_path / "fast" / "colabstage").glob(".colabstage-*.tmp"))
+
+
+def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
+    """A dataset of Kaggle's is packed while it arrives, and asked for again where there is a newer version."""
+    pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
+    files = {str(path.relative_to(photos)): path.read_bytes() for path in photos.rglob("*.png")}
+    with KaggleService(tmp_path) as service:
+        for name, value in service.hosts.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        service.add(HostedDataset("ann", "pets", zip_archive(files)))
+        staged = stage("kaggle://ann/pets")
+        check_rows(staged, photos)
+        assert left_in(staged.path.parent) == WHOLE
+        assert stage("https://www.kaggle.com/datasets/ann/pets").report.origin == "local"
+        assert service.count("DownloadDataset") == 1
+        del files["cat/0000.png"]
+        service.add(HostedDataset("ann", "pets", zip_archive(files), version=8))
+        assert stage("kaggle://ann/pets").splits == {"train": len(files)}
+        assert service.count("DownloadDataset") == 2
+    silent = stage("kaggle://ann/pets")
+    assert silent.report.origin == "local"
+    assert any("Kaggle did not tell which version is the newest" in note for note in silent.report.notes)
+
+
+def test_kaggle_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
+    """Where Kaggle has mounted it, it is read in place."""
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
+    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
+    mounted = tmp_path / "kaggle" / "input" / "datasets" / "ann" / "pets"
+    shutil.copytree(photos, mounted)
+    staged = stage("kaggle://ann/pets")
+    check_rows(staged, photos)
+    assert "where they are mounted" in " ".join(staged.report.notes)
+    assert stage("kaggle://ann/pets").report.origin == "local"
+    assert len(list(mounted.rglob("*.png"))) == 20
 
 
 def split_zips(photos: Path, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip) -> list[Path]:
@@ -200,6 +400,59 @@ def test_several_archives_are_one_dataset(
     assert stage(str(tmp_path / "zips" / "part-*.zip")).report.origin == "local"
     make_zip(make_images(tmp_path / "even more", 2, first=30), tmp_path / "zips" / "part-3.zip")
     assert stage(tmp_path / "zips" / "part-*.zip").splits == {"train": 32}
+
+
+def test_archives_named_like_splits_are_splits(
+    photos: Path, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip
+) -> None:
+    """`train.zip` and `val.zip` hold what their names say, even with the same names inside."""
+    zips = [make_zip(photos, tmp_path / "train.zip"), make_zip(photos, tmp_path / "val.zip")]
+    assert stage(zips).splits == {"train": 20, "val": 20}
+
+
+def test_a_list_of_image_addresses_is_a_dataset(photos: Path) -> None:
+    """Class folders come from the addresses; a second call asks for nothing."""
+    files = {f"pets/{path.relative_to(photos)}": path.read_bytes() for path in sorted(photos.rglob("*.png"))}
+    with WebServer(files) as server:
+        urls = [server.url(name) for name in files]
+        staged = stage(urls)
+        check_rows(staged, photos)
+        server.forget_requests()
+        assert stage(urls).report.origin == "local"
+        assert server.requests == ()
+
+
+def test_a_pattern_of_images_is_a_dataset(photos: Path) -> None:
+    """Files that fit are packed with their folders as classes."""
+    staged = stage(photos / "*" / "000?.png")
+    assert staged.splits == {"train": 10}
+    assert staged.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("kind", ["folders", "zips"])
+def test_classes_that_parts_are_named_for_keep_their_names(
+    kind: str, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip
+) -> None:
+    """In any script, and with spaces: the names that the folder of them all gives."""
+    names = ("Größe ñ", "my cats", "犬", "猫")
+    # The same names of files in each, so that the parts are told apart by their own.
+    for number, name in enumerate(names):
+        pixels = make_images(tmp_path / "made" / str(number), 4, first=10 * number)
+        flat = tmp_path / "all" / name
+        flat.mkdir(parents=True)
+        for index, image in enumerate(sorted(pixels.rglob("*.png"))):
+            shutil.copy(image, flat / f"{index}.png")
+        if kind == "zips":
+            make_zip(flat, tmp_path / "all" / f"{name}.zip")
+            shutil.rmtree(flat)
+    assert stage(tmp_path / "all" / "*").classes == names
+
+
+def test_a_list_of_archives_with_something_else_is_refused(photos: Path, archive: Path, tmp_path: Path) -> None:
+    """A text among archives is named; nothing is made."""
+    (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
+    with pytest.raises(ArchiveError, match=r"notes\.txt.*text file"):
+        stage([archive, tmp_path / "notes.txt"])
 
 
 def test_plain_files_of_a_web_archive_are_kept(server: WebServer, photos: Path) -> None:

@@ -75,7 +75,9 @@ def answer_file(request: HostRequest, content: bytes, headers: Mapping[str, str]
     if not wanted.startswith("bytes=") or (validator and validator not in (etag, headers.get("Last-Modified"))):
         return HostAnswer(200, common, content)
     first, _, last = wanted.removeprefix("bytes=").partition("-")
-    start, end = int(first), min(int(last) if last else len(content) - 1, len(content) - 1)
+    end = min(int(last) if first and last else len(content) - 1, len(content) - 1)
+    # Without a beginning, the number is that of the last bytes.
+    start = int(first) if first else max(0, len(content) - int(last))
     if start >= len(content):
         return HostAnswer(416, {**common, "Content-Range": f"bytes */{len(content)}"})
     ranged = {**common, "Content-Range": f"bytes {start}-{end}/{len(content)}"}

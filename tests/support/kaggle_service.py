@@ -6,7 +6,8 @@ What is imitated, and from which facts (kagglehub 1.0.2, kagglesdk 0.1.37):
   `…/DownloadDataset` redirects to a signed address at `storage.googleapis.com` (kagglesdk `kaggle_http_client.py`,
   kagglehub `http_resolver.py`). Refusals are JSON with `code` and `message`, which kagglesdk reads.
 - Credentials come as `Authorization: Bearer` (a token) or Basic (user and key), and must not travel on to storage.
-- The storage answers ranges and gives `x-goog-hash: crc32c=…,md5=…` (kagglehub `integrity.py`).
+- The storage answers ranges until the signature expires, then 403, and gives `x-goog-hash: crc32c=…,md5=…`
+  (kagglehub `integrity.py`).
 - Colab: `POST http://$TBE_RUNTIME_ADDR/kagglehub/datasets/is_supported` and `/mount`, which answers `{"slug": …}`
   before the folder is there (kagglehub `colab_cache_resolver.py`, which then waits for it).
 - Kaggle: `POST $KAGGLE_DATA_PROXY_URL/kaggle-jwt-handler/AttachDatasourceUsingJwtRequest` with two tokens, answered by
@@ -53,10 +54,10 @@ class HostedDataset:
     """Bytes after which each connection to the storage is cut; 0 for never."""
     bytes_per_s: float = 0.0
     """How fast the storage sends; 0 for as fast as it can."""
-    wrong_hash: bool = False
-    """Whether the announced md5 is another file's."""
     busy: int = 0
     """Answers with status 503 before the first good one."""
+    lasts: int = 0
+    """Requests after which the first signed address of the storage has expired; 0 for never."""
     mounts: bool = False
     """Whether Colab and Kaggle offer to mount it."""
 
@@ -144,8 +145,9 @@ class KaggleService:
             return _json(503, message="busy")
         if asked.get("datasetVersionNumber") != dataset.version:
             return _json(404, code=404, message="No such version")
+        signature = f"{_SIGNATURE}{times:04x}"
         place = (
-            f"https://storage.googleapis.com/kaggle-data-sets/{dataset.owner}/{dataset.name}/archive.zip?{_SIGNATURE}"
+            f"https://storage.googleapis.com/kaggle-data-sets/{dataset.owner}/{dataset.name}/archive.zip?{signature}"
         )
         return HostAnswer(302, {"Location": place})
 
@@ -160,8 +162,10 @@ class KaggleService:
         self._leaked = self._leaked or "authorization" in request.headers
         owner, name = request.path.split("/")[2:4]
         dataset = self._datasets[owner, name]
-        content = b"another file" if dataset.wrong_hash else dataset.archive
-        digest = base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
+        signature = request.query["X-Goog-Signature"]
+        if dataset.lasts and signature.endswith("0001") and self._note(signature) > dataset.lasts:
+            return HostAnswer(403, {"Content-Type": "application/xml"}, b"<Code>ExpiredToken</Code>")
+        digest = base64.b64encode(hashlib.md5(dataset.archive, usedforsecurity=False).digest()).decode()
         headers = {"Content-Type": "application/zip", "x-goog-hash": f"crc32c=AAAAAA==,md5={digest}"}
         answer = answer_file(request, dataset.archive, headers, etag=f'"{digest}"')
         cut = dataset.cut_every if 0 < dataset.cut_every < len(answer.body) else None

@@ -54,6 +54,10 @@ _SORRY_PAGE = (
 )
 
 
+# What asks for no more wants a file's facts, or its list of contents.
+_QUESTION_BYTES = 256 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class SharedItem:
     """A file, folder or document on the imitated Drive."""
@@ -90,9 +94,11 @@ class DriveShares:
     Args:
         folder: where the loopback certificate is written.
         scan_limit_bytes: size above which a file gets the page about the virus scan first (100 MB at Google).
+        wants_form: whether only the form on that page gets past it, and no `confirm=t` in the first address.
     """
 
-    def __init__(self, folder: Path, *, scan_limit_bytes: int = 100_000_000) -> None:
+    def __init__(self, folder: Path, *, scan_limit_bytes: int = 100_000_000, wants_form: bool = False) -> None:
+        self._wants_form = wants_form
         self._items: dict[str, SharedItem] = {}
         self._scan_limit_bytes = scan_limit_bytes
         self._log = _Log()
@@ -122,7 +128,7 @@ class DriveShares:
             return self._log.requests[path]
 
     def starts(self, item_id: str) -> list[int]:
-        """From which byte on each download of a file went, in their order; questions for its first byte alone not."""
+        """From which byte on each download of a file went, in their order; questions for a few bytes not."""
         with self._log.lock:
             return [start for found, start in self._log.starts if found == item_id]
 
@@ -174,7 +180,8 @@ class DriveShares:
             return answer_page("<html><title>Error 500</title></html>", 500)
         if item.state == "quota":
             return answer_page(_QUOTA_PAGE)
-        if len(item.content) > self._scan_limit_bytes and request.query.get("confirm") != "t":
+        confirmed = "uuid" in request.query if self._wants_form else request.query.get("confirm") == "t"
+        if len(item.content) > self._scan_limit_bytes and not confirmed:
             return answer_page(_scan_page(item), headers={"Set-Cookie": "NID=511=imitated; Secure; HttpOnly"})
         return self._bytes(item, request)
 
@@ -188,10 +195,10 @@ class DriveShares:
             "x-goog-hash": "md5="
             + base64.b64encode(hashlib.md5(item.content, usedforsecurity=False).digest()).decode(),
         }
-        wanted = request.headers.get("range", "bytes=0-").removeprefix("bytes=")
-        if wanted != "0-0":
+        start, _, end = request.headers.get("range", "bytes=0-").removeprefix("bytes=").partition("-")
+        if start and (not end or int(end) - int(start) >= _QUESTION_BYTES):
             with self._log.lock:
-                self._log.starts.append((item.id, int(wanted.partition("-")[0])))
+                self._log.starts.append((item.id, int(start)))
         if not item.ranges:
             request = replace(request, headers={})
         answer = answer_file(request, item.content, headers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
@@ -14,7 +13,6 @@ import pytest
 
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy
-from colabstage.trees import folder
 from colabstage.trees.bytes import PIECE_BYTES
 from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps
 from colabstage.trees.names import JUNK_FILES, is_junk
@@ -139,11 +137,11 @@ def test_who_lists_a_folder_looks_at_its_files_too_unless_each_look_is_a_round_t
 ) -> None:
     """A mount that tells sizes with the names keeps them for a second; one that does not answers several at once."""
     root = write_files(tmp_path, {f"{number}.jpg": b"x" for number in range(100)})
-    lookers: Counter[str] = Counter()
+    lookers: Counter[int] = Counter()
     stat_of = _CountedEntry.stat
 
     def stat(entry: _CountedEntry) -> os.stat_result:
-        lookers[threading.current_thread().name] += 1
+        lookers[threading.get_ident()] += 1
         # Not for nothing: even that gives the processor to other work, which a busy machine has much of.
         if look_s:
             time.sleep(look_s)
@@ -157,8 +155,8 @@ def test_who_lists_a_folder_looks_at_its_files_too_unless_each_look_is_a_round_t
     for _ in range(5):
         lookers.clear()
         assert len(FolderTree(root, workers=8).entries) == 100
-        shared.append(lookers["colabstage-look"])
-    assert max(shared) == 96 if look_s else min(shared) == 0
+        shared.append(len(lookers))
+    assert max(shared) > 4 if look_s else min(shared) == 1
 
 
 @pytest.mark.parametrize(
@@ -212,14 +210,6 @@ def test_pipes_and_sockets_are_no_files(tmp_path: Path, write_files: WriteFiles)
     assert [entry.name for entry in FolderTree(root).entries] == ["1.jpg"]
 
 
-def test_a_name_that_is_not_utf8_can_be_read(tmp_path: Path, read_all: ReadAll) -> None:
-    """Linux file names are bytes."""
-    with open(os.fsencode(tmp_path) + b"/caf\xe9.jpg", "wb") as file:
-        file.write(b"1")
-    with FolderTree(tmp_path) as tree:
-        assert read_all(tree) == {"caf\udce9.jpg": b"1"}
-
-
 @pytest.mark.parametrize("content", [b"", b"12", b"1234", b"x" * 10_000])
 def test_a_file_of_another_length_than_listed_is_an_error(tmp_path: Path, content: bytes) -> None:
     """Half an image must not pass for one: the size is checked to the byte, in both directions."""
@@ -228,38 +218,6 @@ def test_a_file_of_another_length_than_listed_is_an_error(tmp_path: Path, conten
     (tmp_path / "1.jpg").write_bytes(content)
     with pytest.raises(SourceReadError, match=r"1\.jpg.*3 bytes.*changed or was cut"):
         tree.read(tree.entries[0])
-
-
-def test_a_file_that_vanished_answers_as_the_disk_does(tmp_path: Path) -> None:
-    """Whether that passes is for the caller's retries to judge."""
-    (tmp_path / "1.jpg").write_bytes(b"123")
-    tree = FolderTree(tmp_path)
-    (tmp_path / "1.jpg").unlink()
-    with pytest.raises(FileNotFoundError):
-        tree.read(tree.entries[0])
-
-
-@pytest.mark.parametrize("asks_kernel_alone", [True, False])
-def test_looks_take_turns_only_where_the_kernel_answers(
-    tmp_path: Path, write_files: WriteFiles, monkeypatch: pytest.MonkeyPatch, asks_kernel_alone: bool
-) -> None:
-    """There several threads would only take Python's lock from each other; round trips are made at the same time."""
-    root = write_files(tmp_path / "root", {f"c{number}/{file:02}": b"" for number in range(4) for file in range(20)})
-    monkeypatch.setattr(folder, "_KERNEL_LOOK_S", float("inf") if asks_kernel_alone else 0.0)
-    look_at, meet, together = folder._LevelWalk._look_at, threading.Barrier(4), []
-
-    def look(*arguments: Any) -> Any:
-        # After the first few, by which the pace of a folder shows.
-        if len(arguments[2]) > 4:
-            with contextlib.suppress(threading.BrokenBarrierError):
-                meet.wait(0.2 if asks_kernel_alone else 30)
-                together.append(arguments[1].name)
-        return look_at(*arguments)
-
-    monkeypatch.setattr(folder._LevelWalk, "_look_at", look)
-    monkeypatch.setattr(folder, "_SLOW_LOOK_S", float("inf"))
-    assert len(FolderTree(root, workers=4).entries) == 80
-    assert len(together) == (0 if asks_kernel_alone else 4)
 
 
 def test_a_missing_folder_is_reported_at_once(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, DriveDisconnectedError, SourceNotFoundError
-from colabstage.trees.open import open_archive, open_tree, recognise
+from colabstage.trees.open import open_tree, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -136,14 +136,6 @@ def test_a_table_among_archives_has_the_line(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("id,label\n")
     with pytest.raises(ArchiveError, match=r"train\.csv' is a text file\. .* \['FOLDER', 'FOLDER/train\.zip'\]"):
         open_tree(tmp_path / "train.csv", spool=tmp_path)
-
-
-def test_a_source_is_closed_when_opening_fails(recording: Recording, tmp_path: Path, zip_bytes: ZipBytes) -> None:
-    """Nobody else could."""
-    source = recording(zip_bytes(_FILES)[:-30])
-    with pytest.raises(CorruptArchiveError):
-        open_archive(source, spool=tmp_path)
-    assert source.closed
 
 
 @pytest.mark.fuse

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 import colabstage
 from colabstage.diagnose.compare import SourceComparison
 from colabstage.diagnose.doctor import DoctorReport
-from colabstage.diagnose.gpu_monitor import GpuMonitor, GpuSample
+from colabstage.diagnose.gpu import GpuMonitor, GpuSample
 from colabstage.errors import ColabstageError
 from colabstage.h5.info import PackInfo
 from colabstage.load.dataset import dataset_h5

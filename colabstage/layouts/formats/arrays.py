@@ -20,7 +20,7 @@ from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near
 from colabstage.layouts.folders import folders_state
 from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.reading import open_member, refuse_stand_in
-from colabstage.layouts.samples import TreeFiles, join_samples, rows_of_array, stamp_of
+from colabstage.layouts.samples import TreeFiles, join_samples, stamp_of
 from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values, known_splits
 from colabstage.layouts.words import SPLITS, split_of_word
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
 _HEAD = b"MATLAB 5.0 MAT-file"
 _SVHN = re.compile(r"(train|test|extra)_32x32\.mat$")
-_NUMBERS = {
-    "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "single", "double", "logical",
-}  # fmt: skip
-
 _NPZ = ".npz"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", ".mat")
 # With more files than this, each file is one sample.
@@ -60,12 +56,7 @@ _SAME_DIGIT = str.maketrans("123456789", "0" * 9)
 
 def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     """Return the numeric arrays of a file, samples first: with three axes or more, MATLAB's last axis becomes the
-    first.
-
-    Raises:
-        MissingDependencyError: scipy is not installed.
-        LayoutError: the file is damaged.
-    """
+    first."""
     try:
         from scipy import io as matlab
     except ImportError as error:
@@ -75,36 +66,22 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
         )
         raise MissingDependencyError(msg) from error
     try:
-        described = matlab.whosmat(SourceFile(open_member(tree, entry)))
+        # The header says only "double" even if the numbers are stored with fewer bytes.
+        held = matlab.loadmat(SourceFile(open_member(tree, entry)))
     except Exception as error:  # scipy raises whatever the bytes happen to lead to
         msg = f"'{entry.name}' is a damaged MATLAB file: {error}. Copy it again, or save it again with '-v7.3'."
         raise LayoutError(msg) from error
-    # Read at once, because the header says only "double" even if the numbers are stored with fewer bytes.
-    return [
-        _matlab_array(tree, entry, name)
-        for name, shape, kind in described
-        if kind in _NUMBERS and np.prod(shape, dtype=object) > 0
-    ]
-
-
-def _matlab_array(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
-    """Return one array of a file, which is packed as a whole in there."""
-    from scipy import io as matlab
-
-    try:
-        held = matlab.loadmat(SourceFile(open_member(tree, entry)), variable_names=[name])
-        values = np.asarray(held[name])
-    except Exception as error:
-        msg = f"'{name}' of '{entry.name}' cannot be read: {error}."
-        raise LayoutError(msg) from error
-    values = values.astype(values.dtype.newbyteorder("="), copy=False)
-    if values.ndim > 2:
-        values = np.moveaxis(values, -1, 0)
-    # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
-    if _SVHN.search(entry.name) and name == "y":
-        values = values % 10
-    path, stamp = f"{entry.name}/{name}", stamp_of(entry)
-    return StoredArray(path, values.shape, values.dtype, lambda: rows_of_array(values, path, stamp), lambda: values)
+    found = []
+    for key, values in held.items():
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf" or not values.size:
+            continue
+        native = values.astype(values.dtype.newbyteorder("="), copy=False)
+        rows = np.moveaxis(native, -1, 0) if native.ndim > 2 else native
+        # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
+        if _SVHN.search(entry.name) and key == "y":
+            rows = rows % 10
+        found.append(StoredArray.in_memory(f"{entry.name}/{key}", rows, stamp_of(entry)))
+    return found
 
 
 class SplitArrays(NamedTuple):
@@ -113,9 +90,7 @@ class SplitArrays(NamedTuple):
     split: str
     """"" where there is just one set."""
     x: str
-    """The inputs."""
     y: str | None
-    """The targets, `None` where there are none."""
 
 
 class UnclearRolesError(LayoutError):
@@ -132,17 +107,15 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
         names: paths of all arrays, the key in a file as the last part.
         x, y: last parts of the names of inputs and targets, if the user named them; x alone may be a common part of the
             names to use.
-
-    Raises:
-        LayoutError: no array is named like inputs, or several are for one split.
     """
     every = list(names)
-    if x is not None and (y is not None or _called(every, x)):
-        return [_given(every, x, y)]
-    if x is not None:
+    if x is not None and y is None and not _called(every, x):
         # EMNIST has six datasets in one archive, each with its splits.
         common = [name for name in every if x in name]
-        return find_splits(common) if len(common) > 1 else [_given(every, x, y)]
+        if len(common) > 1:
+            return find_splits(common)
+    if x is not None:
+        return [SplitArrays("", _only(every, x), None if y is None else _only(every, y))]
     by_split: dict[str, dict[str, list[str]]] = {}
     for name in every:
         split, role = _split_and_role(name)
@@ -196,24 +169,20 @@ def _called(names: list[str], wanted: str) -> list[str]:
     ]
 
 
-def _given(names: list[str], x: str, y: str | None) -> SplitArrays:
-    def one(wanted: str) -> str:
-        found = _called(names, wanted)
-        if len(found) != 1:
-            msg = f"{len(found)} arrays are called '{wanted}'; there are {listed(names)}."
-            raise LayoutError(msg)
-        return found[0]
-
-    return SplitArrays("", one(x), None if y is None else one(y))
+def _only(names: list[str], wanted: str) -> str:
+    found = _called(names, wanted)
+    if len(found) != 1:
+        msg = f"{len(found)} arrays are called '{wanted}'; there are {listed(names)}."
+        raise LayoutError(msg)
+    return found[0]
 
 
 def _pair_arrays(split: str, xs: list[str], ys: list[str]) -> SplitArrays:
     if len(xs) > 1 or len(ys) > 1:
         msg = (
             f"Several arrays are named like {'inputs' if len(xs) > 1 else 'targets'}: "
-            f"{listed(xs if len(xs) > 1 else ys)}. Say which to take: "
-            "layout=array_rows(x='NAME', y='NAME'), or array_rows('PART'), what the names of all that count have in "
-            "common, such as 'emnist-digits'."
+            f"{listed(xs if len(xs) > 1 else ys)}. Say which to take: layout=array_rows(x='NAME', y='NAME'), or "
+            "array_rows('PART'), what the names of all that count have in common, such as 'emnist-digits'."
         )
         raise UnclearRolesError(msg)
     return SplitArrays(split, xs[0], ys[0] if ys else None)
@@ -273,10 +242,6 @@ def arrays_state(
         source: the files.
         published: arrays of files that well-known datasets are published as.
         x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised.
-
-    Raises:
-        EmptySourceError: there are no files of arrays.
-        LayoutError: one cannot be read, or their lengths differ.
     """
     if not source.ending_in(_SUFFIXES) and not published:
         msg = f"'{source.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
@@ -370,9 +335,8 @@ def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray]) -> str
         return ""
     return (
         f"'{source.label}' holds {len(alike):,} arrays such as '{alike[0].name}', all of shape {shape}: each is "
-        "probably "
-        "one sample, and rows of it none. Give pack_dataset an object whose items are (x, y), read from the files by "
-        "their number; or one .npz of all, numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…))."
+        "probably one sample, and rows of it none. Give pack_dataset an object whose items are (x, y), read from the "
+        "files by their number; or one .npz of all, numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…))."
     )
 
 
@@ -458,11 +422,7 @@ def _as_labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
 
 
 def _find_arrays(source: Source, *, takes_packs: bool) -> list[StoredArray]:
-    """Return all arrays of a source, by file and key; only headers are read.
-
-    Raises:
-        LayoutError: a file is not what its name says, or a pack (unless `takes_packs`), or there are too many of them.
-    """
+    """Return all arrays of a source, by file and key; only headers are read."""
     files, tree = source.ending_in(_SUFFIXES), source.tree
     if len(files) > _MAX_FILES:
         msg = (
@@ -496,10 +456,6 @@ def array_folder_state(source: Source) -> Evidence:
     """Read .npy files in class folders, with or without split folders above; each file is one sample.
 
     All have the shape and dtype of the first, and are stored as they are.
-
-    Raises:
-        EmptySourceError: there are no .npy files in folders of classes, or they are named like inputs and targets.
-        LayoutError: the first is not an array of numbers.
     """
     files = require_files(source.ending_in((NPY,)), source, ".npy files")
     role = first_with_role(files)

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.layouts.boxes import BoxColumn, LabelledImage, Record, boxes_table, join_records, side_of
+from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, join_records, side_of
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import lists_state
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values, known_splits
 
@@ -61,11 +60,7 @@ class CocoFile(NamedTuple):
         return bool(self.boxes) and not any(isinstance(box, _Annotation) for box in self.boxes)
 
     def records(self, numbers: dict[Any, int]) -> list[Record]:
-        """Return what is stated of each image: the boxes, or the one category.
-
-        Raises:
-            BrokenDatasetError: an image or annotation is broken; the message names it.
-        """
+        """Return what is stated of each image: the boxes, or the one category."""
         made: dict[Any, Record] = {}
         for image in self.images:
             name = _name_of(image)
@@ -133,8 +128,7 @@ class CocoFile(NamedTuple):
     def _broken(self, place: int, number: Any, what: str) -> BrokenDatasetError:
         return BrokenDatasetError(
             f"'{self.name}': annotation {place} (id {show(repr(number))}) {what}; expected image_id, category_id and "
-            "bbox "
-            "[x, y, width, height] in pixels."
+            "bbox [x, y, width, height] in pixels."
         )
 
 
@@ -145,10 +139,6 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     the ids themselves may have gaps. Columns: iscrowd (0 or 1), area (in pixels of the original image). Images
     without annotations are kept beside boxes. Several files called after splits (instances_train2017.json,
     valid/_annotations.coco.json) are the splits.
-
-    Raises:
-        LayoutError: there is no such file.
-        BrokenDatasetError: an annotation is broken, or most images of a file are not there; they are named.
     """
     # One folder may hold files of both kinds; those of classes are another layout.
     found = [file for file in _files(source, images) if file.is_of_classes == classes]
@@ -164,29 +154,29 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     used = frozenset(file.name for file in found)
     if classes:
         return _of_classes(source, joined, names, numbers, used)
-    samples = [
-        LabelledImage(
-            file, [[*values[:4], numbers[kind], *values[4:]] for kind, values in record.shapes], split, record.size
-        )
-        for file, record, split in joined.records
-    ]
-    table = boxes_table(source.tree, samples, names, _COLUMNS, notes=joined.notes)
-    made = Evidence(table, "COCO's annotations", used)
-    return made if table.splits is not None else lists_state(source, made)[0]
+    return boxes_state(
+        source,
+        "COCO's annotations",
+        joined.placed,
+        numbers,
+        names=names,
+        columns=_COLUMNS,
+        notes=joined.notes,
+        used=used,
+    )
 
 
 def _of_classes(
     source: Source, joined: Joined, names: list[str], numbers: dict[Any, int], used: frozenset[str]
 ) -> Evidence:
-    records = joined.records
-    kept = [(file, numbers[record.shapes[0][0]], split) for file, record, split in records if record.shapes]
-    notes = left_out_notes((len(records) - len(kept), "images", "without an annotation")) + joined.notes
+    kept = [one for one in joined.placed if one.record.shapes]
+    notes = left_out_notes((len(joined.placed) - len(kept), "images", "without an annotation")) + joined.notes
     table = SampleTable(
         layout=CLASSES,
-        keys=tuple(file.name for file, _, _ in kept),
-        inputs=Images(TreeFiles(source.tree, [file for file, _, _ in kept])),
-        targets=Values(np.array([label for _, label, _ in kept], np.int64)),
-        splits=known_splits([split for _, _, split in kept]),
+        keys=tuple(one.file.name for one in kept),
+        inputs=Images(TreeFiles(source.tree, [one.file for one in kept])),
+        targets=Values(np.array([numbers[one.record.shapes[0][0]] for one in kept], np.int64)),
+        splits=known_splits([one.split for one in kept]),
         classes=tuple(names),
         notes=tuple(notes),
     )
@@ -203,11 +193,7 @@ def _files(source: Source, images: FileEntries) -> list[CocoFile]:
 
 
 def parse_coco(name: str, content: bytes) -> CocoFile | None:
-    """Return what a file holds; `None` where it is none of COCO's.
-
-    Raises:
-        BrokenDatasetError: it looks like one and is not JSON.
-    """
+    """Return what a file holds; `None` where it is none of COCO's."""
     # First searched as bytes: parsing a gigabyte of JSON takes a minute, and most files are not annotations.
     if not all(mark in content for mark in _MARKS):
         return None

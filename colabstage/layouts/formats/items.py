@@ -62,13 +62,54 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     so an interrupted pack starts again.
 
     `in_caller` makes later calls into the dataset in the caller's thread, when another thread asks for items.
-
-    Raises:
-        OptionError: it has no length, or no items by number.
-        EmptySourceError: it has no items.
-        LayoutError: an item is neither an image nor numbers, or is not `(x, y)`; or as `plan_boxes`.
-        DecodeError: the first item raises an error.
     """
+    _check_dataset(dataset)
+    count = len(dataset)
+    pairs = _Pairs(dataset, in_caller)
+    # A dataset that reads from a mount may fail temporarily, like the mount.
+    x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0))
+    feature = pairs.feature()
+    # Hugging Face datasets store class names with the column, torchvision's as an attribute.
+    named = getattr(feature, "names", ()) if pairs.keys else getattr(dataset, "classes", ())
+    classes = tuple(map(str, named or ()))
+    notes = pairs.notes()
+    targets: Targets | None = None
+    if may_hold_boxes(y):
+        planned = plan_boxes(_first_items(pairs, count), dataset, feature)
+        targets = UnreadBoxes(pairs.side(1, planned.dtype.itemsize, planned.rows), planned.dtype)
+        # Boxes have class names of their own, for objects; the dataset's names are for whole images.
+        classes, notes = planned.classes, (*notes, planned.note)
+    elif y is not None:
+        first = _item_array(y, pairs.name(0))
+        ys = pairs.side(1, first.nbytes, _item_array)
+        if _is_pillow_image(y):
+            targets = find_masks(ys, decoded=True, spread=False)
+            classes = classes or targets.classes
+        else:
+            targets = Arrays(ys, first.shape, first.dtype)
+        if first.ndim and first.size == 1 and not isinstance(targets, Masks):
+            axes = ", ".join(("N", *map(str, first.shape)))
+            note = (
+                f"Each target is an array of one number, so y of a batch is ({axes}). A loss spreads predictions (N,) "
+                "over it without an error. For y of (N,) give numbers, such as y.item()."
+            )
+            notes = (*notes, note)
+    values = _item_array(x, pairs.name(0))
+    xs = pairs.side(0, values.nbytes, _as_input)
+    # Keys sort like their numbers, so rows keep the dataset's order.
+    digits = len(str(count - 1))
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(f"{number:0{digits}}" for number in range(count)),
+        inputs=Images(xs, decoded=True) if _is_pillow_image(x) else Arrays(xs, values.shape, values.dtype),
+        targets=targets,
+        classes=classes,
+        notes=notes,
+    )
+
+
+def _check_dataset(dataset: Any) -> None:
+    """Refuse what has no samples by number, and what people pass by mistake."""
     kind = type(dataset).__name__
     is_one = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     # A table's items are its columns, those of bytes are numbers, and a class has none.
@@ -95,9 +136,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
             "folder, an archive or a dataset object. stage_dataset takes several; the .path of its result is the pack."
         )
         raise OptionError(msg)
-    count = len(dataset)
-    # There would be no item to learn from.
-    if count == 0:
+    if len(dataset) == 0:
         msg = f"The {kind} has no items."
         raise EmptySourceError(msg)
     # The result of load_dataset without split=.
@@ -105,46 +144,6 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         names = ", ".join(repr(key) for key in list(dataset)[:8])
         msg = f"The source is a {kind} of {names}, each with items of its own; pass one of them, and one file for each."
         raise OptionError(msg)
-    pairs = _Pairs(dataset, in_caller)
-    # A dataset that reads from a mount may fail temporarily, like the mount.
-    x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0))
-    # Keys sort like their numbers, so rows keep the dataset's order.
-    digits = len(str(count - 1))
-    targets: Targets | None = None
-    # Hugging Face datasets store class names with the column, torchvision's as an attribute.
-    named = getattr(_feature(dataset, pairs.keys), "names", ()) if pairs.keys else getattr(dataset, "classes", ())
-    classes = tuple(map(str, named or ()))
-    notes = pairs.notes()
-    if may_hold_boxes(y):
-        planned = plan_boxes(_first_items(pairs, count), dataset, _feature(dataset, pairs.keys))
-        targets = UnreadBoxes(_side(pairs, 1, count, planned.dtype.itemsize, planned.rows), planned.dtype)
-        # Boxes have class names of their own, for objects; the dataset's names are for whole images.
-        classes, notes = planned.classes, (*notes, planned.note)
-    elif y is not None:
-        first = _item_array(y, pairs.name(0))
-        ys = _side(pairs, 1, count, first.nbytes, _item_array)
-        targets = (
-            find_masks(ys, decoded=True, spread=False) if _is_pillow_image(y) else Arrays(ys, first.shape, first.dtype)
-        )
-        if first.ndim and first.size == 1 and not isinstance(targets, Masks):
-            axes = ", ".join(("N", *map(str, first.shape)))
-            note = (
-                f"Each target is an array of one number, so y of a batch is ({axes}). A loss spreads predictions (N,) "
-                "over it without an error. For y of (N,) give numbers, such as y.item()."
-            )
-            notes = (*notes, note)
-        if not classes and isinstance(targets, Masks):
-            classes = targets.classes
-    values = _item_array(x, pairs.name(0))
-    side = _side(pairs, 0, count, values.nbytes, _as_input)
-    return SampleTable(
-        layout=NAME,
-        keys=tuple(f"{number:0{digits}}" for number in range(count)),
-        inputs=Images(side, decoded=True) if _is_pillow_image(x) else Arrays(side, values.shape, values.dtype),
-        targets=targets,
-        classes=classes,
-        notes=notes,
-    )
 
 
 def _first_items(pairs: _Pairs, count: int) -> Iterable[LookedAt]:
@@ -156,21 +155,13 @@ def _first_items(pairs: _Pairs, count: int) -> Iterable[LookedAt]:
 
 
 def _size_of_item(x: Any) -> tuple[int, int] | None:
-    """Return the height and width of an image; `None` if its shape does not say which axes they are."""
+    """Return the width and height of an image; `None` if its shape does not say which axes they are."""
     if _is_pillow_image(x):
-        return x.size[1], x.size[0]
+        return x.size[0], x.size[1]
     shape = tuple(getattr(x, "shape", ()))
     if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
-        return shape[0], shape[1]
-    return (shape[1], shape[2]) if len(shape) == 3 and shape[0] in (1, 3, 4) else None
-
-
-def _feature(dataset: IndexableDataset, keys: tuple[str, str | None] | None) -> Any:
-    """Return the feature of the target column of a Hugging Face `Dataset`."""
-    features = getattr(dataset, "features", None)
-    if keys is None or not isinstance(features, Mapping):
-        return None
-    return features if keys[1] == _REST else features.get(keys[1])
+        return shape[1], shape[0]
+    return (shape[2], shape[1]) if len(shape) == 3 and shape[0] in (1, 3, 4) else None
 
 
 class _Pairs:
@@ -179,13 +170,13 @@ class _Pairs:
 
     def __init__(self, dataset: IndexableDataset, in_caller: InCaller) -> None:
         self._dataset = dataset
-        self.in_caller = in_caller
+        self._in_caller = in_caller
         # If a thread executor writes shards, its threads take turns.
         self._turn = threading.Lock()
         self._kept: dict[int, tuple[Any, Any]] = {}
         # A new one each time: a dataset may return other items next time, so no pack of it is continued.
-        self.token = uuid.uuid4().hex
-        self.label = type(dataset).__name__
+        self._token = uuid.uuid4().hex
+        self._label = type(dataset).__name__
         self.keys: tuple[str, str | None] | None = None
         self._left: list[str] = []
 
@@ -197,20 +188,30 @@ class _Pairs:
         target = (
             "there is no target" if y is None else "the others are the target" if y == _REST else f"{y!r} the target"
         )
-        used = f"In each item {x!r} is the input, and {target}"
-        return (f"{used}{'; left out: ' + ', '.join(map(repr, self._left)) if self._left else ''}.",)
+        left = f"; left out: {', '.join(map(repr, self._left))}" if self._left else ""
+        return (f"In each item {x!r} is the input, and {target}{left}.",)
 
     def name(self, index: int) -> str:
-        return f"{self.label}[{index}]"
+        return f"{self._label}[{index}]"
+
+    def feature(self) -> Any:
+        """Return the feature of the target column of a Hugging Face `Dataset`."""
+        features = getattr(self._dataset, "features", None)
+        if self.keys is None or not isinstance(features, Mapping):
+            return None
+        return features if self.keys[1] == _REST else features.get(self.keys[1])
+
+    def side(self, side: int, nbytes: int, convert: Callable[[Any, str], NDArray[Any]]) -> Samples:
+        """Return x (0) or y (1) of all items, of about `nbytes` each, converted to what is stored."""
+
+        def read(index: int) -> NDArray[Any]:
+            # Converting it to an array is also the item's code, which may read a file only then.
+            return self._in_caller(lambda: convert(self.get(index)[side], self.name(index)))
+
+        return numbered_samples(self._label, self._token, len(self._dataset), nbytes, read)
 
     def get(self, index: int) -> tuple[Any, Any]:
-        """Return one item.
-
-        Raises:
-            OSError: as the dataset raises it; it may be temporary.
-            DecodeError: the dataset raised any other error.
-            LayoutError: it is not `(x, y)`.
-        """
+        """Return one item; an error of the dataset that is not one of reading is a `DecodeError`."""
         with self._turn:
             pair = self._kept.get(index)
             if pair is None:
@@ -221,48 +222,30 @@ class _Pairs:
         return pair
 
     def _taken(self, index: int) -> tuple[Any, Any]:
+        name = self.name(index)
         try:
             item = self._dataset[index]
         except (ColabstageError, OSError):
             raise
         except Exception as error:
-            msg = ended(f"{self.name(index)} raised {type(error).__name__}: {error}")
+            msg = ended(f"{name} raised {type(error).__name__}: {error}")
             raise DecodeError(msg) from error
-        name = self.name(index)
-        parts = item
-        if isinstance(item, list) and not all(isinstance(part, int | float) for part in item):
-            parts = tuple(item)
-        if isinstance(parts, tuple):
-            # Only two: with three parts it is unclear which is the target.
-            if len(parts) == 2:
-                return parts
-            msg = (
-                f"{name} has {len(parts)} parts; expected (x, y). Leave out the others, for example in a wrapper's "
-                "items."
-            )
-            raise LayoutError(msg)
         if isinstance(item, Mapping):
             return self._of_mapping(item, name)
-        return item, None
+        if not isinstance(item, tuple) and not (
+            isinstance(item, list) and not all(isinstance(part, int | float) for part in item)
+        ):
+            return item, None
+        # Only two: with three parts it is unclear which is the target.
+        if len(item) == 2:
+            return item[0], item[1]
+        msg = f"{name} has {len(item)} parts; expected (x, y). Leave out the others, for example in a wrapper's items."
+        raise LayoutError(msg)
 
     def _of_mapping(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
         if self.keys is None:
-            xs, ys = ([key for key in known if key in item] for known in (_X_KEYS, _Y_KEYS))
-            # Boxes with their labels, or in a column of objects, are one target.
-            if not any(isinstance(item[key], Mapping) for key in ys) and has_boxes(item):
-                ys = [_REST]
-            elif not ys:
-                ys = [key for key in _OBJECTS if key in item and (item[key] is None or may_hold_boxes(item[key]))]
-            if len(xs) != 1 or len(ys) > 1:
-                keys = ", ".join(repr(key) for key in list(item)[:8])
-                msg = (
-                    f"{name} is a mapping of {keys}; expected (x, y), or an input called 'image' or 'x' and one target "
-                    "called 'label' or 'y'. Wrap the dataset in one whose items are such pairs, or rename and remove "
-                    "columns."
-                )
-                raise LayoutError(msg)
-            self.keys = (xs[0], ys[0] if ys else None)
-            self._left = [str(key) for key in item if key not in self.keys and self.keys[1] != _REST]
+            self._find_keys(item, name)
+        assert self.keys is not None
         x, y = self.keys
         if y == _REST and x in item:
             return item[x], {key: value for key, value in item.items() if key != x}
@@ -274,23 +257,23 @@ class _Pairs:
         # Some have `None` instead of an empty list.
         return item[x], [] if y in _OBJECTS and item[y] is None else item[y]
 
-
-def _side(pairs: _Pairs, side: int, count: int, nbytes: int, convert: Callable[[Any, str], NDArray[Any]]) -> Samples:
-    """Return one side of all items.
-
-    Args:
-        pairs: the items.
-        side: 0 for x, 1 for y.
-        count: how many items there are.
-        nbytes: about what one takes.
-        convert: makes the array that is stored of what the item has, given its name for messages.
-    """
-
-    def read(index: int) -> NDArray[Any]:
-        # Converting it to an array is also the item's code, which may read a file only then.
-        return pairs.in_caller(lambda: convert(pairs.get(index)[side], pairs.name(index)))
-
-    return numbered_samples(pairs.label, pairs.token, count, nbytes, read)
+    def _find_keys(self, item: Mapping[Any, Any], name: str) -> None:
+        xs, ys = ([key for key in known if key in item] for known in (_X_KEYS, _Y_KEYS))
+        # Boxes with their labels, or in a column of objects, are one target.
+        if not any(isinstance(item[key], Mapping) for key in ys) and has_boxes(item):
+            ys = [_REST]
+        elif not ys:
+            ys = [key for key in _OBJECTS if key in item and (item[key] is None or may_hold_boxes(item[key]))]
+        if len(xs) != 1 or len(ys) > 1:
+            keys = ", ".join(repr(key) for key in list(item)[:8])
+            msg = (
+                f"{name} is a mapping of {keys}; expected (x, y), or an input called 'image' or 'x' and one target "
+                "called 'label' or 'y'. Wrap the dataset in one whose items are such pairs, or rename and remove "
+                "columns."
+            )
+            raise LayoutError(msg)
+        self.keys = (xs[0], ys[0] if ys else None)
+        self._left = [str(key) for key in item if key not in self.keys and self.keys[1] != _REST]
 
 
 def _as_input(value: Any, name: str) -> NDArray[Any]:

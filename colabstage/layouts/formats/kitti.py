@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.layouts.boxes import BoxColumn, LabelledImage, boxes_table, without_boxes_note
-from colabstage.layouts.evidence import Evidence
+from colabstage.layouts.boxes import BoxColumn, Placed, Record, boxes_state, without_boxes_note
 from colabstage.layouts.reading import decode_text
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.words import IMAGES, folder_of, normal, split_of_path
 
 if TYPE_CHECKING:
+    from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
 
 _IMAGES, _LABELS = "image_2", "label_2"
@@ -36,10 +36,6 @@ def kitti_state(source: Source) -> Evidence:
 
     Boxes are left, top, right, bottom as written, in pixels. Columns: truncated, occluded, alpha, dimensions (height,
     width, length in metres), location (x, y, z in metres), rotation_y. `DontCare` regions are the last class.
-
-    Raises:
-        LayoutError: there is no folder label_2 beside one called image_2.
-        BrokenDatasetError: a line is not of fifteen columns of numbers; it is named.
     """
     texts = source.ending_in((".txt",)).where(lambda name: name.endswith(".txt") and folder_of(name) == _LABELS)
     labels = {posixpath.splitext(normal(entry.name))[0]: entry for entry in texts}
@@ -54,32 +50,27 @@ def kitti_state(source: Source) -> Evidence:
             f"'{source.label}' has no folder {_LABELS} with a text file for each image in a folder {_IMAGES} beside it."
         )
         raise LayoutError(msg)
-    objects = source.parse(files, lambda file, content: parse_kitti(file.name, content))
+    records = source.parse(files, lambda file, content: parse_kitti(file.name, content))
     # In the order of KITTI's list, as other programs number them; regions to leave out come last.
     order = {kind: number for number, kind in enumerate(_TYPES)}
     classes = sorted(
-        {kind for found in objects.values() for kind, _ in found},
+        {kind for record in records.values() for kind, _ in record.shapes},
         key=lambda kind: (kind == _DONT_CARE, order.get(kind, len(order)), kind),
     )
-    numbers = {kind: number for number, kind in enumerate(classes)}
-    samples = [
-        LabelledImage(
-            image,
-            [] if label is None else [[*v[3:7], numbers[kind], *v[:3], *v[7:]] for kind, v in objects[label.name]],
-            split_of_path(image.name),
-        )
+    placed = [
+        Placed(image, Record("", ()) if label is None else records[label.name], split_of_path(image.name))
         for image, label in zip(images, wanted, strict=True)
     ]
     notes = without_boxes_note(len(images) - len(files), f"file in {_LABELS}")
     if classes[-1:] == [_DONT_CARE]:
         notes.append(f"The last class, {len(classes) - 1}, is '{_DONT_CARE}': regions to leave out of a loss.")
-    table = boxes_table(source.tree, samples, classes, _COLUMNS, notes=notes)
-    return Evidence(table, "KITTI's files", frozenset(file.name for file in files))
+    numbers = {kind: number for number, kind in enumerate(classes)}
+    return boxes_state(source, "KITTI's files", placed, numbers, columns=_COLUMNS, notes=notes, used=records)
 
 
-def parse_kitti(name: str, content: bytes) -> list[tuple[str, list[float]]]:
-    """Return the type and the fourteen numbers of each object, in KITTI's order."""
-    found = []
+def parse_kitti(name: str, content: bytes) -> Record:
+    """Return the type of each object, its box and the further columns."""
+    shapes = []
     for number, line in enumerate(decode_text(content).splitlines(), 1):
         words = line.split()
         if not words:
@@ -92,9 +83,8 @@ def parse_kitti(name: str, content: bytes) -> list[tuple[str, list[float]]]:
         if len(values) not in (14, 15) or not np.isfinite(values).all() or abs(values[1]) > 1e9:
             msg = (
                 f"'{name}', line {number}: {line.strip()[:120]!r} is not a KITTI object; expected its type and "
-                "fourteen "
-                "numbers."
+                "fourteen numbers."
             )
             raise BrokenDatasetError(msg)
-        found.append((words[0], values[:14]))
-    return found
+        shapes.append((words[0], [*values[3:7], *values[:3], *values[7:14]]))
+    return Record("", shapes)

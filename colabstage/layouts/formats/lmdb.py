@@ -1,213 +1,32 @@
-"""Images and labels in an LMDB database: its keys are read by page, its values by their places.
-
-Not through the lmdb package: that maps the file, which on a mount is slow and, where the file is cut, ends the process
-by a signal. Every value is one byte range of the file, so its place is all that reading needs. Format: LMDB 0.9
-(data version 1) on 64-bit machines, little-endian; a header of 16 bytes begins each page.
-"""
+"""LMDB databases of images and labels, read by the lmdb package."""
 
 from __future__ import annotations
 
 import math
 import posixpath
 import re
-import struct
-from typing import TYPE_CHECKING, NamedTuple
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
-from colabstage.io.units import counted
-from colabstage.layouts.evidence import Evidence, require_files
-from colabstage.layouts.labels import Label, Labels, make_labels, parse_label
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.layouts.evidence import require_files
 from colabstage.layouts.protobuf import BadMessageError, ByteSpan, message_fields
-from colabstage.layouts.shards import (
-    IMAGE_HEADS,
-    Part,
-    ScanWindow,
-    ShardFile,
-    open_shard,
-    samples_of_shards,
-    scan_each,
-    splits_of_shards,
-)
-from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values
+from colabstage.layouts.reading import copy_of
+from colabstage.layouts.records import Label, Labels, all_have, decode_label, make_labels, parse_label, records_state
+from colabstage.layouts.samples import Samples, join_samples, stamp_of
+from colabstage.layouts.shards import IMAGE_HEADS, scan_each
+from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Values
 from colabstage.layouts.words import folder_of, is_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
-    from colabstage.layouts.samples import SampleSource
-    from colabstage.trees.bytes import ByteSource
-
-_PAGE = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper
-_META = struct.Struct("<IIQQ 48s 48s QQ")  # magic, version, address, map size, free and main database, last page, txn
-_DATABASE = struct.Struct("<IHHQQQQQ")  # page size or pad, flags, depth, branch, leaf and overflow pages, entries, root
-_NODE = struct.Struct("<HHHH")
-_MAGIC, _VERSION = 0xBEEFC0DE, 1
-_BRANCH, _LEAF = 0x01, 0x02
-_BIG, _SUB, _DUPLICATES = 0x01, 0x02, 0x04
-_DUPSORT = 0x04
-_NO_PAGE = 0xFFFF_FFFF_FFFF_FFFF
-# Deeper trees than LMDB itself can make.
-_MAX_DEPTH = 32
-
-
-class Value(NamedTuple):
-    """One key of a database, and its value's place."""
-
-    key: bytes
-    """As it is stored."""
-    start: int
-    """Where the value begins in the file, in bytes."""
-    size: int
-    """Length of the value in bytes."""
-
-
-class _Meta(NamedTuple):
-    """One of the two pages that a database begins with."""
-
-    page_bytes: int
-    """Length of a page."""
-    root: int
-    """Number of the main database's root page."""
-    entries: int
-    """How many keys the main database has."""
-    flags: int
-    """How the main database is kept."""
-    last_page: int
-    """Number of the last page in use."""
-    txn: int
-    """Number of the transaction that wrote this page; the later of the two counts."""
-
-
-def is_lmdb_head(head: bytes) -> bool:
-    """Tell whether an LMDB file begins so."""
-    return len(head) >= 20 and int.from_bytes(head[16:20], "little") == _MAGIC
-
-
-def scan_values(source: ByteSource) -> Iterator[Value]:
-    """Yield every key of the file's main database, in order.
-
-    Raises:
-        LayoutError: it holds named databases or several values for a key, or is of another version.
-        CorruptArchiveError: it is truncated, damaged, or no LMDB file.
-    """
-    return _Database(source).values()
-
-
-class _Database:
-    """The pages of a database file, of which each is held against what the others say of it."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self.source = source
-
-    def values(self) -> Iterator[Value]:
-        """Yield all values in the order of their keys."""
-        meta = self._read_meta()
-        # Values of one key are in a tree of their own there.
-        if meta.flags & _DUPSORT:
-            msg = f"'{self.source.label}' keeps several values for each key, which is not read here."
-            raise LayoutError(msg)
-        count = 0
-        stack = [] if meta.root == _NO_PAGE else [(meta.root, 1)]
-        pages = 0
-        while stack:
-            number, depth = stack.pop()
-            pages += 1
-            # Damaged pages may point to each other in a ring.
-            if depth > _MAX_DEPTH or pages > meta.last_page + 1:
-                raise self._damaged(number)
-            page, flags, places = self._read_page(meta, number)
-            if flags & _BRANCH:
-                if not places:
-                    raise self._damaged(number)
-                nodes = (_NODE.unpack_from(page, place) for place in reversed(places))
-                stack += [(low | high << 16 | top << 32, depth + 1) for low, high, top, _ in nodes]
-                continue
-            for place in places:
-                yield self._value(meta, number, page, place)
-                count += 1
-        # A page that was lost takes its keys with it, and the file would only seem smaller.
-        if count != meta.entries:
-            msg = f"'{self.source.label}' is damaged: it holds {count:,} keys and says that it has {meta.entries:,}."
-            raise CorruptArchiveError(msg)
-
-    def _read_meta(self) -> _Meta:
-        first = self.source.pread(_PAGE.size + _META.size, 0)
-        if not is_lmdb_head(first) or len(first) < _PAGE.size + _META.size:
-            msg = f"'{self.source.label}' is not an LMDB file."
-            raise CorruptArchiveError(msg)
-        # The page size is noted in the file, and need not be this machine's.
-        page_bytes = _DATABASE.unpack(_META.unpack_from(first, _PAGE.size)[4])[0]
-        if page_bytes < 512 or page_bytes > 65536 or page_bytes & (page_bytes - 1):
-            raise self._damaged(0)
-        # A writer that is killed leaves the newer of the two heads as it was before: the other one counts then.
-        second = self.source.pread(_PAGE.size + _META.size, page_bytes)
-        meta = max((self._parse_meta(head, page_bytes) for head in (first, second)), key=lambda meta: meta.txn)
-        needed = (meta.last_page + 1) * page_bytes
-        if needed > self.source.size and meta.root != _NO_PAGE:
-            msg = (
-                f"'{self.source.label}' is truncated: it has {self.source.size:,} bytes, and its pages take "
-                f"{needed:,}. Copy or upload it again."
-            )
-            raise CorruptArchiveError(msg)
-        return meta
-
-    def _parse_meta(self, head: bytes, page_bytes: int) -> _Meta:
-        if not is_lmdb_head(head) or len(head) < _PAGE.size + _META.size:
-            raise self._damaged(1)
-        _, version, _, _, _, main, last_page, txn = _META.unpack_from(head, _PAGE.size)
-        if version != _VERSION:
-            msg = (
-                f"'{self.source.label}' is of LMDB's data version {version}; only version {_VERSION} (LMDB 0.9) "
-                "is read here."
-            )
-            raise LayoutError(msg)
-        _, flags, _, _, _, _, entries, root = _DATABASE.unpack(main)
-        return _Meta(page_bytes, root, entries, flags, last_page, txn)
-
-    def _read_page(self, meta: _Meta, number: int) -> tuple[bytes, int, list[int]]:
-        """Return a page, its flags, and where its nodes begin."""
-        page = self.source.pread(meta.page_bytes, number * meta.page_bytes) if number <= meta.last_page else b""
-        if len(page) != meta.page_bytes:
-            raise self._damaged(number)
-        own, _, flags, lower, upper = _PAGE.unpack_from(page)
-        kind = flags & (_BRANCH | _LEAF)
-        if own != number or kind not in (_BRANCH, _LEAF) or not _PAGE.size <= lower <= upper <= len(page) or lower % 2:
-            raise self._damaged(number)
-        places = list(struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", page, _PAGE.size))
-        if any(not upper <= place <= len(page) - _NODE.size for place in places):
-            raise self._damaged(number)
-        return page, kind, places
-
-    def _value(self, meta: _Meta, number: int, page: bytes, place: int) -> Value:
-        low, high, flags, key_size = _NODE.unpack_from(page, place)
-        size = low | high << 16
-        key_at = place + _NODE.size
-        data_at = key_at + key_size
-        key = page[key_at:data_at]
-        # They are trees in the tree, and which of them holds the samples nobody says.
-        if flags & (_SUB | _DUPLICATES):
-            msg = f"'{self.source.label}' holds named databases ({key[:40]!r}), which are not read here."
-            raise LayoutError(msg)
-        if not flags & _BIG:
-            if data_at + size > len(page):
-                raise self._damaged(number)
-            return Value(key, number * meta.page_bytes + data_at, size)
-        if data_at + 8 > len(page):
-            raise self._damaged(number)
-        start = int.from_bytes(page[data_at : data_at + 8], "little") * meta.page_bytes + _PAGE.size
-        if start + size > (meta.last_page + 1) * meta.page_bytes:
-            raise self._damaged(number)
-        return Value(key, start, size)
-
-    def _damaged(self, page: int) -> CorruptArchiveError:
-        return CorruptArchiveError(
-            f"'{self.source.label}' is damaged: its page {page:,} is not readable. Copy or upload it again; a "
-            "copy that was made while the database was being written is not consistent."
-        )
-
+    from colabstage.trees.listing import FileEntry
 
 NAME = "lmdb"
 EXTENSIONS = (".mdb", ".lmdb")
@@ -215,12 +34,9 @@ EXTENSIONS = (".mdb", ".lmdb")
 _NUMBERED = re.compile(rb"(image|img|label|lbl)[-_](.+)", re.DOTALL)
 # What writers note beside the samples.
 _NOTES = re.compile(rb"num[-_]samples|length|len|nsamples|keys|meta|__.*__", re.DOTALL)
-_MAX_LABEL_BYTES = 64 * 1024
 # Of a message of Caffe's: its pixels, or the file of an image, and the fields that are numbers (channels, height,
 # width, label, encoded).
 _DATA, _NUMBERS = 4, (1, 2, 3, 5, 7)
-# The numbers before the pixels, and how an image file begins.
-_HEAD_BYTES = 64
 
 
 class _Datum(NamedTuple):
@@ -234,17 +50,14 @@ class _Datum(NamedTuple):
     """Its class; 0 where it says none, as protobuf has it."""
 
 
-class _ScannedDatabase(NamedTuple):
-    """What one database holds of samples."""
+class _Record(NamedTuple):
+    """An image in a database."""
 
-    shard: ShardFile
-    """The database's file."""
-    images: dict[str, Part]
-    """Its images by name."""
-    labels: dict[str, bytes]
-    """Their labels by the same names, where there are any."""
-    datums: dict[str, _Datum]
-    """What Caffe's messages say of them, by the same names; empty where values are images themselves."""
+    key: bytes
+    name: str
+    size: int
+    datum: _Datum | None
+    """`None` where the value is the image file itself."""
 
 
 def lmdb_state(source: Source) -> Evidence:
@@ -254,38 +67,30 @@ def lmdb_state(source: Source) -> Evidence:
     y: Caffe's label; with keys as image-000000001 and label-000000001, whole numbers as they are, other numbers, or
     texts as uint8 `(N, L)`, UTF-8 with zeros up to the longest; with keys as cat/1.jpg the folder; else none. Splits
     are those that all databases are called after (train/data.mdb, val.lmdb). Nothing is unpickled.
-
-    Raises:
-        EmptySourceError: there is no such database.
-        LayoutError: the values are no image files: arrays, pickles, named databases.
-        BrokenDatasetError: some images have a label and others none.
-        CorruptArchiveError: a database is damaged or truncated.
     """
     found = source.ending_in(EXTENSIONS).where(_is_database)
     entries = require_files(found, source, "LMDB database (data.mdb, or a file .lmdb)")
-    scanned = scan_each(entries, lambda number, entry: _scan_values(open_shard(source.tree, entry), number))
-    shards = [found.shard for found in scanned]
-    parts = [part for found in scanned for part in found.images.values()]
-    names = [f"{found.shard.name}[{name}]" for found in scanned for name in found.images]
-    if not parts:
+    databases = scan_each(entries, lambda _, entry: _Database(source, entry))
+    records = [record for database in databases for record in database.records]
+    if not records:
         msg = f"The databases in '{source.label}' hold no values."
         raise EmptySourceError(msg)
-    contents = samples_of_shards(shards, parts, names)
+    contents = join_samples([database.samples() for database in databases if database.records])
+    names = [contents.name(number) for number in range(len(contents))]
     notes: list[str] = []
-    if any(found.datums for found in scanned):
-        inputs, labels = _of_caffe(scanned, contents, notes)
+    inputs: Images | Arrays = Images(contents)
+    if any(record.datum for record in records):
+        labels, shape = _of_caffe(records, names)
+        if shape:
+            inputs = Arrays(contents, shape, np.dtype(np.uint8))
+            notes.append(
+                "Pixels are as Caffe has them, (channels, height, width), with blue first where OpenCV wrote them."
+            )
     else:
-        inputs, labels = Images(contents), _labels_of_values(scanned, names, notes)
-    table = SampleTable(
-        layout=NAME,
-        keys=names,
-        inputs=inputs,
-        targets=labels.targets,
-        splits=splits_of_shards(shards, parts),
-        classes=labels.classes,
-        notes=tuple(notes),
-    )
-    return Evidence(table, "the databases", frozenset(entries.names))
+        texts = [database.labels.get(record.name) for database in databases for record in database.records]
+        labels = _labels_of_values(records, texts, names, notes)
+    shard_of = np.repeat(np.arange(len(databases)), [len(database.records) for database in databases])
+    return records_state(NAME, "the databases", inputs, labels, shards=entries.names, shard_of=shard_of, notes=notes)
 
 
 def _is_database(name: str) -> bool:
@@ -293,56 +98,111 @@ def _is_database(name: str) -> bool:
     return base == "data.mdb" or (base.endswith((".lmdb", ".mdb")) and base != "lock.mdb")
 
 
-def _scan_values(shard: ShardFile, number: int) -> _ScannedDatabase:
-    window = ScanWindow(shard.content)
-    found = _ScannedDatabase(shard, {}, {}, {})
-    for value in scan_values(window):
-        if _NOTES.fullmatch(value.key):
-            continue
-        match = _NUMBERED.fullmatch(value.key)
-        name = _key_name(match[2] if match else value.key)
+class _Database:
+    """One database: its images, and its labels by the same names."""
+
+    def __init__(self, source: Source, entry: FileEntry) -> None:
+        self.entry = entry
+        self.records: list[_Record] = []
+        self.labels: dict[str, bytes] = {}
+        path = source.tree.path_of(entry)
+        # What cannot be mapped where it lies is copied to the local disk, for as long as its samples are read.
+        self._copy = copy_of(source.tree, entry) if path is None else None
+        self._path = str(path) if self._copy is None else self._copy.name
+        self._lock = threading.Lock()
+        self._opened: Any = None
+        self._users = 0
+        with self._reading() as transaction:
+            for key, value in transaction.cursor():
+                self._add(bytes(key), value)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        """Open the database while some threads read: the package opens a file once in a process."""
+        with self._lock:
+            self._opened = self._opened if self._users else self._open()
+            self._users += 1
+        try:
+            with self._opened.begin(buffers=True) as transaction:
+                yield transaction
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._opened.close()
+
+    def _open(self) -> Any:
+        name = self.entry.name
+        try:
+            import lmdb
+        except ImportError as error:
+            msg = f"'{name}' is an LMDB database, which needs lmdb. Install it with: pip install lmdb"
+            raise MissingDependencyError(msg) from error
+        try:
+            opened = lmdb.open(self._path, subdir=False, readonly=True, lock=False)
+        except (lmdb.Error, OSError) as error:
+            msg = f"'{name}' cannot be opened as an LMDB database: {error}. Copy or upload it again."
+            raise CorruptArchiveError(msg) from error
+        # Reading behind the end of a mapped file would end the process by a signal.
+        needed = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
+        if needed > self.entry.size and opened.stat()["entries"]:
+            opened.close()
+            msg = (
+                f"'{name}' is truncated: it has {self.entry.size:,} bytes, and its pages take {needed:,}. Copy or "
+                "upload it again."
+            )
+            raise CorruptArchiveError(msg)
+        return opened
+
+    def _add(self, key: bytes, value: memoryview) -> None:
+        if _NOTES.fullmatch(key):
+            return
+        match = _NUMBERED.fullmatch(key)
+        name = _key_name(match[2] if match else key)
         if match and match[1] in (b"label", b"lbl"):
-            if value.size > _MAX_LABEL_BYTES:
-                msg = f"'{shard.name}[{name}]' has a label of {value.size:,} bytes; expected a number or a text."
-                raise BrokenDatasetError(msg)
-            found.labels[name] = window.pread(value.size, value.start)
-            continue
-        found.images[name] = Part(number, value.start, value.size)
-        if len(found.images) == 1 or found.datums:
-            # Every other image file is looked at when it is decoded.
-            head = window.pread(min(value.size, _HEAD_BYTES), value.start)
-            if head.startswith(IMAGE_HEADS):
-                continue
-            datum = _read_datum(window, value, head)
+            self.labels[name] = bytes(value)
+            return
+        datum = None
+        # Every other image file is looked at when it is decoded.
+        is_messages = bool(self.records) and self.records[0].datum is not None
+        if (not self.records or is_messages) and not bytes(value[:16]).startswith(IMAGE_HEADS):
+            datum = _read_datum(bytes(value))
             if datum is None:
-                raise _no_images(shard, name, head[:16])
-            found.datums[name] = datum
-            found.images[name] = Part(number, value.start + datum.data.start, datum.data.end - datum.data.start)
-    shard.rest()
-    return found
+                raise _no_images(self.entry.name, name, bytes(value[:16]))
+        size = len(value) if datum is None else datum.data.end - datum.data.start
+        self.records.append(_Record(key, name, size, datum))
+
+    def samples(self) -> Samples:
+        """Return the images, each read by its key."""
+        stamp = stamp_of(self.entry)
+
+        def read(index: int) -> bytes:
+            record = self.records[index]
+            with self._reading() as transaction:
+                value = transaction.get(record.key)
+                return bytes(value if record.datum is None else value[slice(*record.datum.data)])
+
+        return Samples(
+            np.array([record.size for record in self.records], np.int64),
+            np.arange(len(self.records), dtype=np.int64),
+            name=lambda index: f"{self.entry.name}[{self.records[index].name}]",
+            stamp=lambda index: f"{stamp} {self.records[index].name}",
+            read=read,
+        )
 
 
-def _read_datum(window: ScanWindow, value: Value, head: bytes) -> _Datum | None:
-    """Return what Caffe's message of an image says, `None` where a value is none; its pixels are passed over."""
-    fields: dict[int, ByteSpan | int] = {}
+def _read_datum(value: bytes) -> _Datum | None:
+    """Return what Caffe's message of an image says, `None` where a value is none."""
     try:
-        # Protobuf writes fields by number: what says the size is before the pixels, and the label behind them.
-        for field, found in message_fields(head, ByteSpan(0, value.size)):
-            fields[field] = found
-            if field == _DATA:
-                break
-        data = fields.pop(_DATA, 0)
-        if not isinstance(data, ByteSpan):
-            return None
-        tail = window.pread(value.size - data.end, value.start + data.end) if data.end < value.size else b""
-        fields |= dict(message_fields(tail, ByteSpan(0, len(tail))))
+        fields = dict(message_fields(value, ByteSpan(0, len(value))))
     except (BadMessageError, IndexError):
         return None
+    data = fields.pop(_DATA, 0)
     numbers = [found for field in _NUMBERS if isinstance(found := fields.pop(field, 0), int)]
-    if fields or len(numbers) < len(_NUMBERS):
+    if not isinstance(data, ByteSpan) or fields or len(numbers) < len(_NUMBERS):
         return None
     *shape, label, encoded = numbers
-    is_file = head[data.start :].startswith(IMAGE_HEADS)
+    is_file = value[data.start :].startswith(IMAGE_HEADS)
     fits = is_file if encoded else 0 < data.end - data.start == math.prod(shape)
     # Negative numbers are written in two's complement of 64 bits.
     return _Datum(data, () if encoded else tuple(shape), label - (label >> 63 << 64)) if fits else None
@@ -357,60 +217,43 @@ def _key_name(key: bytes) -> str:
     return text if text.isprintable() else f"0x{key.hex()}"
 
 
-def _no_images(shard: ShardFile, name: str, head: bytes) -> LayoutError:
+def _no_images(file: str, name: str, head: bytes) -> LayoutError:
     is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")
     what = "a pickle, which is never loaded here because it can run any program" if is_pickle else f"{head!r}…"
-    msg = (
-        f"'{shard.name}' does not hold image files: the value of '{name}' is {what}. Read it with your own code: give "
+    return LayoutError(
+        f"'{file}' does not hold image files: the value of '{name}' is {what}. Read it with your own code: give "
         "pack_dataset the dataset object that you train with."
     )
-    return LayoutError(msg)
 
 
-def _of_caffe(
-    scanned: Sequence[_ScannedDatabase], source: SampleSource, notes: list[str]
-) -> tuple[Images | Arrays, Labels]:
-    """Return the inputs and labels of databases of Caffe's messages."""
-    datums = [datum for found in scanned for datum in found.datums.values()]
-    if len(datums) != len(source):
+def _of_caffe(records: Sequence[_Record], names: Sequence[str]) -> tuple[Labels, tuple[int, ...]]:
+    """Return the labels of Caffe's messages, and the shape of their pixels; () of image files."""
+    datums = [record.datum for record in records if record.datum is not None]
+    if len(datums) != len(records):
         msg = (
-            f"'{scanned[0].shard.name}' and others hold messages of Caffe's, and {len(source) - len(datums):,} values "
-            "that are not. Stage them separately."
+            f"'{names[0]}' and others are messages of Caffe's, and {len(records) - len(datums):,} values that are not. "
+            "Stage them separately."
         )
         raise BrokenDatasetError(msg)
     odd = next((number for number, datum in enumerate(datums) if datum.shape != datums[0].shape), None)
     if odd is not None:
         msg = (
-            f"'{source.name(odd)}' has pixels of the shape {datums[odd].shape}, and '{source.name(0)}' of "
-            f"{datums[0].shape}; expected one. Have convert_imageset resize them, or write image files (--encoded)."
+            f"'{names[odd]}' has pixels of the shape {datums[odd].shape}, and '{names[0]}' of {datums[0].shape}; "
+            "expected one. Have convert_imageset resize them, or write image files (--encoded)."
         )
         raise BrokenDatasetError(msg)
-    labels = Labels(Values(np.array([datum.label for datum in datums], np.int64)), ())
-    if not datums[0].shape:
-        return Images(source), labels
-    notes.append("Pixels are as Caffe has them, (channels, height, width), with blue first where OpenCV wrote them.")
-    return Arrays(source, datums[0].shape, np.dtype(np.uint8)), labels
+    return Labels(Values(np.array([datum.label for datum in datums], np.int64)), ()), datums[0].shape
 
 
-def _labels_of_values(scanned: Sequence[_ScannedDatabase], names: Sequence[str], notes: list[str]) -> Labels:
-    if not any(found.labels for found in scanned):
+def _labels_of_values(
+    records: Sequence[_Record], texts: Sequence[bytes | None], names: Sequence[str], notes: list[str]
+) -> Labels:
+    if not all_have(texts, names, "label"):
         # Keys that are written like paths of images say their classes as folders do.
-        keys = [name for found in scanned for name in found.images]
-        are_paths = all("/" in key and is_image(key) for key in keys)
-        return make_labels([folder_of(key) if are_paths else None for key in keys], names)
-    texts = [found.labels.get(name) for found in scanned for name in found.images]
-    missing = [name for name, text in zip(names, texts, strict=True) if text is None]
-    if missing:
-        msg = f"{counted(len(missing), 'images', 'have', of=len(names))} no label (first '{missing[0]}')."
-        raise BrokenDatasetError(msg)
+        are_paths = all("/" in record.name and is_image(record.name) for record in records)
+        return make_labels([folder_of(record.name) if are_paths else None for record in records], names)
     words = [text or b"" for text in texts]
-    labels: list[Label] = []
-    for name, word in zip(names, words, strict=True):
-        try:
-            labels.append(parse_label(word.decode()))
-        except UnicodeDecodeError as error:
-            msg = f"The label of '{name}' is not text: {word[:20]!r}."
-            raise BrokenDatasetError(msg) from error
+    labels: list[Label] = [parse_label(decode_label(word, name)) for word, name in zip(words, names, strict=True)]
     if not any(label is None or isinstance(label, str) for label in labels):
         return make_labels(labels, names)
     # All labels may be empty, and a row has at least one byte.

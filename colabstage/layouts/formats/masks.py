@@ -59,6 +59,7 @@ _MASK_WORDS = (
 _MASK_SUFFIX = re.compile(rf"(?<=.)(?:(?i:(?:[ ._-]|(?<=\d)(?=mask))(?:{'|'.join(_MASK_WORDS)}))|_[LP])$")
 _IMAGE_SUFFIX = re.compile(r"(?<=.)(?i:[ ._-](?:leftImg8bit|image|img|sat))$")
 _MAY_END_SO = re.compile(rf"(?i:{'|'.join((*_MASK_WORDS, '_L', '_P'))})\.[^./]*$")
+_LAST_LETTERS = frozenset("".join(word[-1] + word[-1].upper() for word in (*_MASK_WORDS, "p")))
 _AGAIN = re.compile(r"[ _.-]?\(?\d+\)?$")
 _OBJECTS = frozenset({"instances", "instance", "panoptic", "segmentationobject", "segmentation_object"})
 # A line of CVAT's labelmap.txt: label:color_rgb:parts:actions. Its first line, a comment, has no numbers.
@@ -120,11 +121,6 @@ def masks_state(
         source: the files.
         tables: the columns of tables whose name has the word class.
         x, y: the folder of the images, and of the masks, or the end of their names, if they are not recognised.
-
-    Raises:
-        EmptySourceError: there are no images.
-        LayoutError: less than half of the images have a mask.
-        BrokenDatasetError: masks are JPEGs or shades of grey, which are not classes; or files of classes disagree.
     """
     sides = _sides(source, x, y)
     pairs = _match(sides)
@@ -179,11 +175,7 @@ def _called(name: str, wanted: str) -> bool:
 
 
 def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
-    """Return the images and masks of a source.
-
-    Raises:
-        EmptySourceError, LayoutError: there are no images, or no masks.
-    """
+    """Return the images and masks of a source."""
     files = require_files(source.ending_in(IMAGES), source, "images")
     folders, of_files = files.folders
     # A folder shared by all files says nothing about one of them: Dataset_with_GT.
@@ -194,7 +186,7 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     of_images = np.array([any(map(holds_images, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
     # Few or none of a million names have such an ending, and only those are examined.
-    may_end = np.array([_MAY_END_SO.search(name) is not None for name in files.names], np.bool_)
+    may_end = np.fromiter(map(_may_end_so, files.names), np.bool_, len(files))
     for number in np.flatnonzero(may_end & ~of_images[of_files]).tolist():
         are_masks[number] |= _MASK_SUFFIX.search(stem_of(files.names[number])) is not None
     masks = files.take(np.flatnonzero(are_masks))
@@ -218,6 +210,12 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
         )
         raise LayoutError(msg)
     return _Sides(_keys(images, depth, _IMAGE_SUFFIX, x), _keys(masks, depth, _MASK_SUFFIX, y))
+
+
+def _may_end_so(name: str) -> bool:
+    """Tell whether a name may end as a mask's does; most of a million end in a digit."""
+    last = name[name.rfind(".") - 1 :][:1]
+    return last in _LAST_LETTERS and _MAY_END_SO.search(name) is not None
 
 
 def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str | None) -> dict[FileEntry, _PairKey]:
@@ -332,12 +330,7 @@ def _is_of_objects(mask: FileEntry) -> bool:
 
 
 def _classes(source: Source, tables: Mapping[str, Sequence[Column]]) -> tuple[list[str], MaskClasses]:
-    """Return the files that tools leave beside masks, and the class names and colours in them.
-
-    Raises:
-        BrokenDatasetError: two of them disagree.
-        LayoutError: a colour is not a number.
-    """
+    """Return the files that tools leave beside masks, and the class names and colours in them."""
     found = {name: made for name, columns in tables.items() if (made := _of_table(name, columns)) is not None}
     texts = source.ending_in((".txt",))
     # CVAT's, beside masks in Pascal VOC's folders; fast.ai's list of names, in the order of their numbers.

@@ -55,13 +55,10 @@ class _PixelColumns(NamedTuple):
     pixels: slice
     """The columns of pixels, or the one column of all pixels."""
     shape: tuple[int, ...]
-    """That of an image."""
     in_one: bool
     """Whether one column holds all pixels, separated by blanks."""
     label: int | None
-    """The column of classes."""
     usage: int | None
-    """The column of splits."""
 
 
 class _Table(NamedTuple):
@@ -69,24 +66,15 @@ class _Table(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    """The shape of each image."""
     images: SampleSource
     """The images, of which each line is parsed when it is packed: all pixels in memory would be several times the
     pack."""
     labels: list[int] | None
-    """Their classes."""
     splits: list[str]
-    """Their splits, "" for none."""
 
 
 def pixels_state(source: Source) -> Found:
-    """Read .csv files whose rows are images: square, of one or three channels, with a class or none.
-
-    Raises:
-        EmptySourceError: there is no such table.
-        LayoutError: there are images as files beside it.
-        BrokenDatasetError: a row's class is not a number, or a split cannot be told.
-    """
+    """Read .csv files whose rows are images: square, of one or three channels, with a class or none."""
     found = []
     bare = ""
     tables = source.ending_in((".csv", ".gz"))
@@ -241,11 +229,7 @@ def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:
 
 
 def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:
-    """Return the image of one line.
-
-    Raises:
-        DecodeError: it has other numbers than the pixels of an image.
-    """
+    """Return the image of one line."""
     cells = _cells(line)[columns.pixels]
     if columns.in_one:
         cells = cells[0].split() if cells else []

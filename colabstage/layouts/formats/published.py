@@ -12,7 +12,7 @@ import pickle
 import posixpath
 import re
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from colabstage.layouts.reading import Source
     from colabstage.layouts.samples import SampleSource
     from colabstage.trees.listing import FileEntry
-
 
 _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
 _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -60,29 +59,20 @@ _HARMLESS: dict[tuple[str, str], Any] = {
 }
 
 
-def published_files(source: Source) -> list[FileEntry]:
-    """Return the files of a tree that have the names of these datasets' files."""
-    # A look at endings spares one at each of a million names.
-    return [entry for entry in source.ending_in(_ENDINGS) if _format_of(entry, source.label)]
-
-
 def published_arrays(source: Source) -> list[StoredArray]:
-    """Return the arrays of all these files, batches of one split joined.
-
-    Raises:
-        LayoutError: a file is not what its name says.
-    """
-    by_kind: dict[str, list[FileEntry]] = {}
-    for entry in published_files(source):
-        by_kind.setdefault(_format_of(entry, source.label), []).append(entry)
-    readers = {"idx": _idx_arrays, "pickle": _pickled_arrays, "bin": _cifar_arrays, "stl": _stl_arrays}
-    found = [array for kind, read in readers.items() if kind in by_kind for array in read(source, by_kind[kind])]
-    folders = {posixpath.dirname(entry.name) for kind in ("bin", "stl") for entry in by_kind.get(kind, ())}
+    """Return the arrays of all files that have the names of these datasets' files, batches of one split joined."""
+    by_kind: dict[str, list[FileEntry]] = {"idx": [], "pickle": [], "bin": [], "stl": [], "": []}
+    # A look at endings spares one at each of a million names.
+    for entry in source.ending_in(_ENDINGS):
+        by_kind[_format_of(entry, source.label)].append(entry)
+    found = [*_idx_arrays(source, by_kind["idx"]), *_cifar_arrays(source, by_kind["pickle"], by_kind["bin"])]
+    found += [_stl_array(source, entry) for entry in by_kind["stl"]]
+    folders = {posixpath.dirname(entry.name) for kind in ("bin", "stl") for entry in by_kind[kind]}
     texts = source.ending_in((".txt",) if folders else ())
     lists = texts.where(lambda name: posixpath.dirname(name) in folders and posixpath.basename(name) in _NAME_LISTS)
     for name, text in source.texts(lists).items():
         folder, base = posixpath.split(name)
-        found.append(_known(posixpath.join(folder, _NAME_LISTS[base]), np.array(text.split())))
+        found.append(StoredArray.in_memory(posixpath.join(folder, _NAME_LISTS[base]), np.array(text.split()), ""))
     return found
 
 
@@ -116,53 +106,53 @@ def _read_idx(source: Source, entry: FileEntry) -> StoredArray:
     shape = struct.unpack(f">{head[3]}I", sides)
     stored, start = np.dtype(dtype), 4 + len(sides)
     # Sides come from the file: as Python's numbers they cannot overflow to a size that fits.
-    size = int(np.prod(shape[1:], dtype=object)) * stored.itemsize
+    needed = start + int(np.prod(shape, dtype=object)) * stored.itemsize
     # The format has no checksum, so its length is the only proof that a download is complete.
-    if content.size != start + shape[0] * size:
-        msg = (
-            f"'{entry.name}' has {content.size:,} bytes; an idx file of shape {shape} takes "
-            f"{start + shape[0] * size:,}."
-        )
+    if content.size != needed:
+        msg = f"'{entry.name}' has {content.size:,} bytes; an idx file of shape {shape} takes {needed:,}."
         raise LayoutError(msg)
     # idx files are big-endian, which torch refuses.
     native = stored.newbyteorder("=")
-
     return StoredArray(
         entry.name,
         shape,
         native,
         lambda: rows_of_file(content, start, shape[0], shape[1:], stored, stamp=stamp_of(entry)),
-        lambda: np.frombuffer(content.pread(shape[0] * size, start), stored).astype(native).reshape(shape),
+        lambda: np.frombuffer(content.pread(needed - start, start), stored).astype(native).reshape(shape),
     )
 
 
-class _CifarFile(NamedTuple):
-    """The images and labels of one file of CIFAR."""
+# --- CIFAR and STL10 --------------------------------------------------------------------------------------------------
 
-    split: str
-    images: SampleSource
-    """`(32, 32, 3)` each."""
-    labels: dict[str, NDArray[np.int64]]
-    """Numbers of classes, by the name of the array."""
+# The images of one file, `(32, 32, 3)` each, and its labels by kind.
+_Batch = tuple["SampleSource", dict[str, "NDArray[np.int64]"]]
 
 
-def _pickled_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredArray]:
-    batches: dict[str, list[_CifarFile]] = {}
-    found: list[StoredArray] = []
-    for entry in sorted(entries, key=lambda entry: entry.name):
-        folder = posixpath.dirname(entry.name)
-        content = source.read(entry)
-        held = _unpickle(content, entry.name)
-        names = held.get("label_names", held.get("fine_label_names"))
-        if names is not None:
-            texts = np.array([_as_text(name) for name in names])
-            found.append(_known(posixpath.join(folder, "label_names"), texts))
-        elif "data" in held:
-            batches.setdefault(folder, []).append(_read_batch(source, entry, content, held))
-    return [array for folder, parts in batches.items() for array in _joined_batches(folder, parts)] + found
+def _cifar_arrays(source: Source, pickles: Sequence[FileEntry], binaries: Sequence[FileEntry]) -> list[StoredArray]:
+    """Return one array of images, and one of each kind of labels, for each split of each folder."""
+    batches: dict[str, list[_Batch]] = {}
+    names: list[StoredArray] = []
+    for entry in sorted([*pickles, *binaries], key=lambda entry: entry.name):
+        folder, base = posixpath.split(entry.name)
+        held = _unpickle(source.read(entry), entry.name) if entry in pickles else {}
+        listed = held.get("label_names", held.get("fine_label_names"))
+        if listed is not None:
+            texts = np.array([_as_text(name) for name in listed])
+            names.append(StoredArray.in_memory(posixpath.join(folder, "label_names"), texts, ""))
+        elif "data" in held or entry in binaries:
+            split = posixpath.join(folder, "test" if base.startswith("test") else "train")
+            batch = _binary_batch(source, entry) if entry in binaries else _pickled_batch(entry, held)
+            batches.setdefault(split, []).append(batch)
+    found = []
+    for split, parts in batches.items():
+        found.append(_images(f"{split}_data", _CIFAR_SHAPE, join_samples([images for images, _ in parts])))
+        for kind in parts[0][1]:
+            values = np.concatenate([labels[kind] for _, labels in parts])
+            found.append(StoredArray.in_memory(f"{split}_{kind}", values, ""))
+    return found + names
 
 
-def _read_batch(source: Source, entry: FileEntry, content: bytes, held: dict[str, Any]) -> _CifarFile:
+def _pickled_batch(entry: FileEntry, held: dict[str, Any]) -> _Batch:
     data, fine = held["data"], held.get("labels", held.get("fine_labels"))
     # A pickle may hold anything of any shape, also under the right names.
     whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_CIFAR_BYTES,)
@@ -172,93 +162,49 @@ def _read_batch(source: Source, entry: FileEntry, content: bytes, held: dict[str
     labels = {"labels": np.array(fine, np.int64)}
     if "coarse_labels" in held:
         labels["coarse"] = np.array(held["coarse_labels"], np.int64)
-    # In a pickle of Python 2 the pixels are stored as they are. So they can be read from the file when they are packed,
-    # and need not stay in memory until then.
-    start = content.find(data.tobytes()) if len(data) else -1
-    if start < 0:
-        images: SampleSource = rows_of_array(data.reshape(-1, *_CIFAR_SHAPE), entry.name, stamp_of(entry))
-    else:
-        file = open_unpacked(source.tree, entry)
-        images = rows_of_file(file, start, len(data), _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry))
-    return _CifarFile(_split_of_batch(entry), map_samples(images, _channels_last), labels)
+    images = rows_of_array(data.reshape(-1, *_CIFAR_SHAPE), entry.name, stamp_of(entry))
+    return map_samples(images, _channels_last), labels
 
 
-def _split_of_batch(entry: FileEntry) -> str:
-    return "test" if posixpath.basename(entry.name).startswith("test") else "train"
+def _binary_batch(source: Source, entry: FileEntry) -> _Batch:
+    # CIFAR-100 has two labels before each image: of the coarse class, and of the class.
+    ahead = 1 if _BATCH_BIN.match(posixpath.basename(entry.name)) else 2
+    # Records have no header and no separator: only their length tells where each begins.
+    step = ahead + _CIFAR_BYTES
+    content = open_unpacked(source.tree, entry)
+    if not content.size or content.size % step:
+        msg = f"'{entry.name}' has {content.size:,} bytes; CIFAR's files have {step:,} for each image."
+        raise LayoutError(msg)
+    count = content.size // step
+    table = np.frombuffer(content.pread(content.size, 0), np.uint8).reshape(count, step)
+    labels = {"labels": table[:, ahead - 1].astype(np.int64)}
+    if ahead == 2:
+        labels["coarse"] = table[:, 0].astype(np.int64)
+    images = rows_of_file(content, ahead, count, _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry), step=step)
+    return map_samples(images, _channels_last), labels
+
+
+def _stl_array(source: Source, entry: FileEntry) -> StoredArray:
+    content, name = open_unpacked(source.tree, entry), entry.name.removesuffix(".bin")
+    if name.endswith("y"):
+        # The file counts from 1, as MATLAB does.
+        labels = np.frombuffer(content.pread(content.size, 0), np.uint8).astype(np.int64) - 1
+        return StoredArray.in_memory(name, labels, stamp_of(entry))
+    stored = rows_of_file(content, 0, content.size // _STL_BYTES, _STL_SHAPE, _PIXEL, stamp=stamp_of(entry))
+    # An image is stored column by column.
+    return _images(name, _STL_SHAPE, map_samples(stored, lambda image: np.ascontiguousarray(image.transpose(2, 1, 0))))
 
 
 def _channels_last(image: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(image.transpose(1, 2, 0))
 
 
-def _joined_batches(folder: str, parts: Sequence[_CifarFile]) -> list[StoredArray]:
-    """Return one array of images, and one of each kind of labels, for each split."""
-    found = []
-    for split in dict.fromkeys(part.split for part in parts):
-        own = [part for part in parts if part.split == split]
-        shape = (sum(len(part.images) for part in own), *_CIFAR_SHAPE[1:], _CIFAR_SHAPE[0])
-        name = posixpath.join(folder, f"{split}_data")
-        found.append(_stored_images(name, shape, join_samples([part.images for part in own])))
-        found += [
-            _known(posixpath.join(folder, f"{split}_{kind}"), np.concatenate([part.labels[kind] for part in own]))
-            for kind in own[0].labels
-        ]
-    return found
-
-
-def _stored_images(name: str, shape: tuple[int, ...], source: SampleSource) -> StoredArray:
-    def whole() -> NDArray[Any]:
-        return np.stack([np.asarray(source.read(row)) for row in range(len(source))])
-
-    return StoredArray(name, shape, np.dtype(np.uint8), lambda: source, whole)
-
-
-def _known(name: str, values: NDArray[Any]) -> StoredArray:
-    """Return an array that is in memory already: labels, names of classes."""
-
-    def refuse() -> SampleSource:
-        msg = f"'{name}' holds labels; expected images as inputs."
-        raise LayoutError(msg)
-
-    return StoredArray(name, values.shape, values.dtype, refuse, lambda: values)
-
-
-def _cifar_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredArray]:
-    batches: dict[str, list[_CifarFile]] = {}
-    for entry in sorted(entries, key=lambda entry: entry.name):
-        # CIFAR-100 has two labels before each image: of the coarse class, and of the class.
-        ahead = 1 if _BATCH_BIN.match(posixpath.basename(entry.name)) else 2
-        # Records have no header and no separator: only their length tells where each begins.
-        step = ahead + _CIFAR_BYTES
-        content = open_unpacked(source.tree, entry)
-        if not content.size or content.size % step:
-            msg = f"'{entry.name}' has {content.size:,} bytes; CIFAR's files have {step:,} for each image."
-            raise LayoutError(msg)
-        count = content.size // step
-        table = np.frombuffer(content.pread(content.size, 0), np.uint8).reshape(count, step)
-        labels = {"labels": table[:, ahead - 1].astype(np.int64)}
-        if ahead == 2:
-            labels["coarse"] = table[:, 0].astype(np.int64)
-        images = rows_of_file(content, ahead, count, _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry), step=step)
-        batch = _CifarFile(_split_of_batch(entry), map_samples(images, _channels_last), labels)
-        batches.setdefault(posixpath.dirname(entry.name), []).append(batch)
-    return [array for folder, parts in batches.items() for array in _joined_batches(folder, parts)]
-
-
-def _stl_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredArray]:
-    found = []
-    for entry in entries:
-        content, name = open_unpacked(source.tree, entry), entry.name.removesuffix(".bin")
-        if name.endswith("y"):
-            # The file counts from 1, as MATLAB does.
-            found.append(_known(name, np.frombuffer(content.pread(content.size, 0), np.uint8).astype(np.int64) - 1))
-            continue
-        count = content.size // _STL_BYTES
-        stored = rows_of_file(content, 0, count, _STL_SHAPE, _PIXEL, stamp=stamp_of(entry))
-        # An image is stored column by column.
-        rows = map_samples(stored, lambda image: np.ascontiguousarray(image.transpose(2, 1, 0)))
-        found.append(_stored_images(name, (count, *_STL_SHAPE[1:], _STL_SHAPE[0]), rows))
-    return found
+def _images(name: str, shape: tuple[int, ...], source: SampleSource) -> StoredArray:
+    """Return the images of a source, which were stored with channels first."""
+    shape = (len(source), *shape[1:], shape[0])
+    return StoredArray(
+        name, shape, _PIXEL, lambda: source, lambda: np.stack([np.asarray(source.read(n)) for n in range(len(source))])
+    )
 
 
 class _Unpickler(pickle.Unpickler):

@@ -29,7 +29,6 @@ class Table:
     columns: list[Column] = field(default_factory=list)
     """By place; called after the cell in the first row, which is not among the cells."""
     count: int = 0
-    """Number of rows, without the first."""
     fault: str = ""
     """Why it cannot be used; "" if it can."""
 
@@ -47,12 +46,7 @@ class Table:
 
 
 def parse_table(name: str, content: bytes) -> Table:
-    """Read as many of a table's rows as possible: whether a fault matters is known only once the table's role is.
-
-    Raises:
-        MissingDependencyError: it is parquet and pyarrow is not there.
-        CorruptArchiveError: it is damaged parquet.
-    """
+    """Read as many of a table's rows as possible: whether a fault matters is known only once the table's role is."""
     if name.lower().endswith(".parquet"):
         return _parse_parquet(name, content)
     text = decode_text(content)
@@ -65,6 +59,13 @@ def parse_table(name: str, content: bytes) -> Table:
     first = text.split("\n", 1)[0]
     is_tabbed = name.lower().endswith(".tsv") and "\t" in first
     delimiter = stated[1] if stated else "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
+    if '"' not in text:
+        lines = [line for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line.strip(delimiter)]
+        count = lines[0].count(delimiter) if lines else -1
+        if count > 0 and all(line.count(delimiter) == count for line in lines):
+            # Without a list for each row, of which a wide table has millions of cells.
+            cells = delimiter.join(lines).split(delimiter)
+            return _make_table(name, (cells[place :: count + 1] for place in range(count + 1)))
     rows: list[list[str]] = []
     fault = ""
     try:
@@ -85,11 +86,12 @@ def parse_table(name: str, content: bytes) -> Table:
 
 def _make_table(name: str, columns: Iterable[Sequence[str]], fault: str = "") -> Table:
     found = []
-    for cells in columns:
+    for first, *rest in columns:
+        column = Column(first, rest)
         # The distinct cells say whether any has blanks around it.
-        padded = any(cell[:1].isspace() or cell[-1:].isspace() for cell in set(cells))
-        first, *rest = [cell.strip() for cell in cells] if padded else cells
-        found.append(Column(first, rest))
+        if any(cell[:1].isspace() or cell[-1:].isspace() for cell in (first, *column.distinct)):
+            column = Column(first.strip(), [cell.strip() for cell in rest])
+        found.append(column)
     return Table(name, found, len(found[0].cells) if found else 0, fault)
 
 

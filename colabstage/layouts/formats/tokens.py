@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
+import hashlib
+import itertools
 import json
 import posixpath
 import re
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -13,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
-from colabstage.io.files import read_with_retry
+from colabstage.io.files import Closing, read_with_retry
 from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.columns import NUMBER
@@ -84,17 +88,14 @@ class TokenStream:
     """Consecutive tokens in one file."""
 
     name: str
-    """The name of the stream in messages and keys."""
     content: ByteSource
-    """The bytes that contain them."""
     start: int
-    """Offset of the first one in bytes."""
     count: int
-    """How many there are."""
     dtype: np.dtype[Any]
-    """As they are stored."""
     stamp: str
-    """Differs whenever the content may have changed."""
+
+    given: np.dtype[Any] | None = None
+    """The type that they are given in, if it is another."""
 
     def rows(self, count: int, length: int, shift: int, dtype: np.dtype[np.generic]) -> SampleSource:
         # Targets are the same bytes shifted by one token, so they are read in place and not copied.
@@ -102,12 +103,8 @@ class TokenStream:
         return rows_of_file(self.content, start, count, (length,), self.dtype, stamp=self.stamp, wanted=dtype)
 
 
-def open_tokens(source: Source, entry: FileEntry, options: TokenOptions) -> TokenStream:
-    """Return a .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c.
-
-    Raises:
-        BrokenDatasetError: its length is not a whole number of tokens.
-    """
+def _open_tokens(source: Source, entry: FileEntry, options: TokenOptions) -> TokenStream:
+    """Return a .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c."""
     head = read_with_retry(lambda: source.head(entry, 4), entry.name)
     known = _HEADERS.get(int.from_bytes(head, "little"))
     start = _HEADER_BYTES if known else 0
@@ -117,32 +114,63 @@ def open_tokens(source: Source, entry: FileEntry, options: TokenOptions) -> Toke
         msg = f"'{entry.name}' has {entry.size:,} bytes, which is not a whole number of {dtype.name} tokens."
         raise BrokenDatasetError(msg)
     count = (entry.size - start) // dtype.itemsize
-    return TokenStream(entry.name, open_member(source.tree, entry), start, count, dtype, stamp_of(entry))
+    return TokenStream(entry.name, _JoinedFiles(source.tree, [entry]), start, count, dtype, stamp_of(entry))
 
 
-def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
-    """Return the tokens of all texts, concatenated, in a file without a name on the local disk.
+class _JoinedFiles(Closing):
+    """The bytes of some files one behind the other, each opened when it is first read."""
 
-    Raises:
-        BrokenDatasetError: a file is not text, or a line of a .jsonl has none.
-        LayoutError: the tokenizer returned something that is not a token of the options' dtype.
-        NotEnoughSpaceError: there is no room for them.
-    """
+    def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
+        self.label = entries[0].name
+        self._tree = tree
+        self._entries = entries
+        self._ends = list(itertools.accumulate(entry.size for entry in entries))
+        self.size = self._ends[-1]
+        self._opened: dict[int, ByteSource] = {}
+        self._lock = threading.Lock()
+
+    def pread(self, length: int, offset: int) -> bytes:
+        parts = []
+        number = bisect.bisect_right(self._ends, offset)
+        while length and number < len(self._entries):
+            with self._lock:
+                if number not in self._opened:
+                    self._opened[number] = open_member(self._tree, self._entries[number])
+            count = min(length, self._ends[number] - offset)
+            parts.append(self._opened[number].pread(count, offset - self._ends[number] + self._entries[number].size))
+            length, offset, number = length - count, offset + count, number + 1
+        return b"".join(parts)
+
+    def close(self) -> None:
+        for file in self._opened.values():
+            file.close()
+
+
+def _tokens_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
+    """Return the tokens of all texts, one behind the other. Bytes are read where they are; what a tokenizer makes is
+    written into a file without a name on the local disk."""
+    for entry in entries:
+        refuse_stand_in(tree, entry)
+    plain = not any(entry.name.lower().endswith(".jsonl") for entry in entries)
+    if plain and options.tokenizer is None and options.separator is None:
+        stamp = short_digest(" ".join(map(stamp_of, entries)))
+        joined = _JoinedFiles(tree, entries)
+        return TokenStream(entries[0].name, joined, 0, joined.size, np.dtype(np.uint8), stamp, np.dtype(options.dtype))
     dtype = np.dtype(options.dtype).newbyteorder("<")
     needed = dtype.itemsize * sum(entry.size for entry in entries)  # a byte is one token, and a tokenizer gives fewer
-    count = 0
+    count, digest = 0, hashlib.blake2b(digest_size=16)
     folder = spool_folder(needed, f"The tokens of '{tree.label}'")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=1 << 20) as file:
         for entry in entries:
-            refuse_stand_in(tree, entry)
             for tokens in _TextFile(tree, entry, options).tokens():
+                data = tokens.astype(dtype).tobytes()
+                digest.update(data)
                 count += len(tokens)
-                file.write(tokens.astype(dtype).tobytes())
+                file.write(data)
         file.flush()
         content = LocalBytes(Path(file.name), label=f"tokens of {tree.label}")
-    # The file of tokens is made again in each run, so the stamp comes from the texts and options, not from its times.
-    stamp = " ".join(stamp_of(entry) for entry in entries)
-    return TokenStream(entries[0].name, content, 0, count, dtype, f"{short_digest(stamp)} {options!r}")
+    # By the tokens themselves: nothing else tells two states of a tokenizer apart.
+    return TokenStream(entries[0].name, content, 0, count, dtype, digest.hexdigest())
 
 
 class _TextFile:
@@ -265,11 +293,6 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     Args:
         source: the files.
         options: the form of the rows.
-
-    Raises:
-        EmptySourceError: there are neither tokens nor text.
-        LayoutError: there is something else, or no stream is as long as a row.
-        BrokenDatasetError: a file is broken.
     """
     tree = source.tree
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
@@ -294,11 +317,11 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
         raise LayoutError(msg)
     if named:
         streams = {
-            split: [open_tokens(source, entry, options) for entry in entries]
+            split: [_open_tokens(source, entry, options) for entry in entries]
             for split, entries in _by_split(named).items()
         }
     else:
-        streams = {split: [make_tokens(tree, entries, options)] for split, entries in _by_split(texts).items()}
+        streams = {split: [_tokens_of_texts(tree, entries, options)] for split, entries in _by_split(texts).items()}
     return Evidence(_token_table(tree, streams, options), "text")
 
 
@@ -323,16 +346,14 @@ def why_no_text(source: Source) -> str:
             return (
                 f"'{entry.name}' holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as arrays, "
                 f"numpy.savez('data.npz', x=numpy.loadtxt('{entry.name}'), y=…); labels of images need the images "
-                "beside "
-                f"them. {as_text}"
+                f"beside them. {as_text}"
             )
     folders = set(map(folder_of, texts.names))
     classes = sorted(folder for folder in folders if folder and not split_of_word(folder))
     if len(classes) > 1 and len(texts) > len(classes):
         return (
             f"'{source.label}' holds {len(texts):,} texts in folders ({listed(classes)}), as for classifying text, "
-            "which "
-            "is not read automatically. Give pack_dataset an object whose items are (tokens, label); "
+            "which is not read automatically. Give pack_dataset an object whose items are (tokens, label); "
             "layout=token_blocks() reads all text as one stream, to predict the next token."
         )
     return ""
@@ -377,7 +398,7 @@ def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: Tok
         msg = f"'{tree.label}' holds {total:,} tokens, too few for a row of {options.length:,}. Choose a shorter one."
         raise LayoutError(msg)
     # One array holds all rows, so of uint16 and uint32 the larger is used.
-    dtype = np.result_type(*(stream.dtype for _, stream, _ in rows)).newbyteorder("=")
+    dtype = np.result_type(*(stream.given or stream.dtype for _, stream, _ in rows)).newbyteorder("=")
 
     def side(shift: int) -> Arrays:
         parts = [stream.rows(count, options.length, shift, dtype) for _, stream, count in rows]

@@ -11,26 +11,26 @@ import json
 import math
 import posixpath
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
-from xml.parsers import expat
 
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.layouts.boxes import LabelledImage, Record, boxes_table, join_records, side_of
+from colabstage.layouts.boxes import Record, boxes_state, join_records, side_of
 from colabstage.layouts.class_lists import read_class_list
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import lists_state
+from colabstage.layouts.evidence import left_out_notes
 from colabstage.layouts.reading import decode_text
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.words import SPLITS, is_image, stem_of
-from colabstage.layouts.xml import xml_parser, xml_text
+from colabstage.layouts.xml import parse_xml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from xml.etree.ElementTree import Element
 
+    from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.lookup import Lookup
     from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntries, FileEntry
@@ -40,7 +40,7 @@ _SNIFFED = 8
 _KERAS_LINE = re.compile(r"(\S.*?\.\w+)((?: \d+,\d+,\d+,\d+,\d+)*)")
 _LONGEST_NUMBER = 40
 # What reading a broken file raises.
-_OF_PYTHON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, expat.ExpatError)
+_OF_PYTHON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class _Format(NamedTuple):
@@ -54,7 +54,6 @@ class _Format(NamedTuple):
     """Reads a file, given its name and content; returns nothing if it has another format. For a broken file it raises
     Python's own error."""
     named: str = ""
-    """A pattern for their paths."""
     per_image: bool = False
     """Whether each file belongs to one image, and is named after it."""
     polygons: bool = False
@@ -68,10 +67,6 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
 
     Boxes are x0, y0, x1, y1 in pixels; classes are the labels, sorted. Splits are those in the names of the files, or
     of the folders of images. Images that no file mentions are left out.
-
-    Raises:
-        LayoutError: there is no such file.
-        BrokenDatasetError: a file is broken, or most images that it names are missing; the message names it.
     """
     # By extension, so that each file is read once, even if several formats share its extension.
     for extension in dict.fromkeys(form.extension for form in FORMATS) if images else ():
@@ -119,21 +114,14 @@ def _make_table(
     if not words and flags is not None:
         msg = (
             f"'{flags}' and others of {form.name}'s files have no shapes, but flags of whole images, which are not "
-            "read. "
-            "Write a table with a path and a label in each row beside the images."
+            "read. Write a table with a path and a label in each row beside the images."
         )
         raise BrokenDatasetError(msg)
     # Classes are those that occur: not every tool lists its classes in an export.
     lists, classes = _names_of_numbers(source, form, words) if form.numbered else ([], sorted(words))
     numbers = {str(number) if form.numbered else name: number for number, name in enumerate(classes)}
     joined = join_records(source, images, lookup, found, per_image=form.per_image)
-    samples = sorted(
-        (
-            LabelledImage(file, [[*box, numbers[label]] for label, box in record.shapes], split, record.size)
-            for file, record, split in joined.records
-        ),
-        key=lambda sample: sample.file.name,
-    )
+    placed = sorted(joined.placed, key=lambda one: one.file.name)
     lost = sum(max(one.left_out, 0) for records in found.values() for one in records)
     notes = [
         f"Boxes are those of {form.name}'s annotations.",
@@ -142,9 +130,8 @@ def _make_table(
     ]
     if form.polygons:
         notes.append("Outlines became the boxes around them.")
-    table = boxes_table(source.tree, samples, classes, notes=notes)
-    made = Evidence(table, f"{form.name}'s annotations", frozenset({*found, *lists}))
-    return made if table.splits is not None else lists_state(source, made)[0]
+    who, used = f"{form.name}'s annotations", [*found, *lists]
+    return boxes_state(source, who, placed, numbers, names=classes, notes=notes, used=used)
 
 
 def _names_of_numbers(source: Source, form: _Format, words: set[str]) -> tuple[list[str], list[str]]:
@@ -352,36 +339,21 @@ def _keras_yolo(_: str, content: bytes) -> list[Record]:
     return every if any(one.shapes for one in every) else []
 
 
-def _cvat(_: str, content: bytes) -> list[Record]:
+def _cvat(name: str, content: bytes) -> list[Record]:
     """Read CVAT's XML for images."""
     every: list[Record] = []
-    shapes: list[tuple[str, tuple[float, float, float, float]]] = []
-    left_out: list[str] = []
 
-    def start(tag: str, given: dict[str, str]) -> None:
-        if tag == "image":
-            shapes.clear()
-            left_out.clear()
-            split = SPLITS.get(given.get("subset", "").lower(), "")
-            every.append(Record(given["name"], (), _size(given.get("height"), given.get("width")), split))
-        elif (every and tag in ("skeleton", "cuboid")) or (tag == "points" and "label" in given):
-            left_out.append(tag)
-        elif every and tag in _CVAT_SHAPES:
-            shapes.append(_shape(given["label"], _CVAT_SHAPES[tag](given)))
+    def take(image: Element) -> None:
+        if image.tag != "image":
+            return
+        given = image.attrib
+        found = [one for one in image if one.tag in _CVAT_SHAPES]
+        shapes = [_shape(one.attrib["label"], _CVAT_SHAPES[one.tag](one.attrib)) for one in found]
+        lost = sum(one.tag in ("skeleton", "cuboid", "points") for one in image)
+        split = SPLITS.get(given.get("subset", "").lower(), "")
+        every.append(Record(given["name"], shapes, _size(given.get("height"), given.get("width")), split, lost))
 
-    def end(tag: str) -> None:
-        if tag == "image":
-            # The points of a skeleton are counted as one thing.
-            count = len(left_out) if "skeleton" not in left_out else sum(tag != "points" for tag in left_out)
-            every[-1] = every[-1]._replace(shapes=tuple(shapes), left_out=count)
-
-    def refuse(why: str) -> NoReturn:
-        raise ValueError(why)
-
-    # Expat, not ElementTree, so that files with millions of boxes are read without a tree in memory.
-    parser = xml_parser(refuse)
-    parser.StartElementHandler, parser.EndElementHandler = start, end
-    parser.Parse(xml_text(content), True)
+    parse_xml(name, content, "annotations", take)
     return every
 
 

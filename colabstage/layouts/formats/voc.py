@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import TYPE_CHECKING, NoReturn
-from xml.etree.ElementTree import TreeBuilder
-from xml.parsers import expat
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted
-from colabstage.layouts.boxes import BoxColumn, LabelledImage, Record, boxes_table, side_of, without_boxes_note
+from colabstage.layouts.boxes import BoxColumn, Placed, Record, boxes_state, side_of, without_boxes_note
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, left_out_notes
+from colabstage.layouts.evidence import left_out_notes
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.words import IMAGES, SPLITS, folder_of, normal, split_of_path, stem_of
-from colabstage.layouts.xml import xml_parser, xml_text
+from colabstage.layouts.xml import parse_xml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from xml.etree.ElementTree import Element
 
+    from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntry
 
@@ -33,7 +33,6 @@ _EDGES = ("xmin", "ymin", "xmax", "ymax")
 _OF_OBJECT = ("name", "difficult", "truncated", "pose", *(f"bndbox/{edge}" for edge in _EDGES))
 # If several lists name an image, the first counts; trainval only matters without lists of its parts.
 _LIST_ORDER = tuple(dict.fromkeys(("train", "val", "test", "trainval", *SPLITS)))
-_MAX_DEPTH = 32
 # Not CVAT's <annotations>, which one of its files may have beside an image of its name.
 _IS_VOC = re.compile(rb"<annotation[\s>]")
 _FLAGS = {"": 0, "unspecified": 0, "unknown": 0, "false": 0, "no": 0, "true": 1, "yes": 1}
@@ -51,10 +50,6 @@ def voc_state(source: Source) -> Evidence:
     VOC counts pixels from 1 and its last one is part of the box; here boxes are x0 = xmin - 1, y0 = ymin - 1,
     x1 = xmax, y1 = ymax, so that x1 - x0 is the width. Columns: difficult, truncated (0 or 1), pose (number of
     `POSES`). Splits come from ImageSets/Main, otherwise from folders; with lists, unlisted images are left out.
-
-    Raises:
-        LayoutError: no image has such a file.
-        BrokenDatasetError: a file is broken; it is named with the line.
     """
     annotations = source.ending_in((".xml",))
     images = source.ending_in(IMAGES if annotations else ())
@@ -67,8 +62,7 @@ def voc_state(source: Source) -> Evidence:
     if not any(source.parse(some, lambda _, content: _IS_VOC.search(content) is not None).values()):
         msg = (
             f"'{source.label}' has no XML file of Pascal VOC's form: neither in a folder such as {_ANNOTATIONS}, by "
-            "the "
-            "name of its image, nor beside it."
+            "the name of its image, nor beside it."
         )
         raise LayoutError(msg)
     used, lists = _read_lists(source)
@@ -85,26 +79,19 @@ def voc_state(source: Source) -> Evidence:
     parsed = source.parse(files, lambda file, content: parse_voc(file.name, content))
     # The files have only class names; sorted, so that all machines number them alike.
     classes = sorted({name for each in parsed.values() for name, _ in each.shapes})
-    numbers = {name: number for number, name in enumerate(classes)}
-    nothing = Record("", ())
-    stated = [parsed[labels[image.name].name] if image.name in labels else nothing for image in chosen]
-    samples = [
-        LabelledImage(
+    placed = [
+        Placed(
             image,
-            [[*values[:4], numbers[name], *values[4:]] for name, values in one.shapes],
+            parsed[labels[image.name].name] if image.name in labels else Record("", ()),
             lists[_key_of(image.name)] if lists else split_of_path(image.name),
-            one.size,
         )
-        for image, one in zip(chosen, stated, strict=True)
+        for image in chosen
     ]
     notes = without_boxes_note(len(chosen) - len(files), "XML file")
     # Files that were numbered again keep the old name inside, so their own names count.
-    there = {normal(posixpath.basename(image.name)) for image in chosen}
-    others = [
-        image.name
-        for image, one in zip(chosen, stated, strict=True)
-        if one.image in there and one.image != normal(posixpath.basename(image.name))
-    ]
+    bases = {image.name: normal(posixpath.basename(image.name)) for image in chosen}
+    there = set(bases.values())
+    others = [file.name for file, record, _ in placed if record.image in there - {bases[file.name]}]
     if others:
         notes.append(
             f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
@@ -113,8 +100,9 @@ def voc_state(source: Source) -> Evidence:
     # With lists, unlisted images were left out on purpose; a note still counts them.
     unlisted = sum(image.name in labels for image in images) - len(files)
     notes += left_out_notes((unlisted, "images", f"with boxes that no list in {_LISTS} names"))
-    table = boxes_table(source.tree, samples, classes, _COLUMNS, notes=notes)
-    return Evidence(table, "Pascal VOC's files", frozenset({*(file.name for file in files), *used}))
+    numbers = {name: number for number, name in enumerate(classes)}
+    read = [*(file.name for file in files), *used]
+    return boxes_state(source, "Pascal VOC's files", placed, numbers, columns=_COLUMNS, notes=notes, used=read)
 
 
 def _key_of(image: str) -> tuple[str, str]:
@@ -169,82 +157,55 @@ def _read_lists(source: Source) -> tuple[list[str], dict[tuple[str, str], str]]:
 
 
 def parse_voc(name: str, content: bytes) -> Record:
-    """Read one file.
+    """Read one file."""
+    shapes: list[tuple[str, list[float]]] = []
+    size, image = (0, 0), ""
 
-    Raises:
-        BrokenDatasetError: it is broken; the message names the line.
-    """
-    builder = TreeBuilder()
-    found: list[tuple[str, list[float]]] = []
-    depth = 0
-
-    def fail(reason: str, line: int = 0, cause: Exception | None = None) -> NoReturn:
-        msg = f"'{name}', line {line or parser.CurrentLineNumber}: {reason}."
-        raise BrokenDatasetError(msg) from cause
-
-    def start(tag: str, attributes: dict[str, str]) -> None:
-        nonlocal depth
-        depth += 1
-        if depth == 1 and tag != "annotation":
-            fail(f"it is a file of '{show(tag)}', expected 'annotation'")
-        if depth > _MAX_DEPTH:
-            fail(f"elements are nested {_MAX_DEPTH} deep")
-        builder.start(tag, attributes)
-
-    def end(tag: str) -> None:
-        nonlocal depth
-        depth -= 1
-        element = builder.end(tag)
+    def take(element: Element) -> None:
+        nonlocal size, image
         # Parts of an object (a person's head) are nested objects, not boxes of the image.
-        if depth != 1 or tag != "object":
-            return
-        stated = {one: text.strip() for one in _OF_OBJECT if (text := element.findtext(one)) is not None}
-        if not stated.get("name"):
-            fail("an object has no name")
-        try:
-            x0, y0, x1, y1 = (float(stated[f"bndbox/{edge}"]) for edge in _EDGES)
-            flags = [_flag(stated.get(flag, "")) for flag in ("difficult", "truncated")]
-        except (KeyError, ValueError) as error:
-            fail(f"an object has no readable bndbox or flags ({show(error)})", cause=error)
-        if not np.isfinite([x0, y0, x1, y1]).all():
-            fail("an edge of an object's bndbox is not a number")
-        pose = stated.get("pose", "").capitalize()
-        # Tools that count from 0 write 0 here, and also mean the first pixel.
-        found.append(
-            (
-                stated["name"],
-                [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, POSES.index(pose) if pose in POSES else 0],
-            )
-        )
+        if element.tag == "object":
+            shapes.append(_object(element))
+        elif element.tag == "size":
+            size = _size(element)
+        elif element.tag == "filename":
+            image = normal(posixpath.basename((element.text or "").strip().replace("\\", "/")))
 
-    parser = xml_parser(fail)
-    parser.StartElementHandler, parser.EndElementHandler = start, end
-    parser.CharacterDataHandler = builder.data
+    parse_xml(name, content, "annotation", take)
+    return Record(image, shapes, size)
+
+
+def _object(element: Element) -> tuple[str, list[float]]:
+    stated = {one: text.strip() for one in _OF_OBJECT if (text := element.findtext(one)) is not None}
+    if not stated.get("name"):
+        msg = "an object has no name"
+        raise ValueError(msg)
     try:
-        parser.Parse(xml_text(content), True)
-    except expat.ExpatError as error:
-        fail(f"it is not XML ({expat.ErrorString(error.code)})", error.lineno, error)
-    except BrokenDatasetError:
-        raise
-    # Python's own codecs for encodings that expat asks about.
-    except (ValueError, LookupError) as error:
-        fail(f"it is not text in the encoding that it declares ({show(error)})", 1, error)
-    root = builder.close()
-    texts = [(root.findtext(f"size/{side}") or "").strip() for side in ("height", "width")]
-    if not all(map(_is_number, texts)):
-        fail(f"the image's size is not a number of pixels ({show(' x '.join(texts))})")
+        x0, y0, x1, y1 = (float(stated[f"bndbox/{edge}"]) for edge in _EDGES)
+        flags = [_flag(stated.get(flag, "")) for flag in ("difficult", "truncated")]
+    except (KeyError, ValueError) as error:
+        msg = f"an object has no readable bndbox or flags ({show(error)})"
+        raise ValueError(msg) from error
+    if not np.isfinite([x0, y0, x1, y1]).all():
+        msg = "an edge of an object's bndbox is not a number"
+        raise ValueError(msg)
+    pose = stated.get("pose", "").capitalize()
+    number = POSES.index(pose) if pose in POSES else 0
+    # Tools that count from 0 write 0 here, and also mean the first pixel.
+    return stated["name"], [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, number]
+
+
+def _size(element: Element) -> tuple[int, int]:
+    texts = [(element.findtext(side) or "").strip() for side in ("height", "width")]
+    try:
+        for text in texts:
+            float(text or 0)
+    except ValueError as error:
+        msg = f"the image's size is not a number of pixels ({show(' x '.join(texts))})"
+        raise ValueError(msg) from error
     # Some tools write zeros for a size that they do not know.
     height, width = map(side_of, texts)
-    image = posixpath.basename((root.findtext("filename") or "").strip().replace("\\", "/"))
-    return Record(normal(image), found, (height, width) if height and width else (0, 0))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text or 0)
-    except ValueError:
-        return False
-    return True
+    return (height, width) if height and width else (0, 0)
 
 
 def _flag(text: str) -> int:

@@ -12,32 +12,33 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.io.given import show_content
-from colabstage.io.units import left_out
 from colabstage.io.whole_imports import whole_imports
 from colabstage.layouts.clips import ClipOptions, clip_rows
-from colabstage.layouts.columns import note_on_numbers
-from colabstage.layouts.evidence import Evidence, near
-from colabstage.layouts.labels import Label, Labels, make_labels, names_of, parse_label
+from colabstage.layouts.evidence import left_out_notes, near
 from colabstage.layouts.mask_values import find_masks
-from colabstage.layouts.shards import (
-    Part,
-    ScanWindow,
-    ShardFile,
-    open_shard,
-    samples_of_shards,
-    scan_each,
-    splits_of_shards,
+from colabstage.layouts.records import (
+    Label,
+    Labels,
+    all_have,
+    decode_label,
+    make_labels,
+    names_of,
+    parse_label,
+    records_state,
 )
+from colabstage.layouts.shards import Part, ScanWindow, ShardFile, open_shard, samples_of_shards, scan_each
 from colabstage.layouts.stored import decode_npy
-from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Masks, SampleTable
+from colabstage.layouts.table import Arrays, BrokenDatasetError, Images
 from colabstage.layouts.words import IMAGES, SOUNDS, label_names, plain_name
 from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,15 +46,20 @@ if TYPE_CHECKING:
     from colabstage.layouts.reading import Source
     from colabstage.layouts.samples import SampleSource
 
+NAME = "webdataset"
+_SHARDS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+EXTENSIONS = tuple(extension_of(shard) for shard in _SHARDS)
+
 _KEY_AND_REST = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
-# By preference; WebDataset's own examples ask for "jpg;png".
-_IMAGE_ENDS = tuple(dict.fromkeys(("jpg", "jpeg", "png", "webp", *(ending[1:] for ending in IMAGES))))
+# The kinds of content by the rest of a name, by preference; WebDataset's own examples ask for "jpg;png".
+_KINDS = (
+    dict.fromkeys(("jpg", "jpeg", "png", "webp", *(ending[1:] for ending in IMAGES)), "image")
+    | {"npy": "npy", "pth": "pth", "pt": "pth"}
+    | dict.fromkeys(sorted(ending[1:] for ending in SOUNDS), "sound")
+)
 _NUMBERS, _DOCUMENT, _TEXT = ("cls", "class", "label"), "json", "txt"
-_LABELS = frozenset({*_NUMBERS, _DOCUMENT, _TEXT})
-_SOUNDS = frozenset(ending[1:] for ending in SOUNDS)
-# By preference too.
-_CONTENTS = (*_IMAGE_ENDS, "npy", "pth", "pt", *sorted(_SOUNDS))
-_MASKS = frozenset(f"{word}.png" for word in ("seg", "mask", "segmentation", "labels"))
+_LABELS = (*_NUMBERS, _DOCUMENT, _TEXT)
+_MASKS = ("seg.png", "mask.png", "segmentation.png", "labels.png")
 _LABEL_ENDS = tuple(f".{rest}" for rest in (*_LABELS, *_MASKS))
 # Samples that WebDataset's own decoders read, and nothing here.
 _UNREAD = frozenset({"pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
@@ -61,6 +67,10 @@ _LABELS_IN_JSON = ("label", "labels", "cls", "class_id", "class_index", "class",
 _NAMES_IN_JSON = ("class_name", "classname", "label_name", "label_text", "class", "category")
 # What is longer is not a label.
 _MAX_LABEL_BYTES = 1 << 20
+# A txt longer than this, in characters, is a caption.
+_MAX_CLASS_NAME = 100
+# Clips, where nothing is said about them: of one length, rate and number of channels.
+_AS_THEY_ARE = ClipOptions()
 
 
 class PackedSample(NamedTuple):
@@ -69,17 +79,14 @@ class PackedSample(NamedTuple):
     name: str
     """Of that, in its shard."""
     content: Part
-    """Where that lies."""
     kind: str
-    """"image", "sound", or what the names of arrays end in."""
+    """"image", "npy", "pth" or "sound"."""
     mask: Part | None
-    """Where its mask lies, if it has one."""
     label: Label
     """From its cls or json."""
     text: str | None
     """The label in words, where the json has both."""
     caption: str | None
-    """Its txt."""
     annotated: bool
     """Whether it has a mask, cls, json or txt at all."""
 
@@ -88,81 +95,14 @@ class ShardSamples(NamedTuple):
     """The samples of one shard."""
 
     samples: list[PackedSample]
-    """Those that have an image, an array or a clip."""
     without: int
-    """How many have none of these."""
+    """How many have no image, array or clip."""
     left: frozenset[str]
     """What files of samples end in that are read by nobody."""
 
 
-# The name and place of an image, array, clip or mask; what may be a label; or nothing of any other file.
+# The name and place of content or of a mask; what may be a label; or nothing of any other file.
 _Found = tuple[str, Part] | bytes | None
-
-
-class _Files(NamedTuple):
-    """The files of one sample, by the rest of their names."""
-
-    contents: dict[str, tuple[str, Part]]
-    """The names and places of its images, arrays, clips and masks."""
-    labels: dict[str, bytes]
-    """The contents of what may be a label."""
-    others: set[str]
-    """Everything else."""
-
-    @classmethod
-    def of(cls, found: Mapping[str, _Found]) -> _Files:
-        """Return them, of what was found of each."""
-        return cls(
-            {rest: one for rest, one in found.items() if isinstance(one, tuple)},
-            {rest: one for rest, one in found.items() if isinstance(one, bytes)},
-            {rest for rest, one in found.items() if one is None},
-        )
-
-    def as_sample(self, address: str) -> PackedSample:
-        rest = next(rest for rest in _CONTENTS if rest in self.contents)
-        kind = _kind_of_member(rest)
-        mask = next((self.contents[rest][1] for rest in _MASKS if rest in self.contents), None)
-        written = next((self.labels[rest] for rest in _NUMBERS if rest in self.labels), None)
-        label, text = None, None
-        if _DOCUMENT in self.labels:
-            label, text = _document_label(address, self.labels[_DOCUMENT], needed=written is None)
-        if written is not None:
-            label = parse_label(_decode_label(address, written))
-        caption = _decode_label(address, self.labels[_TEXT]).strip() if _TEXT in self.labels else None
-        # A text beside a clip is what is said in it, in many collections that are no shards.
-        annotated = bool(self.labels.keys() - ({_TEXT} if kind == "sound" else set())) or mask is not None
-        return PackedSample(*self.contents[rest], kind, mask, label, text, caption, annotated)
-
-    @property
-    def has_content(self) -> bool:
-        """Tell whether there is an image, an array or a clip among them."""
-        return not self.contents.keys() <= _MASKS
-
-    @property
-    def left_out(self) -> set[str]:
-        """Return what its files end in that are not read: an array beside an image is one of them."""
-        found = [rest for rest in _CONTENTS if rest in self.contents]
-        return self.others | {rest for rest in found[1:] if _kind_of_member(rest) != "image"}
-
-
-def _kind_of_member(rest: str) -> str:
-    return "sound" if rest in _SOUNDS else rest if rest in ("npy", "pth", "pt") else "image"
-
-
-def has_samples(names: Sequence[str]) -> bool:
-    """Tell whether, of files of these names, an image, array or clip and a possible label share theirs up to the first
-    dot."""
-    # Labels first, which most tars of a million files have none of.
-    labels: dict[str, set[str]] = {}
-    for name in names:
-        split = _split_name(name) if name.lower().endswith(_LABEL_ENDS) else None
-        if split is not None and (split[1] in _LABELS or split[1] in _MASKS):
-            labels.setdefault(split[0], set()).add(split[1])
-    found = filter(None, map(_split_name, names)) if labels else ()
-    return any(
-        rest in _CONTENTS and key in labels and (labels[key] != {_TEXT} or _kind_of_member(rest) != "sound")
-        for key, rest in found
-    )
 
 
 def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
@@ -171,11 +111,6 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
     Args:
         shard: a tar, not compressed.
         number: which of the shards it is.
-
-    Raises:
-        BrokenDatasetError: a sample has two files of one kind, or a json that is none.
-        CorruptArchiveError, UnsafeArchiveError, ArchiveError: as for `trees.TarTree`.
-        OSError, SourceReadError: it cannot be read.
     """
     window = ScanWindow(shard.content)
     # One small dict for each sample: there may be a million, and the words for their kinds are the same for all.
@@ -188,17 +123,15 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
             continue
         key, rest = split[0], kinds.setdefault(split[1], split[1])
         files = groups.setdefault(key, {})
-        # Which of the two is meant nobody can tell.
         if rest in files:
             msg = f"'{shard.name}' holds '{name}' twice; expected one file of each kind for each sample."
             raise BrokenDatasetError(msg)
-        if rest in _CONTENTS or rest in _MASKS:
+        files[rest] = None
+        if rest in _KINDS or rest in _MASKS:
             files[rest] = (name, Part(number, member.offset, member.size))
         # A label is read while the tar is scanned; what is larger is none.
         elif rest in _LABELS and member.size <= _MAX_LABEL_BYTES:
             files[rest] = window.pread(member.size, member.offset)
-        else:
-            files[rest] = None
     # Hundreds of shards may follow, and a process may open so many files only.
     shard.rest()
     samples: list[PackedSample] = []
@@ -206,12 +139,35 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
     count = len(groups)
     for key in list(groups):
         # What was found of each goes when the sample has been made of it.
-        whole = _Files.of(groups.pop(key))
-        if whole.has_content:
-            samples.append(whole.as_sample(f"{shard.name}/{key}"))
-        if whole.labels or whole.contents:
-            left |= whole.left_out
+        found = groups.pop(key)
+        contents = [rest for rest in _KINDS if isinstance(found.get(rest), tuple)]
+        if contents:
+            samples.append(_as_sample(f"{shard.name}/{key}", contents[0], found))
+        if any(one is not None for one in found.values()):
+            left |= {rest for rest, one in found.items() if one is None}
+            # An array beside an image is not read; another form of the image need not be.
+            left |= {rest for rest in contents[1:] if _KINDS[rest] != "image"}
     return ShardSamples(samples, count - len(samples), frozenset(left))
+
+
+def _as_sample(address: str, rest: str, found: dict[str, _Found]) -> PackedSample:
+    kind, (name, content) = _KINDS[rest], _place(found[rest])
+    mask = next((_place(found[end])[1] for end in _MASKS if end in found), None)
+    texts = {end: decode_label(one, address) for end in _LABELS if isinstance(one := found.get(end), bytes)}
+    written = next((texts[end] for end in _NUMBERS if end in texts), None)
+    label, text = None, None
+    if _DOCUMENT in texts:
+        label, text = _document_label(address, texts[_DOCUMENT], needed=written is None)
+    if written is not None:
+        label = parse_label(written)
+    # A text beside a clip is what is said in it, in many collections that are no shards.
+    annotated = bool(texts.keys() - ({_TEXT} if kind == "sound" else set())) or mask is not None
+    return PackedSample(name, content, kind, mask, label, text, texts.get(_TEXT), annotated)
+
+
+def _place(found: _Found) -> tuple[str, Part]:
+    assert isinstance(found, tuple)
+    return found
 
 
 def _split_name(name: str) -> tuple[str, str] | None:
@@ -220,18 +176,23 @@ def _split_name(name: str) -> tuple[str, str] | None:
     return None if match is None else (match[1], match[2].lower())
 
 
-def _decode_label(address: str, content: bytes) -> str:
-    try:
-        # Editors on Windows begin a text with the mark, which would be part of the label.
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        msg = f"The label of '{address}' is not text: {content[:20]!r}."
-        raise BrokenDatasetError(msg) from error
+def has_samples(names: Sequence[str]) -> bool:
+    """Tell whether, of files of these names, an image, array or clip and a possible label share theirs up to the first
+    dot."""
+    # Labels first, which most tars of a million files have none of.
+    labels: dict[str, set[str]] = {}
+    for name in names:
+        split = _split_name(name) if name.lower().endswith(_LABEL_ENDS) else None
+        if split is not None and split[1] in (*_LABELS, *_MASKS):
+            labels.setdefault(split[0], set()).add(split[1])
+    found = filter(None, map(_split_name, names)) if labels else ()
+    return any(
+        rest in _KINDS and key in labels and (labels[key] != {_TEXT} or _KINDS[rest] != "sound") for key, rest in found
+    )
 
 
-def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Label, str | None]:
-    """Return the label in a json, and what it is called there; where that is `needed`, one that is no label is an
-    error."""
+def _document_label(address: str, content: str, *, needed: bool) -> tuple[Label, str | None]:
+    """Return the label in a json, and its name there; if it is `needed`, one that is no label is an error."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -248,18 +209,7 @@ def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Labe
             "or word. Give layout= a function that reads it."
         )
         raise BrokenDatasetError(msg)
-    text = next((found[key] for key in _NAMES_IN_JSON if isinstance(found.get(key), str)), None)
-    return label, text
-
-
-NAME = "webdataset"
-
-_SHARDS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-EXTENSIONS = tuple(extension_of(shard) for shard in _SHARDS)
-# Clips, where nothing is said about them: of one length, rate and number of channels.
-_AS_THEY_ARE = ClipOptions()
-# A txt longer than this, in characters, is a caption.
-_MAX_CLASS_NAME = 100
+    return label, next((found[key] for key in _NAMES_IN_JSON if isinstance(found.get(key), str)), None)
 
 
 def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Found:
@@ -269,13 +219,6 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
     clip, of which `sound` says what rows are; y its mask (seg.png), or its cls, the label in its json, or its txt,
     where that is a class and no caption. Splits are those that all shards are called after
     (train-000001.tar, val/000.tar). Keys name the shard and the image in it; the samples' own need not be unique.
-
-    Raises:
-        EmptySourceError: there are no tars.
-        LayoutError: they hold no images, arrays or clips with files of the same name beside them.
-        BrokenDatasetError: a sample is broken; it is named.
-        MissingDependencyError: they hold tensors, or clips other than WAV, and torch, or soundfile, is not installed.
-        CorruptArchiveError, UnsafeArchiveError: a shard is not a whole tar.
     """
     tars = _Shards(source)
     first = tars.scan(0)
@@ -287,32 +230,29 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
     samples = [sample for _, found in scanned for sample in found.samples]
     names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
     notes: list[str] = []
-    targets, classes = _masks(samples, shards, names, notes) or _make_labels(samples, names)
+    masks = [sample.mask for sample in samples]
+    if all_have(masks, names, "mask"):
+        found = find_masks(samples_of_shards(shards, [mask for mask in masks if mask], names), spread=False)
+        labels = Labels(found, found.classes)
+        if any(sample.label is not None for sample in samples):
+            notes.append("The samples have masks and labels; the masks are the targets, and the labels were left out.")
+    else:
+        labels = _labels_of_samples(samples, names)
     without = sum(found.without for _, found in scanned)
-    if without:
-        notes.append(f"{left_out(without, 'samples', 'of the shards without an image, array or clip')}.")
+    notes += left_out_notes((without, "samples", "of the shards without an image, array or clip"))
     left = sorted(frozenset().union(*(found.left for _, found in scanned)))
     if left:
         notes.append(f"Other files of the samples were left out: {', '.join(left)}.")
-    if targets is None:
+    if labels.targets is None:
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
-    parts = [sample.content for sample in samples]
-    contents = samples_of_shards(shards, parts, names)
-    values = getattr(targets, "values", None)
-    notes += [] if values is None else note_on_numbers("cls", values, classes)
-    table = SampleTable(
-        layout=NAME,
-        keys=names,
-        inputs=_make_inputs(contents, samples, sound, notes),
-        targets=targets,
-        splits=splits_of_shards(shards, parts),
-        classes=classes,
-        notes=tuple(notes),
-    )
-    return Evidence(table, "fields of the samples", frozenset(shard.name for shard in shards))
+    parts = np.array([sample.content for sample in samples], np.int64)
+    inputs = _make_inputs(samples_of_shards(shards, parts, names), [one.kind for one in samples], sound, notes)
+    shard_names = [shard.name for shard in shards]
+    who = "fields of the samples"
+    return records_state(NAME, who, inputs, labels, shards=shard_names, shard_of=parts[:, 0], field="cls", notes=notes)
 
 
-def _make_labels(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
+def _labels_of_samples(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
     # A cls or json is a label on purpose; a txt may be one.
     labels = [sample.label for sample in samples]
     if all(label is None for label in labels):
@@ -323,48 +263,18 @@ def _make_labels(samples: Sequence[PackedSample], names: Sequence[str]) -> Label
     return make_labels(labels, names, names=names_of(labels, [sample.text for sample in samples]))
 
 
-def _masks(
-    samples: Sequence[PackedSample], shards: Sequence[ShardFile], names: Sequence[str], notes: list[str]
-) -> tuple[Masks, tuple[str, ...]] | None:
-    """Return the masks of samples, `None` where they have none.
-
-    Raises:
-        BrokenDatasetError: some have one and others none; or as `find_masks`.
-    """
-    masks = [sample.mask for sample in samples if sample.mask is not None]
-    if not masks:
-        return None
-    if len(masks) < len(samples):
-        bare = next(name for name, sample in zip(names, samples, strict=True) if sample.mask is None)
-        msg = f"'{bare}' has no mask, and {len(masks):,} other samples have; expected all or none."
-        raise BrokenDatasetError(msg)
-    if any(sample.label is not None for sample in samples):
-        notes.append("The samples have masks and labels; the masks are the targets, and the labels were left out.")
-    found = find_masks(samples_of_shards(shards, masks, names), spread=False)
-    return found, found.classes
-
-
-def _make_inputs(
-    source: SampleSource, samples: Sequence[PackedSample], sound: ClipOptions, notes: list[str]
-) -> Images | Arrays:
-    """Return the images, arrays or clips of samples.
-
-    Raises:
-        BrokenDatasetError: they are of several kinds; the first array is none; or as `clip_rows`.
-        MissingDependencyError: as `read_webdataset`.
-    """
-    kind = samples[0].kind
-    odd = next((number for number, sample in enumerate(samples) if sample.kind != kind), None)
+def _make_inputs(source: SampleSource, kinds: Sequence[str], sound: ClipOptions, notes: list[str]) -> Images | Arrays:
+    odd = next((number for number, kind in enumerate(kinds) if kind != kinds[0]), None)
     if odd is not None:
         msg = f"'{source.name(0)}' and '{source.name(odd)}' are of two kinds; expected images, arrays or clips for all."
         raise BrokenDatasetError(msg)
-    if kind == "image":
+    if kinds[0] == "image":
         return Images(source)
-    if kind == "sound":
+    if kinds[0] == "sound":
         rows, note = clip_rows(source, sound)
         notes.append(note)
         return rows
-    decode: Callable[[Any], NDArray[Any]] = decode_npy if kind == "npy" else _decode_tensor
+    decode: Callable[[Any], NDArray[Any]] = decode_npy if kinds[0] == "npy" else _decode_tensor
     try:
         first = decode(source.read(0))
     except DecodeError as error:
@@ -373,13 +283,12 @@ def _make_inputs(
     return Arrays(source, first.shape, first.dtype, decode=decode)
 
 
-def _decode_tensor(content: bytes) -> NDArray[Any]:
-    """Return the tensor that `torch.save` wrote. Nothing in the file is run.
+# What torch raises for a file that it does not read.
+_OF_TORCH = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError)
 
-    Raises:
-        DecodeError: it holds something else.
-        MissingDependencyError: torch is not installed.
-    """
+
+def _decode_tensor(content: bytes) -> NDArray[Any]:
+    """Return the tensor that `torch.save` wrote. Nothing in the file is run."""
     try:
         with whole_imports():
             import torch
@@ -390,15 +299,7 @@ def _decode_tensor(content: bytes) -> NDArray[Any]:
     # everything else.
     try:
         value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except _OF_TORCH as error:
         msg = f"It is not a file that torch.load(weights_only=True) reads: {str(error).partition(chr(10))[0]}"
         raise DecodeError(msg) from error
     if not isinstance(value, torch.Tensor):
@@ -424,8 +325,8 @@ class _Shards:
         if not (self._own or self._inside):
             msg = f"'{source.label}' holds no tars."
             raise EmptySourceError(msg)
-        images = source.ending_in(IMAGES)
         # A picture in a readme is no dataset; more images than shards are one.
+        images = source.ending_in(IMAGES)
         if not has_samples(source.files.names) if self._own else len(images) > len(self._inside):
             raise LayoutError(self._expected())
         # Tars of several folders may be called the same, and samples are named after their shard.
@@ -436,15 +337,15 @@ class _Shards:
         return len(self._own or self._inside)
 
     def declined(self, left: frozenset[str]) -> Found:
-        """Return what was expected, or how to get in what nothing here reads."""
+        """Return what was expected, or how to read what nothing here reads."""
         unread = sorted(left & _UNREAD)
-        if unread:
-            return near(
-                f"The samples in the tars of '{self._source.label}' are {', '.join(unread)}, which are not read from "
-                "tars. Pass pack_dataset what WebDataset makes of them: "
-                f"list(webdataset.WebDataset(URL).decode().to_tuple({unread[0]!r}, 'cls'))."
-            )
-        raise LayoutError(self._expected())
+        if not unread:
+            raise LayoutError(self._expected())
+        return near(
+            f"The samples in the tars of '{self._source.label}' are {', '.join(unread)}, which are not read from tars. "
+            "Pass pack_dataset what WebDataset makes of them: "
+            f"list(webdataset.WebDataset(URL).decode().to_tuple({unread[0]!r}, 'cls'))."
+        )
 
     def _expected(self) -> str:
         return (

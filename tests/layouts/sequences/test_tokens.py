@@ -202,3 +202,21 @@ def test_binary_files_of_images_are_no_tokens(tmp_path: Path, names: tuple[str, 
         (tmp_path / name).write_bytes(bytes(60_000))
     with pytest.raises(LayoutError, match=r"not like tokens.*numpy\.fromfile"):
         token_blocks()(FolderTree(tmp_path))
+
+
+def test_a_tokenizers_tokens_are_known_again(tmp_path: Path) -> None:
+    """By what they are, so that a killed run goes on in another process; another tokenizer's are others."""
+    put(tmp_path / "a.txt", "one two three four\n")
+    stamps = [
+        token_blocks(length=2, tokenizer=tokenizer)(FolderTree(tmp_path)).inputs.source.stamp(0)
+        for tokenizer in (lambda text: [1] * len(text.split()), lambda text: [1 for _ in text.split()], words)
+    ]
+    assert stamps[0] == stamps[1] != stamps[2]
+
+
+def test_text_is_not_read_while_it_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond its beginning; nor is anything written."""
+    put(tmp_path / "a.txt", "To be or not to be.\n" * 50_000)
+    monkeypatch.setattr(FolderTree, "chunks", None)
+    monkeypatch.setattr(token_streams, "spool_folder", None)
+    assert len(detect_layout(FolderTree(tmp_path))) == (20 * 50_000 - 1) // 1024

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, SourceReadError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree
+from tests.layouts.readers import contents, labels, picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.layouts.table import SampleTable
 
 arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
 parquet = pytest.importorskip("pyarrow.parquet")
-
-
-def picture(number: int) -> bytes:
-    """An image file that no other number gives."""
-    values = np.random.default_rng(number).integers(0, 255, (8, 6, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(values).save(file, "PNG")
-    return file.getvalue()
 
 
 def rows(first: int, count: int) -> dict[str, list[Any]]:
@@ -59,18 +52,6 @@ def write_stream(path: Path, columns: dict[str, Any], *, batch: int = 3, compres
     with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=batch)
     return path
-
-
-def contents(table: SampleTable) -> list[bytes]:
-    """The images of a table."""
-    source = table.inputs.source
-    return [bytes(source.read(i)) for i in range(len(source))]
-
-
-def labels(table: SampleTable) -> list[Any]:
-    """The targets of a table."""
-    assert isinstance(table.targets, Values)
-    return table.targets.values.tolist()  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -181,6 +162,35 @@ def test_every_form_of_a_file_is_read(tmp_path: Path, write: Callable[[Path, Any
     assert table.splits == ("val",) * 250
 
 
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_rows_are_read_in_any_order_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """By the batch that holds them; what a row is called in a journal is the same the next time."""
+    data = rows(0, 250)
+    if form == "parquet":
+        write_parquet(tmp_path / "a.parquet", data, row_group_size=70)
+    else:
+        write_stream(tmp_path / "a.arrow", data, batch=33, compression="zstd")
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", None)
+    source, again = (detect_layout(FolderTree(tmp_path)).inputs.source for _ in range(2))
+    order = np.random.default_rng(0).permutation(250).tolist()
+    assert [source.read(number) for number in order] == [data["image"][number]["bytes"] for number in order]
+    assert source.sizes.tolist() == [len(one["bytes"]) for one in data["image"]]
+    stamps = [source.stamp(number) for number in range(250)]
+    assert stamps == [again.stamp(number) for number in range(250)]
+    assert len(set(stamps)) == 250
+
+
+def test_a_file_that_changes_while_it_is_read_is_named(tmp_path: Path) -> None:
+    """Its rows are others than those that were counted."""
+    path = write_parquet(tmp_path / "a.parquet", rows(0, 9))
+    source = detect_layout(FolderTree(tmp_path)).inputs.source
+    write_parquet(path, rows(0, 5))
+    with pytest.raises((CorruptArchiveError, SourceReadError), match=r"a\.parquet"):
+        source.read(0)
+
+
 def test_files_inside_a_tar_are_read(tmp_path: Path) -> None:
     """By their places in the archive."""
     path = write_stream(tmp_path / "a.arrow", rows(0, 9))
@@ -251,7 +261,7 @@ def test_boxes_of_the_hub_are_targets(tmp_path: Path, hugging: Any, form: str, *
 @pytest.mark.parametrize(
     ("box", "says"),
     [
-        ([0, 0, 2, 3], "may be two corners as well"),
+        ([0, 0, 2, 3], "may be xyxy as well"),
         ([4, 1, 3, 9], "are not inside their images"),
         ([1, 2, 3], "four numbers"),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -11,19 +13,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.formats.lmdb import scan_values
 from colabstage.layouts.table import BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
-from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.open import open_tree
+from tests.layouts.readers import contents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from colabstage.layouts.table import SampleTable
 
 lmdb = pytest.importorskip("lmdb", reason="needs lmdb: pip install -c constraints.txt lmdb")
 
@@ -51,12 +52,6 @@ def read_back(folder: Path, **options: Any) -> dict[bytes, bytes]:
         return dict(transaction.cursor())
 
 
-def contents(table: SampleTable) -> list[bytes]:
-    """The images of a table."""
-    source = table.inputs.source
-    return [bytes(source.read(i)) for i in range(len(source))]
-
-
 def ocr(count: int, words: list[str]) -> dict[bytes, bytes]:
     """Images and texts under the keys that OCR datasets have."""
     found = {b"num-samples": str(count).encode()}
@@ -64,32 +59,6 @@ def ocr(count: int, words: list[str]) -> dict[bytes, bytes]:
         found[b"image-%09d" % number] = picture(number)
         found[b"label-%09d" % number] = words[number % len(words)].encode()
     return found
-
-
-@pytest.mark.parametrize("count", [0, 1, 3, 500, 20_000])
-def test_every_value_is_where_lmdb_has_it(tmp_path: Path, count: int) -> None:
-    """Short values inside of pages and long ones in pages of their own, in trees of one level and of several."""
-    sizes = np.random.default_rng(count).integers(0, 300, count)
-    sizes[::50] *= 70
-    data = {b"%x-%d" % (n * 7919 % 100_003, n): bytes([n % 251]) * int(size) for n, size in enumerate(sizes)}
-    folder = write(tmp_path / "db", data)
-    with LocalBytes(folder / "data.mdb") as file:
-        assert {value.key: file.pread(value.size, value.start) for value in scan_values(file)} == data
-    assert read_back(folder) == data
-
-
-def test_a_database_that_was_changed_is_read_as_it_is_now(tmp_path: Path) -> None:
-    """Pages that were given up are no part of it."""
-    folder = write(tmp_path / "db", {b"%d" % n: bytes(n % 5000) for n in range(2000)})
-    with lmdb.open(str(folder), map_size=1 << 28) as env:
-        for step in range(5):
-            with env.begin(write=True) as transaction:
-                for n in range(step, 2000, 7):
-                    transaction.delete(b"%d" % n)
-                transaction.put(b"new %d" % step, b"x" * 9000)
-    with LocalBytes(folder / "data.mdb") as file:
-        found = {value.key: file.pread(value.size, value.start) for value in scan_values(file)}
-    assert found == read_back(folder)
 
 
 def test_images_without_labels(tmp_path: Path) -> None:
@@ -216,28 +185,8 @@ def test_images_without_their_label_are_named(tmp_path: Path) -> None:
         detect_layout(FolderTree(tmp_path))
 
 
-def test_named_databases_are_refused(tmp_path: Path) -> None:
-    """Their values lie in trees of their own."""
-    with lmdb.open(str(tmp_path / "db"), map_size=1 << 20, max_dbs=2) as env:
-        env.open_db(b"named")
-    with pytest.raises(LayoutError, match="named databases"):
-        detect_layout(FolderTree(tmp_path), "lmdb")
-
-
-@pytest.mark.parametrize(("place", "value", "says"), [(92, 4, "several values"), (20, 2, "data version 2")])
-def test_files_of_other_kinds_are_refused(tmp_path: Path, place: int, value: int, says: str) -> None:
-    """Several values for a key, which the package does not make in a file's own database; a later version."""
-    path = write(tmp_path / "db", {b"1": picture(1)}) / "data.mdb"
-    content = bytearray(path.read_bytes())
-    for meta in (0, 4096):
-        content[meta + place] = value
-    path.write_bytes(content)
-    with pytest.raises(LayoutError, match=says):
-        detect_layout(FolderTree(tmp_path), "lmdb")
-
-
 def test_a_cut_database_is_named(tmp_path: Path) -> None:
-    """Where the lmdb package would end the process by a signal."""
+    """Before reading behind its end would end the process by a signal."""
     folder = write(tmp_path / "db", {b"%d" % n: picture(n, 80) for n in range(50)})
     content = (folder / "data.mdb").read_bytes()
     for cut in (len(content) - 4096, len(content) // 2, 8192, 4096, 100):
@@ -246,22 +195,21 @@ def test_a_cut_database_is_named(tmp_path: Path) -> None:
             detect_layout(FolderTree(tmp_path), "lmdb")
 
 
-def test_damaged_pages_are_refused_or_read(tmp_path: Path) -> None:
-    """Whatever byte of a page is another one: some keys, or one error, and an end."""
-    folder = write(tmp_path / "db", {b"%d" % n: bytes(100) for n in range(300)})
-    content = (folder / "data.mdb").read_bytes()
-    random = np.random.default_rng(0)
-    refused = 0
-    for place in random.integers(0, len(content), 300).tolist():
-        broken = bytearray(content)
-        broken[place] ^= 1 << int(random.integers(8))
-        (folder / "data.mdb").write_bytes(broken)
-        with LocalBytes(folder / "data.mdb") as file:
-            try:
-                assert all(value.start + value.size <= file.size for value in scan_values(file))
-            except (CorruptArchiveError, LayoutError):
-                refused += 1
-    assert refused > 3
+def test_a_database_in_an_archive_is_read(tmp_path: Path) -> None:
+    """From a copy on the local disk."""
+    folder = write(tmp_path / "db", ocr(3, ["1", "2"]))
+    with zipfile.ZipFile(tmp_path / "d.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(folder / "data.mdb", "train/data.mdb")
+    with open_tree(tmp_path / "d.zip", spool=tmp_path) as tree:
+        assert contents(detect_layout(tree)) == [picture(n) for n in range(1, 4)]
+
+
+def test_without_lmdb_there_is_an_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for each optional package."""
+    write(tmp_path / "db", ocr(3, ["1", "2"]))
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(MissingDependencyError, match=r"data\.mdb'.*pip install lmdb"):
+        detect_layout(FolderTree(tmp_path), "lmdb")
 
 
 def test_other_files_are_not_claimed(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ from colabstage.layouts.protobuf import BadMessageError
 from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
+from tests.layouts.readers import contents, labels, picture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from colabstage.layouts.table import SampleTable
     from tests.nurseries import Nurseries
 
 writing = pytest.importorskip("tfrecord.writer", reason="needs tfrecord: pip install -c constraints.txt tfrecord")
@@ -36,14 +36,6 @@ reading = pytest.importorskip("tfrecord.reader", reason="needs tfrecord: pip ins
 
 CHILD = Path(__file__).with_name("tensorflow_records.py")
 CORNERS = {"xmin": 0.25, "ymin": 0.5, "xmax": 0.75, "ymax": 1.0}
-
-
-def picture(number: int) -> bytes:
-    """An image file that no other number gives."""
-    values = np.random.default_rng(number).integers(0, 255, (8, 6, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(values).save(file, "PNG")
-    return file.getvalue()
 
 
 def write(path: Path, content: Sequence[Mapping[str, Any] | bytes]) -> Path:
@@ -90,12 +82,6 @@ def plain(count: int) -> list[dict[str, Any]]:
     return [{"image": picture(n), "label": n % 3} for n in range(count)]
 
 
-def contents(table: SampleTable) -> list[bytes]:
-    """The images of a table."""
-    source = table.inputs.source
-    return [bytes(source.read(i)) for i in range(len(source))]
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_records_and_a_table_of_the_same_images_are_told_apart(tmp_path: Path, broken: bool) -> None:
     """As Kaggle ships cassava: images with a table, and all of them once more as records. Neither is taken in silence,
@@ -124,12 +110,6 @@ def test_records_and_a_table_of_the_same_images_are_told_apart(tmp_path: Path, b
         if not broken:
             found = detect_layout(tree, "table")
             assert {key.rpartition("/")[2] for key in found.keys} >= {f"{number}.jpg" for number in numbers}
-
-
-def labels(table: SampleTable) -> list[Any]:
-    """The targets of a table."""
-    assert isinstance(table.targets, Values)
-    return table.targets.values.tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.timeout(240)

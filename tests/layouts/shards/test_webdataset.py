@@ -29,23 +29,15 @@ from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
 from colabstage.trees.open import open_tree
+from tests.layouts.readers import contents, labels, picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleTable
 
 webdataset = pytest.importorskip("webdataset", reason="needs webdataset: pip install -c constraints.txt webdataset")
-
-
-def picture(number: int, kind: str = "PNG") -> bytes:
-    """An image file that no other number gives."""
-    values = np.random.default_rng(number).integers(0, 255, (8, 6, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(values).save(file, kind)
-    return file.getvalue()
 
 
 def png(values: NDArray[np.uint8]) -> bytes:
@@ -87,18 +79,6 @@ def read_back(paths: Sequence[Path]) -> list[dict[str, Any]]:
         found = list(webdataset.WebDataset([str(path) for path in paths], shardshuffle=False))
         gc.collect()
     return found
-
-
-def contents(table: SampleTable) -> list[bytes]:
-    """The images of a table."""
-    source = table.inputs.source
-    return [bytes(source.read(i)) for i in range(len(source))]
-
-
-def labels(table: SampleTable) -> list[Any]:
-    """The targets of a table."""
-    assert isinstance(table.targets, Values)
-    return table.targets.values.tolist()  # type: ignore[no-any-return]
 
 
 def test_a_sample_of_many_is_one_small_object_while_they_are_scanned(
@@ -208,7 +188,7 @@ def test_arrays_and_masks_are_what_webdataset_reads(tmp_path: Path) -> None:
     theirs = read_back([tmp_path / "masks" / "a.tar"])
     assert [found.targets.source.read(number) for number in range(4)] == [sample["seg.png"] for sample in theirs]
     assert "the labels were left out" in found.notes[0]
-    with pytest.raises(BrokenDatasetError, match=r"'b.tar/1.jpg' has no mask, and 1 other"):
+    with pytest.raises(BrokenDatasetError, match=r"no mask .*'b.tar/1.jpg'"):
         detect_layout(FolderTree(write_tar(tmp_path / "some" / "b.tar", [*files[:3]]).parent))
     odd = [("0.jpg", picture(0)), ("0.cls", b"0"), ("1.npy", b""), ("1.cls", b"0")]
     tree = FolderTree(write_tar(tmp_path / "odd" / "b.tar", odd).parent)

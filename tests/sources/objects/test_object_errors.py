@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from colabstage.errors import SourceAccessError, SourceNotFoundError, SourceReadError
-from colabstage.sources.object_store import judge_error, translate_error, wait_asked
+from colabstage.sources.fsspec_answers import judge_error, translate_error, wait_asked
 from colabstage.sources.remote import TransientError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from colabstage.sources.objects_fsspec import checksum_of, mtime_ns_of, version_of
+from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, version_of
 from colabstage.sources.remote import Checksum
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)

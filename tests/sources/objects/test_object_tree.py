@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ftplib
 import os
 import threading
 import time
@@ -22,13 +21,12 @@ from colabstage.errors import (
 from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import Cancellation
-from colabstage.sources.object_store import ObjectStore
-from colabstage.sources.objects_fsspec import ObjectTree
+from colabstage.sources.buckets import ObjectStore
+from colabstage.sources.objects import ObjectTree
 from colabstage.sources.remote import TransientError
 from colabstage.sources.tree import fetch_tree
 from colabstage.trees.listing import FileEntry
-from tests.clocks import ManualClock
-from tests.sources.servers import BucketService, FolderService, ftp_service, use_login
+from tests.sources.servers import BucketService, FolderService, use_login
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +54,7 @@ def read_all(tree: ObjectTree) -> dict[str, bytes]:
         return dict(zip((e.name for e in tree.entries), pool.map(tree.read, tree.entries), strict=True))
 
 
-@pytest.fixture(params=["s3", "ftp", "sftp", "memory", "file"])
+@pytest.fixture(params=["s3", "ftp", "sftp", "memory"])
 def address(request: pytest.FixtureRequest, tmp_path: Path, moto_server: BucketService) -> Iterator[str]:
     """The folder `set` in each of the services, with `CONTENT` in it and something beside it."""
     kind = request.param
@@ -74,9 +72,6 @@ def address(request: pytest.FixtureRequest, tmp_path: Path, moto_server: BucketS
         files.pipe({f"/top/{name}": content for name, content in beside.items()})
         yield "memory://top/set"
         files.store.clear()
-    elif kind == "file":
-        write_all(tmp_path, beside)
-        yield f"file://{tmp_path}/set"
     else:
         server: FolderService = request.getfixturevalue(kind)
         write_all(server.root, beside)
@@ -232,38 +227,6 @@ def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(ftp: Fold
         ObjectTree(f"{ftp.login_address}/set")
 
 
-def test_an_ftp_server_that_takes_few_connections_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers share the connections that there are, and those that were refused are closed."""
-    made: list[ftplib.FTP] = []
-    refused: list[ftplib.FTP] = []
-    connect = ftplib.FTP.connect
-
-    def noted(self: ftplib.FTP, *arguments: Any, **options: Any) -> str:
-        made.append(self)
-        try:
-            return connect(self, *arguments, **options)
-        except ftplib.Error:
-            refused.append(self)
-            raise
-
-    monkeypatch.setattr(ftplib.FTP, "connect", noted)
-    write_all(tmp_path, {f"set/{number}.bin": os.urandom(5000) for number in range(30)})
-    with ftp_service(tmp_path, most_connections=2) as service, ObjectTree(f"{service.login_address}/set") as tree:
-        assert read_all(tree) == {path.name: path.read_bytes() for path in (tmp_path / "set").iterdir()}
-        assert refused
-        assert all(one.sock is None for one in refused)
-        assert sum(one.sock is not None for one in made) <= 2
-
-
-def test_an_ftp_server_of_the_old_kind_is_listed(tmp_path: Path) -> None:
-    """Without MLSD the listing that people read has to do."""
-    write_all(tmp_path, {f"set/{name}": content for name, content in CONTENT.items()})
-    without = frozenset({"MLSD", "MLST", "MDTM", "SIZE"})
-    with ftp_service(tmp_path, without=without) as service, ObjectTree(f"{service.login_address}/set") as tree:
-        assert read_all(tree) == CONTENT
-        assert {entry.name: b"".join(tree.chunks(entry)) for entry in tree.entries} == CONTENT
-
-
 def test_links_on_an_sftp_server(sftp: FolderService) -> None:
     """Links to files are read; those that lead nowhere, or to a folder, are left out with a note."""
     write_all(sftp.root, {"set/a/x": b"1"})
@@ -323,31 +286,6 @@ def test_what_broke_off_is_asked_for_from_there(
         assert tree.waits_for == ""
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda tree, entry: tree.read(entry),
-        lambda tree, entry: tree.read_part(entry, 0, entry.size),
-        lambda tree, entry: b"".join(tree.chunks(entry)),
-    ],
-    ids=["whole", "part", "chunks"],
-)
-def test_a_server_that_drips_is_given_up(tmp_path: Path, read: Callable[[ObjectTree, FileEntry], bytes]) -> None:
-    """A byte a second is no progress, however often it is asked again; and the error is one that users know."""
-    write_all(tmp_path, {"set/x": os.urandom(100_000)})
-    clock = ManualClock()
-    retry = RetryPolicy(attempts=2, first_wait_s=0.01)
-    with (
-        ftp_service(tmp_path, before_byte=lambda: clock.turn(1.0)) as service,
-        ObjectTree(f"{service.login_address}/set", retry=retry, clock=clock) as tree,
-    ):
-        began = clock.now()
-        with pytest.raises(SourceReadError, match=r"too slow to finish.*2 tries") as error:
-            read(tree, tree.entries[0])
-        assert type(error.value) is SourceReadError
-        assert clock.now() - began < 50_000  # all of it takes twice as long
-
-
 def test_an_answer_that_drips_ends_in_time(ftp: FolderService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte of a line comes soon after the one before, and the line never ends."""
     write_all(ftp.root, {"set/x": b"12345"})
@@ -361,8 +299,8 @@ def test_an_answer_that_drips_ends_in_time(ftp: FolderService, monkeypatch: pyte
 
         threading.Thread(target=send, daemon=True).start()
 
-    ftp.server.handler.ftp_SIZE = drip
-    monkeypatch.setattr("colabstage.sources.store_adapters.CALL_TIMEOUT_S", 0.5)
+    ftp.server.handler.ftp_MLSD = drip
+    monkeypatch.setattr("colabstage.sources.buckets.CALL_TIMEOUT_S", 0.5)
     began = time.monotonic()
     with pytest.raises(SourceReadError, match="no answer for"):
         ObjectTree(f"{ftp.login_address}/set", retry=RetryPolicy(attempts=1))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import threading
 import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,11 +19,10 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
-from colabstage.sources.object_store import ObjectStore
-from colabstage.sources.objects_fsspec import ObjectFile, object_kind, open_object
+from colabstage.sources.buckets import PIECE_BYTES, ObjectStore, cut_spans
+from colabstage.sources.objects import ObjectFile, object_kind, open_object
 from colabstage.sources.remote import Checksum, TransientError
-from colabstage.sources.store_adapters import PIECE_BYTES, call_within, cut_spans
-from tests.sources.servers import PASSWORD, USER, BucketService, FolderService, ftp_service, use_login
+from tests.sources.servers import PASSWORD, USER, BucketService, FolderService, use_login
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +32,7 @@ MB = 1_000_000
 FEW_TRIES = {"config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 2}}
 
 
-@pytest.fixture(params=["s3", "ftp", "sftp", "memory", "file"])
+@pytest.fixture(params=["s3", "ftp", "sftp", "memory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, moto_server: BucketService) -> Iterator[Place]:
     """A place for objects in each of the services. (The server named here has to start before the guard on leaks.)"""
     kind = request.param
@@ -44,7 +42,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, moto_server: BucketSer
     elif kind == "memory":
         yield from _memory()
     else:
-        yield _over_folder(kind, request, tmp_path)
+        yield _over_folder(kind, request)
 
 
 class Place:
@@ -70,12 +68,9 @@ def _memory() -> Iterator[Place]:
     files.pseudo_dirs[:] = [""]
 
 
-def _over_folder(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    root = tmp_path / "files"
-    address = f"file://{root}"
-    if kind != "file":
-        service: FolderService = request.getfixturevalue(kind)
-        root, address = service.root, service.login_address
+def _over_folder(kind: str, request: pytest.FixtureRequest) -> Place:
+    service: FolderService = request.getfixturevalue(kind)
+    root, address = service.root, service.login_address
 
     def put(key: str, data: bytes) -> None:
         path = root / key
@@ -85,7 +80,6 @@ def _over_folder(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> P
         if older is not None:  # FTP and SFTP tell whole seconds
             os.utime(path, (older + 2, older + 2))
 
-    root.mkdir(exist_ok=True)
     return Place(address, put, lambda key: (root / key).unlink())
 
 
@@ -165,58 +159,6 @@ def test_who_is_left_reading_a_closed_object_connects_to_nothing(place: Place, m
     with pytest.raises(SourceReadError, match="was closed"):
         whole(file)
     assert len(made) == before > 0
-
-
-@pytest.mark.parametrize("silent", ["answer", "body"])
-def test_a_closed_connection_to_a_bucket_is_not_made_again(s3: BucketService, silent: str) -> None:
-    """By a thread that was using it: s3fs would connect once more. What is under way ends at once, before the service
-    has answered and while its answer is read."""
-    s3.put("a", b"content")
-    store = ObjectStore(f"s3://{s3.bucket}/a")
-    adapter = store.backend.adapter
-
-    class Body:
-        async def read(self) -> None:
-            await asyncio.sleep(60)
-
-        def close(self) -> None:
-            pass
-
-    async def get_object(**_: Any) -> dict[str, Any]:
-        if silent == "answer":
-            await asyncio.sleep(60)
-        return {"Body": Body(), "ContentLength": 7}
-
-    with store._connections.lend() as files:
-        assert adapter.info(files, store.path)["size"] == 7
-        files._s3.get_object = get_object
-        under_way = asyncio.run_coroutine_threadsafe(files._cat_file(store.path, start=0, end=3), files.loop)
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), files.loop).result()
-        assert not under_way.done()
-        store.close()
-        with pytest.raises(CancelledError):
-            under_way.result(5)
-        with pytest.raises(RuntimeError, match="closed"):
-            adapter.info(files, store.path)
-
-
-def test_a_bucket_that_the_garbage_collector_closes_on_the_loop_itself_ends_at_once(s3: BucketService) -> None:
-    """The loop would wait for its own answer until a deadline, and everybody else for the loop."""
-    s3.put("a", b"x")
-    store, other = ObjectStore(f"s3://{s3.bucket}/a"), ObjectStore(f"s3://{s3.bucket}/a")
-    assert store.info()["size"] == other.info()["size"] == 1
-
-    async def collect() -> float:
-        began = time.monotonic()
-        store.close()
-        return time.monotonic() - began
-
-    loop = store._connections._the_one().loop
-    assert asyncio.run_coroutine_threadsafe(collect(), loop).result(30) < 1
-    assert other.info()["size"] == 1
-    with pytest.raises(SourceReadError, match="was closed"):
-        store.info()
-    other.close()
 
 
 def test_an_empty_object_is_a_file(place: Place) -> None:
@@ -385,28 +327,6 @@ def test_a_login_may_come_from_the_environment(
     file.close()
 
 
-def test_an_ftp_server_of_the_old_kind_is_read(tmp_path: Path) -> None:
-    """Without MLSD, SIZE, MDTM and REST the file comes from its beginning, whole."""
-    content = os.urandom(2 * MB)
-    (tmp_path / "x.bin").write_bytes(content)
-    without = frozenset({"MLSD", "MLST", "MDTM", "REST", "SIZE"})
-    with ftp_service(tmp_path, without=without) as service:
-        file = open_object(f"{service.login_address}/x.bin")
-        assert (file.facts.size, file.facts.ranges) == (len(content), False)
-        assert whole(file) == content
-        with pytest.raises(SourceReadError, match="only be read from its beginning"):
-            list(file.read_range(5, 5))
-        file.close()
-
-
-def test_a_file_of_one_connection_says_so(ftp: FolderService) -> None:
-    """More parts at once make FTP no faster."""
-    (ftp.root / "x").write_bytes(b"x")
-    file = open_object(f"{ftp.login_address}/x")
-    assert file.facts.connections == 1
-    file.close()
-
-
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -431,16 +351,25 @@ def test_a_missing_package_is_named_with_its_install_line() -> None:
         open_object("oci://bucket/x")
 
 
-def test_a_call_that_hangs_is_given_up() -> None:
-    """The caller goes on at the deadline; what was raised in time comes through."""
-    release = threading.Event()
-    began = time.monotonic()
-    with pytest.raises(TimeoutError, match="no answer"):
-        call_within(0.1, release.wait)
+def test_whoever_waits_in_a_store_that_is_closed_is_woken(s3: BucketService) -> None:
+    """By an error, at once, though the service has not answered; and a call that hangs is given up."""
+    store = ObjectStore(f"s3://{s3.bucket}/a")
+    with store._connected() as files:
+
+        async def hang(*_: object, **__: object) -> None:
+            await asyncio.sleep(60)
+
+        files._info = hang
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.info)
+        time.sleep(0.2)
+        began = time.monotonic()
+        store.close()
+        with pytest.raises(SourceReadError, match="was closed"):
+            waiting.result(10)
     assert time.monotonic() - began < 5
-    release.set()
-    with pytest.raises(ZeroDivisionError):
-        call_within(5.0, lambda: 1 // 0)
+    with pytest.raises(SourceReadError, match="was closed"):
+        store.info()
 
 
 @pytest.mark.parametrize("length", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, PIECE_BYTES + 2, 3 * PIECE_BYTES + 1])

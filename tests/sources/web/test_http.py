@@ -799,6 +799,8 @@ def raw_server() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
                     threading.Thread(target=once, args=(connection,), daemon=True).start()
 
         def once(connection: socket.socket) -> None:
+            # Whoever gave up waiting for an answer is let go at the end.
+            stack.callback(_hang_up, connection)
             with connection, contextlib.suppress(OSError):
                 connection.recv(65536)
                 answer(connection)
@@ -808,6 +810,11 @@ def raw_server() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
 
     with stack:
         yield start
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _drip(connection: socket.socket, data: bytes, pause_s: float) -> None:

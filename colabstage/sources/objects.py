@@ -1,22 +1,17 @@
-"""Read from services that fsspec knows: an object as a `RemoteFile`, a folder as a `Tree`.
-
-fsspec names versions, times and hashes differently for every service; this module decides what each of them proves.
-"""
+"""Read from services that fsspec knows: an object as a `RemoteFile`, a folder as a `Tree`."""
 
 from __future__ import annotations
 
-import base64
-import re
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from colabstage.errors import SourceChangedError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import left_out
-from colabstage.sources.object_store import ObjectStore
-from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, TransientError
+from colabstage.sources.buckets import ObjectStore
+from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
+from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError
 from colabstage.sources.transfer.connections import RetryBudget, read_directly, read_through
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.folder import GOOGLE_NATIVE
@@ -27,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from colabstage.io.progress import Clock
+    from colabstage.sources.remote import Checksum
     from colabstage.trees.bytes import ByteSource
 
 # The length to request if an object is expected to be shorter.
 _SHORT_BYTES = 1024 * 1024
-_FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")
 
 
 class ObjectFile(RemoteFile):
@@ -116,67 +111,6 @@ class ObjectFile(RemoteFile):
                 "upload is complete, then fetch it again."
             )
             raise SourceChangedError(msg)
-
-
-def size_of(info: Mapping[str, Any]) -> int | None:
-    """Return the size from fsspec's facts; `None` if it is missing."""
-    size = info.get("size")
-    return None if size is None else int(size)
-
-
-def version_of(info: Mapping[str, Any]) -> str:
-    """Return a text that changes with the content; "" if there is none."""
-    # The surest first: a generation is never used twice, an ETag may be.
-    for name in ("generation", "ETag", "etag", "blob_id", "sha"):
-        if info.get(name):
-            return str(info[name]).strip('"')
-    mtime_ns = mtime_ns_of(info)
-    return f"{mtime_ns}-{size_of(info)}-{info.get('ino', '')}".rstrip("-") if mtime_ns else ""
-
-
-def mtime_ns_of(info: Mapping[str, Any]) -> int:
-    """Return the modification time in nanoseconds since 1970; 0 if it is unknown."""
-    for name in ("LastModified", "last_modified", "mtime", "modified", "updated", "modify", "created"):
-        if info.get(name):
-            return _to_ns(info[name])
-    return 0
-
-
-def checksum_of(info: Mapping[str, Any]) -> Checksum | None:
-    """Return the hash of the whole content, if there certainly is one.
-
-    S3's ETag is not: multipart uploads and encryption change its meaning, without saying so. Azure's Content-MD5 is
-    whatever was uploaded with the blob.
-    """
-    lfs = info.get("lfs")
-    sha256 = str(lfs.get("sha256", "")) if isinstance(lfs, dict) else ""
-    if re.fullmatch(r"[0-9a-f]{64}", sha256):
-        return Checksum("sha256", sha256)
-    # Google's MD5 is of the stored bytes; an object that is stored compressed may be sent decompressed.
-    if info.get("md5Hash") and not info.get("contentEncoding"):
-        return Checksum("md5", base64.b64decode(info["md5Hash"]).hex())
-    return None
-
-
-def _to_ns(value: Any) -> int:
-    if isinstance(value, str):
-        return _parse_time(value)
-    if isinstance(value, datetime):
-        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
-        # Not timestamp(): a float is too imprecise for the microseconds of today's dates.
-        passed = aware - datetime(1970, 1, 1, tzinfo=UTC)
-        return ((passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds) * 1_000
-    # For today's dates, a float is no more precise than a microsecond.
-    return round(value * 1e6) * 1000 if isinstance(value, (int, float)) else 0
-
-
-def _parse_time(text: str) -> int:
-    if found := _FTP_TIME.match(text):
-        return _to_ns(datetime.strptime(found[1], "%Y%m%d%H%M%S").replace(tzinfo=UTC))
-    try:
-        return _to_ns(datetime.fromisoformat(text))
-    except ValueError:
-        return 0
 
 
 T = TypeVar("T")
@@ -484,6 +418,6 @@ def _facts_of_object(store: ObjectStore, checksum: Checksum | None) -> RemoteFac
         version=version_of(info),
         mtime_ns=mtime_ns_of(info),
         checksum=checksum or checksum_of(info),
-        ranges=size is not None and store.has_ranges(),
-        connections=store.backend.connections if size is not None else 1,
+        ranges=size is not None,
+        connections=store.connections if size is not None else 1,
     )

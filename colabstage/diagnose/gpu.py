@@ -1,0 +1,531 @@
+"""NVIDIA GPUs: how busy they are now (`open_gpus`), and while a model trains (`GpuMonitor`).
+
+Readings come from NVML where its package nvidia-ml-py is installed, otherwise from the program nvidia-smi. What the
+driver does not report is `None`: it has no utilisation of a GPU that is divided into MIG slices, no process names in a
+container, and on WSL not even their memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from colabstage.diagnose.report import Bar, Report, Row
+from colabstage.errors import NotSupportedHereError
+from colabstage.io.arguments import check_argument, takes_names
+from colabstage.io.page import in_notebook
+from colabstage.io.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import TracebackType
+
+PROGRAM = "nvidia-smi"
+_GPU_COLUMNS = "index,uuid,name,utilization.gpu,memory.used,memory.total,power.draw"
+_PROCESS_COLUMNS = "gpu_uuid,pid,process_name,used_gpu_memory"
+# With a lower utilisation no training step can have run in the driver's sampling period.
+_IDLE = 0.05
+# A GPU that trains from memory is above 90 %; below this, more than half of it is unused.
+_LOW = 0.5
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_COLUMNS = 60
+# A night with two samples a second would take 70 MB; beyond this number every second sample is dropped and the interval
+# doubled.
+_MOST_SAMPLES = 7200
+# nvidia-smi sometimes fails to answer on a busy machine.
+_MOST_FAILURES = 3
+# The processes on a GPU change rarely, and listing them is a second call of nvidia-smi.
+_PROCESSES_EVERY_S = 5.0
+_SHOW_EVERY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that computes on a GPU; its name is empty, and its memory `None`, where the driver hides them."""
+
+    pid: int
+    name: str = ""
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """The state of one GPU at one moment; `None` means that the driver does not report it."""
+
+    index: int
+    name: str
+    utilisation: float | None = None
+    """The share of time, 0 to 1, in which something ran on it, over the driver's last sampling period (up to 1 s)."""
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    """Those that this process may see."""
+
+
+# Returns the state of all GPUs by index, with the processes on them if the argument is true.
+ReadGpus = Callable[[bool], tuple[GpuReading, ...]]
+
+
+def gpu_problem() -> str | None:
+    """Return why there cannot be a GPU here, as far as the installed software shows; `None` where there may be one."""
+    # Without asking the driver, which may take a second to wake up.
+    if find_spec("pynvml") is None and shutil.which(PROGRAM) is None:
+        return f"There is no NVIDIA GPU here: neither {PROGRAM} nor the package nvidia-ml-py is installed."
+    return None
+
+
+@contextlib.contextmanager
+def open_gpus(*, timeout_s: float = 10.0) -> Iterator[ReadGpus]:
+    """Open the best source of readings. May take a second, while the driver wakes up.
+
+    Args:
+        timeout_s: seconds that one answer of nvidia-smi may take. NVML is a library and cannot be given a deadline.
+    """
+    if (problem := gpu_problem()) is not None:
+        raise NotSupportedHereError(problem)
+    # The library first: an answer takes a millisecond, and starting the program a tenth of a second.
+    nvml = _open_nvml()
+    if nvml is None:
+        ask = partial(_ask_program, timeout_s)
+        ask(False)
+        yield ask
+        return
+    try:
+        yield partial(_ask_library, nvml)
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _open_nvml() -> Any | None:
+    """Open NVML where its package and the driver's library are installed and know a GPU; otherwise return `None`."""
+    # No reason is returned, because nvidia-smi is tried next and gives a better one.
+    with contextlib.suppress(Exception):  # NVMLError, which only the package itself defines
+        import pynvml
+
+        pynvml.nvmlInit()
+        if pynvml.nvmlDeviceGetCount():
+            return pynvml
+        pynvml.nvmlShutdown()
+    return None
+
+
+def _ask_library(nvml: Any, with_processes: bool) -> tuple[GpuReading, ...]:
+    count = range(nvml.nvmlDeviceGetCount())
+    return tuple(_ask_device(nvml, index, with_processes=with_processes) for index in count)
+
+
+def _ask_device(nvml: Any, index: int, *, with_processes: bool) -> GpuReading:
+    device = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def value(question: str) -> Any:
+        # One by one: which of them a driver can answer depends on the card, the container and the mode.
+        with contextlib.suppress(nvml.NVMLError):
+            return getattr(nvml, f"nvmlDeviceGet{question}")(device)
+        return None
+
+    busy, memory, name = value("UtilizationRates"), value("MemoryInfo"), value("Name") or ""
+    power = value("PowerUsage")
+    running = value("ComputeRunningProcesses") if with_processes else None
+    return GpuReading(
+        index=index,
+        # Older versions of the package return bytes.
+        name=name.decode(errors="replace") if isinstance(name, bytes) else name,
+        utilisation=None if busy is None else busy.gpu / 100,
+        memory_used_bytes=None if memory is None else int(memory.used),
+        memory_total_bytes=None if memory is None else int(memory.total),
+        power_w=None if power is None else power / 1000,
+        processes=tuple(GpuProcess(one.pid, "", one.usedGpuMemory) for one in running or ()),
+    )
+
+
+def _ask_program(timeout_s: float, with_processes: bool) -> tuple[GpuReading, ...]:
+    width = _GPU_COLUMNS.count(",") + 1
+    lines = _query("gpu", _GPU_COLUMNS, timeout_s)
+    # Warnings of the driver stand between the lines, on some machines.
+    known = [cells for cells in lines if len(cells) == width and cells[0].isdecimal()]
+    if not known:
+        msg = f"There is no NVIDIA GPU here: {PROGRAM} lists none."
+        raise NotSupportedHereError(msg)
+    running = list(_running(timeout_s)) if with_processes else []
+    readings = [
+        GpuReading(
+            index=int(index),
+            name=name,
+            utilisation=_number(busy, 0.01),
+            memory_used_bytes=_mebibytes(used),
+            memory_total_bytes=_mebibytes(total),
+            power_w=_number(power),
+            processes=tuple(process for gpu, process in running if gpu == uuid),
+        )
+        for index, uuid, name, busy, used, total, power in known
+    ]
+    return tuple(sorted(readings, key=lambda one: one.index))
+
+
+def _running(timeout_s: float) -> Iterator[tuple[str, GpuProcess]]:
+    for cells in _query("compute-apps", _PROCESS_COLUMNS, timeout_s):
+        if len(cells) > 3 and cells[1].isdecimal():
+            # From both ends, because a program's path may contain commas.
+            uuid, pid, *parts, used = cells
+            name = ", ".join(parts)
+            # What is in brackets is a reason for having no name.
+            yield uuid, GpuProcess(int(pid), "" if name.startswith("[") else name, _mebibytes(used))
+
+
+def _query(what: str, columns: str, timeout_s: float) -> list[list[str]]:
+    command = [PROGRAM, f"--query-{what}={columns}", "--format=csv,noheader,nounits"]
+    try:
+        # The current folder may be on a mount that hangs, and a child would hang with it.
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, cwd="/"
+        )
+    except subprocess.TimeoutExpired as error:
+        msg = f"{PROGRAM} did not answer in {format_duration(timeout_s)}. The driver may hang: restart the session."
+        raise NotSupportedHereError(msg) from error
+    except OSError as error:
+        msg = (
+            f"There is no NVIDIA GPU here that answers: {PROGRAM} cannot be run ({error.strerror}). Install the NVIDIA "
+            "driver, or choose another machine."
+        )
+        raise NotSupportedHereError(msg) from error
+    printed, errors = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+    if done.returncode:
+        # nvidia-smi writes its errors to stdout.
+        reason = " ".join((errors or printed).split()) or f"exit code {done.returncode}"
+        msg = f"There is no NVIDIA GPU here that answers: {PROGRAM} says '{reason[:300]}'"
+        raise NotSupportedHereError(msg)
+    return [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
+
+
+def _number(cell: str, scale: float = 1.0) -> float | None:
+    """Read `37`, `37 %` and `68.52 W`; return `None` for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
+    match = re.match(r"-?\d+(?:\.\d+)?", cell)
+    return None if match is None else float(match[0]) * scale
+
+
+def _mebibytes(cell: str) -> int | None:
+    value = _number(cell, 1 << 20)
+    return None if value is None else round(value)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """All GPUs at one moment."""
+
+    seconds: float
+    """When it was taken, after the monitor's start."""
+    gpus: tuple[GpuReading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFigures:
+    """One GPU over all samples, treated as equally spaced; `None` for values that the driver does not report."""
+
+    index: int
+    name: str
+    samples: int
+    utilisation: float | None
+    """The mean, 0 to 1."""
+    idle: float | None
+    """Fraction of the samples below 5 %."""
+    memory_bytes: int | None
+    """The peak of used memory."""
+    memory_total_bytes: int | None
+    power_w: float | None
+    """The mean."""
+    processes: tuple[GpuProcess, ...]
+    """The processes that computed on it, with the peak memory of each."""
+
+    def __str__(self) -> str:
+        parts = ["utilisation not reported"]
+        if self.utilisation is not None:
+            idle = f"idle in {self.idle or 0:.0%} of {self.samples:,} samples"
+            parts = [f"{self.utilisation:.0%} busy on average, {idle}"]
+        if self.memory_bytes is not None:
+            total = "" if self.memory_total_bytes is None else f" of {format_bytes(self.memory_total_bytes)}"
+            parts.append(f"memory {format_bytes(self.memory_bytes)}{total} at its peak")
+        if self.power_w is not None:
+            parts.append(f"{self.power_w:.0f} W on average")
+        return "; ".join(parts)
+
+    @property
+    def advice(self) -> str:
+        """Return what to do about it, as a sentence; empty if it is busy, or if its utilisation is unknown."""
+        if self.utilisation is None or self.utilisation >= _LOW:
+            return ""
+        return "It waits most of the time. profile_loader(loader, step) says for what, and what to change."
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GpuReport(Report):
+    """What a `GpuMonitor` has seen."""
+
+    gpus: tuple[GpuFigures, ...]
+    samples: tuple[GpuSample, ...]
+    problem: str | None
+    """Why nothing is sampled, or why sampling ended early; `None` if all is well."""
+
+
+def _figures(index: int, samples: Sequence[GpuSample]) -> GpuFigures:
+    readings = [gpu for sample in samples for gpu in sample.gpus if gpu.index == index]
+    busy = [gpu.utilisation for gpu in readings if gpu.utilisation is not None]
+    processes = sorted(
+        (process for gpu in readings for process in gpu.processes), key=lambda one: (one.pid, one.memory_bytes or 0)
+    )
+    last = readings[-1]
+    return GpuFigures(
+        index=index,
+        name=last.name,
+        samples=len(readings),
+        utilisation=_mean(busy),
+        idle=_mean(float(value < _IDLE) for value in busy),
+        memory_bytes=max(
+            (one.memory_used_bytes for one in readings if one.memory_used_bytes is not None), default=None
+        ),
+        memory_total_bytes=last.memory_total_bytes,
+        power_w=_mean(gpu.power_w for gpu in readings),
+        # The last of each process is the one with the most memory.
+        processes=tuple({process.pid: process for process in processes}.values()),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _sparkline(index: int, samples: Sequence[GpuSample]) -> str:
+    """Return a GPU's utilisation as block characters, blanks where it is unknown; of many samples means of equal
+    parts."""
+    values = [gpu.utilisation for sample in samples for gpu in sample.gpus if gpu.index == index]
+    columns = min(len(values), _COLUMNS)
+    edges = [len(values) * part // max(1, columns) for part in range(columns + 1)]
+    means = [_mean(values[edges[part] : edges[part + 1]]) for part in range(columns)]
+    return "".join(" " if one is None else _BLOCKS[round(one * (len(_BLOCKS) - 1))] for one in means)
+
+
+def report_on(samples: Sequence[GpuSample], problem: str | None) -> GpuReport:
+    """Say what the samples of all GPUs show."""
+    gpus = tuple(_figures(index, samples) for index in sorted({gpu.index for one in samples for gpu in one.gpus}))
+    if not gpus:
+        headline = problem or "No sample of a GPU was taken yet."
+    elif problem:
+        headline = f"Watching ended after {format_duration(samples[-1].seconds)}: {problem}"
+    else:
+        more = f"; and {len(gpus) - 1} more" if len(gpus) > 1 else ""
+        headline = f"GPU {gpus[0].index}, {gpus[0].name}: {gpus[0]}{more}"
+    rows, bars = [], []
+    for one in gpus:
+        rows.append(Row(f"GPU {one.index}, {one.name}", str(one), one.advice, "warn" if one.advice else "ok"))
+        rows.append(Row("over time", _sparkline(one.index, samples)))
+        if one.processes:
+            users = (f"{used.pid} {used.name} ({format_bytes(used.memory_bytes or 0)})" for used in one.processes[:6])
+            rows.append(Row("processes", ", ".join(users)))
+        if one.utilisation is not None:
+            cells = f"{one.utilisation:.0%} busy", f"{one.idle or 0:.0%} idle"
+            bars.append(Bar(f"GPU {one.index}", one.utilisation, cells))
+    return GpuReport(
+        headline=headline, bars=tuple(bars), rows=tuple(rows), gpus=gpus, samples=tuple(samples), problem=problem
+    )
+
+
+@takes_names
+class GpuMonitor:
+    """Sample the GPUs in the background: utilisation, memory, power, and the processes that use them.
+
+    It uses NVML if the package nvidia-ml-py is installed, otherwise the program nvidia-smi. In a notebook a sparkline
+    below the cell shows the latest samples. On a machine without an NVIDIA GPU it logs one message and does nothing. It
+    can be started again, and then adds to its samples.
+
+    >>> with GpuMonitor() as gpu:  # doctest: +SKIP
+    ...     train()
+    >>> print(gpu.summary())  # doctest: +SKIP
+    GPU 0, Tesla T4: 34% busy on average, idle in 52% of 120 samples; memory 3.1 GB of 16.1 GB at its peak; …
+    """
+
+    def __init__(
+        self,
+        interval_s: float = 0.5,
+        *,
+        live: bool | Literal["auto"] = "auto",
+        timeout_s: float = 5.0,
+        notice: Callable[[str], object] | None = None,
+    ) -> None:
+        """Create a monitor; it reads nothing before it is started.
+
+        Args:
+            interval_s: seconds between two samples; doubled whenever there are 7,200 samples.
+            live: show the sparkline; `"auto"` in a notebook only.
+            timeout_s: seconds that nvidia-smi may take for an answer.
+            notice: called, once, with the sentence that says why there is nothing to watch; a log message by default.
+
+        Raises:
+            OptionError: `interval_s` or `timeout_s` is not above 0.
+        """
+        check_argument("interval_s", interval_s, "above zero")
+        check_argument("timeout_s", timeout_s, "above zero")
+        self._sampling = _Sampling(interval_s, timeout_s)
+        self._live = in_notebook() if live == "auto" else live
+        self._notice = (lambda problem: _log.warning("GpuMonitor: %s", problem)) if notice is None else notice
+        self._thread: threading.Thread | None = None
+        # If a monitor is dropped without being stopped, its thread must end.
+        weakref.finalize(self, _Sampling.end, self._sampling)
+
+    @property
+    def samples(self) -> tuple[GpuSample, ...]:
+        """Return all samples so far, in order; empty without a GPU."""
+        return self._sampling.taken()
+
+    @property
+    def problem(self) -> str | None:
+        """Return why nothing is sampled, or why sampling ended early; `None` if all is well."""
+        return self._sampling.problem
+
+    def start(self) -> Self:
+        """Start sampling, and return at once. Starting it twice is fine."""
+        if self._thread is not None:
+            return self
+        # Not an error, because the same notebook must run on a machine without a GPU.
+        self._sampling.problem = gpu_problem()
+        if self.problem is not None:
+            self._give_notice()
+            return self
+        # The handle's `update` replaces what is shown below the cell, from any thread.
+        handle = None
+        if self._live:
+            handle = import_module("IPython.display").display(self.report(), display_id=True)
+        self._sampling.ending = ending = threading.Event()
+        # A daemon, which has no reference to the monitor: a driver may never answer, and the monitor may be dropped.
+        self._thread = threading.Thread(
+            target=self._sampling.work, args=(ending, handle), name="colabstage-gpu-monitor", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End sampling and its thread. Stopping it twice is fine."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._sampling.end()
+        thread.join(self._sampling.timeout_s + 1.0)
+        if thread.is_alive():
+            self._sampling.problem = (
+                "The driver has not answered; restart the session if a model cannot use the GPU either."
+            )
+        self._give_notice()
+
+    def _give_notice(self) -> None:
+        if self.problem is not None:
+            self._notice(self.problem)
+            self._notice = lambda _: None
+
+    def report(self) -> GpuReport:
+        """Return what was seen so far."""
+        return report_on(self.samples, self.problem)
+
+    def sparklines(self) -> str:
+        """Return one line of block characters for the utilisation of each GPU."""
+        samples = self.samples
+        if not samples:
+            return self.problem or "Waiting for the GPU's first answer …"
+        return "\n".join(f"GPU {gpu.index} {_sparkline(gpu.index, samples)}" for gpu in samples[-1].gpus)
+
+    def summary(self) -> str:
+        """Return the figures of each GPU, and what to do if one is waiting, as text."""
+        return str(self.report())
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
+
+
+@dataclass
+class _Sampling:
+    """The samples of a monitor, and the work of its thread."""
+
+    interval_s: float
+    timeout_s: float
+    problem: str | None = None
+    ending: threading.Event = field(default_factory=threading.Event)
+    _samples: list[GpuSample] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def taken(self) -> tuple[GpuSample, ...]:
+        with self._lock:
+            return tuple(self._samples)
+
+    def end(self) -> None:
+        self.ending.set()
+
+    def work(self, ending: threading.Event, handle: Any) -> None:
+        # Time continues where an earlier run ended.
+        before = self.taken()
+        began = time.monotonic() - (before[-1].seconds + self.interval_s if before else 0.0)
+        try:
+            with open_gpus(timeout_s=self.timeout_s) as read:
+                self._sample(read, ending, began, handle)
+        except NotSupportedHereError as error:
+            self.problem = str(error)
+        finally:
+            self._show(handle)
+
+    def _sample(self, read: ReadGpus, ending: threading.Event, began: float, handle: Any) -> None:
+        shown = listed = -float("inf")
+        failures = 0
+        while not ending.is_set():
+            now = time.monotonic()
+            with_processes = now - listed > _PROCESSES_EVERY_S
+            try:
+                self._keep(GpuSample(now - began, read(with_processes)))
+                failures, listed = 0, now if with_processes else listed
+            except NotSupportedHereError:
+                failures += 1
+                # A single failure is common while a driver is busy; a row of them means that it is gone.
+                if failures == _MOST_FAILURES:
+                    raise
+            if now - shown > _SHOW_EVERY_S:
+                shown = now
+                self._show(handle)
+            # Minus the time of the reading, so that samples are evenly spaced.
+            ending.wait(max(0.0, self.interval_s - (time.monotonic() - now)))
+
+    def _keep(self, sample: GpuSample) -> None:
+        with self._lock:
+            self._samples.append(sample)
+            if len(self._samples) >= _MOST_SAMPLES:
+                # So that hours of training keep their size, and all of them are covered.
+                del self._samples[1::2]
+                self.interval_s *= 2
+
+    def _show(self, handle: Any) -> None:
+        # A page that was closed meanwhile must not end the sampling.
+        with contextlib.suppress(Exception):
+            if handle is not None:
+                handle.update(report_on(self.taken(), self.problem))

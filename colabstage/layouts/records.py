@@ -1,0 +1,172 @@
+"""Samples that are records of shards: what their fields state becomes targets, classes, splits and notes.
+
+A format finds the records of its files and the fields in them: keys of WebDataset, features of an Example, columns of
+Arrow, values of LMDB. What labels mean, and that all records have them or none, is the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from colabstage.io.units import counted
+from colabstage.layouts.columns import (
+    MISSING,
+    MOST_DIGITS,
+    NUMBER,
+    WHOLE,
+    check_kept_apart,
+    class_numbers,
+    note_on_numbers,
+)
+from colabstage.layouts.evidence import Evidence
+from colabstage.layouts.shards import split_of_shard
+from colabstage.layouts.table import BrokenDatasetError, SampleTable, Values, class_indices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.table import Inputs, Targets
+
+# With more classes than this, the numbers are not class indices.
+_MAX_CLASSES = 1_000_000
+Label = int | float | str | None
+
+
+class Labels(NamedTuple):
+    """The targets made from labels, and their classes."""
+
+    targets: Targets | None
+    classes: tuple[str, ...]
+
+
+def records_state(
+    layout: str,
+    who: str,
+    inputs: Inputs,
+    labels: Labels,
+    *,
+    shards: Sequence[str],
+    shard_of: NDArray[np.integer[Any]],
+    field: str = "label",
+    notes: Sequence[str] = (),
+) -> Evidence:
+    """Return what records state, each named as its content is.
+
+    Args:
+        layout, who: the format, and what states the labels, for messages.
+        inputs, labels: what the fields of the records became.
+        shards: the names of the files.
+        shard_of: the number of the file of each record.
+        field: the name of the field of the labels.
+        notes: sentences for the user.
+    """
+    splits = [split_of_shard(name) for name in shards]
+    values = labels.targets.values if isinstance(labels.targets, Values) else None
+    table = SampleTable(
+        layout=layout,
+        keys=[inputs.source.name(number) for number in range(len(inputs))],
+        inputs=inputs,
+        targets=labels.targets,
+        splits=tuple([splits[number] or "" for number in shard_of.tolist()]) if all(splits) else None,
+        classes=labels.classes,
+        notes=(*notes, *([] if values is None else note_on_numbers(field, values, labels.classes))),
+    )
+    return Evidence(table, who, frozenset(shards))
+
+
+def all_have(values: Sequence[Any], names: Sequence[str], what: str) -> bool:
+    """Tell whether all records have a value; it is an error that names one if only some have."""
+    missing = [number for number, value in enumerate(values) if value is None]
+    if missing and len(missing) < len(values):
+        lacking = counted(len(missing), "samples", "have", of=len(values))
+        msg = f"{lacking} no {what} (first '{names[missing[0]]}'); expected all or none."
+        raise BrokenDatasetError(msg)
+    return not missing and len(values) > 0
+
+
+def make_labels(
+    labels: Sequence[Label] | NDArray[np.int64], samples: Sequence[str], *, names: Mapping[int, str] | None = None
+) -> Labels:
+    """Make targets from the labels of N samples.
+
+    Integers stay as they are, int64 `(N,)`, even if they count from 1. Words become int64 indices into the sorted
+    words. Other numbers become float32 `(N,)`.
+
+    Args:
+        labels: one for each sample; `None` or NaN, as pandas writes it, for a missing one.
+        samples: the name of each, for messages.
+        names: the meaning of whole numbers, if known; a number without a name is named by its digits.
+    """
+    if isinstance(labels, np.ndarray):
+        return _whole_numbers(labels, names or {})
+    labels = [None if isinstance(label, float) and math.isnan(label) else label for label in labels]
+    if not all_have(labels, samples, "label"):
+        return Labels(None, ())
+    kinds = {str if isinstance(label, str) else float if isinstance(label, float) else int for label in labels}
+    if kinds == {str}:
+        return Labels(*class_indices([str(label) for label in labels]))
+    if str in kinds:
+        first = next(number for number, label in enumerate(labels) if isinstance(label, str))
+        msg = f"The label of '{samples[first]}' is a word, that of others a number; expected one kind for all."
+        raise BrokenDatasetError(msg)
+    if kinds == {int}:
+        large = next((at for at, label in enumerate(labels) if not -(2**63) <= int(label or 0) < 2**63), None)
+        if large is not None:
+            msg = f"The label of '{samples[large]}' is {labels[large]:.3e}, which does not fit into 64 bits."
+            raise BrokenDatasetError(msg)
+        return _whole_numbers(np.array(labels, np.int64), names or {})
+    if int in kinds:
+        check_kept_apart("label", np.array(labels, np.float64))
+    return Labels(Values(np.array(labels, np.float32)), ())
+
+
+def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Labels:
+    if not len(values):
+        return Labels(None, ())
+    top = max([int(values.max()), *names])
+    # Test sets with secret labels use -1.
+    are_classes = names and min(names) >= 0 and values.min() >= -1 and top < _MAX_CLASSES
+    found = tuple(names.get(number, str(number)) for number in range(top + 1)) if are_classes else ()
+    return Labels(Values(values), found if names else class_numbers(values))
+
+
+def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, str]:
+    """Return the meaning of integers, by the text beside each; nothing if a number has two texts."""
+    found: dict[int, str] = {}
+    for label, text in zip(labels, texts, strict=True):
+        # A number with two texts: the texts are captions, not classes.
+        if isinstance(label, int) and text and found.setdefault(label, text) != text:
+            return {}
+    return found
+
+
+def decode_label(content: bytes, name: str) -> str:
+    """Return a label's text."""
+    try:
+        # Editors on Windows begin a text with the mark, which would be part of the label.
+        return content.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        msg = f"The label of '{name}' is not text: {content[:20]!r}."
+        raise BrokenDatasetError(msg) from error
+
+
+def parse_label(text: str) -> Label:
+    """Parse a label as people write it: an integer, another number, a word; `None` for an empty text.
+
+    >>> parse_label(" 7\\n"), parse_label("0.5"), parse_label("25_0"), parse_label("")
+    (7, 0.5, '25_0', None)
+    """
+    text = text.strip()
+    if text.lower() in MISSING:
+        return None
+    # Python's own reader takes 25_0 for 250, and infinity for a number.
+    if WHOLE.fullmatch(text) and len(text) <= MOST_DIGITS:
+        return int(text)
+    if NUMBER.fullmatch(text) and text.lower() != "nan" and math.isfinite(float(text)):
+        return float(text)
+    return text

@@ -1,0 +1,243 @@
+"""What Google Drive's client reports about files by extended attributes, and how uploads are proved by them.
+
+A file's id, its MD5 and whether it has been uploaded are attributes that the client answers by name only (listing them
+returns nothing), and not every client has them. So each of them may be missing; a missing one is returned as empty
+together with the reason, and never guessed.
+
+The client does not announce the end of an upload. A file has arrived when it is no longer waiting, the reported MD5 is
+that of what was written, and a second fact shows that this is not merely the MD5 of the copy on this machine: an id
+that Drive has given, or that the client reported before that something was waiting. `wait_uploaded` asks until then.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from colabstage.errors import DriveError
+from colabstage.io.files import Closing
+from colabstage.io.pipeline import DaemonPool
+from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.units import format_duration
+from colabstage.machine.mounts import mount_of, require_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from colabstage.io.progress import Cancellation
+
+_ID, _MD5, _UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
+_MD5_FORM = re.compile(r"[0-9a-f]{32}")
+# A thread takes this many files at once, because taking one costs as much as a quick answer.
+_BATCH = 32
+# The client answers from its local database, so a minute without an answer means that none will come.
+_STALL_S = 60.0
+# The errors of a client that has no such attributes, or does not answer them for this file.
+_MISSING = frozenset(
+    {
+        *(errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM),
+        *(errno.EINVAL, errno.EACCES, errno.EIO),
+    }
+)
+_LOCAL_ID = "local-"
+# Often at first, since a small file is uploaded within a second, and less and less often after that.
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
+# A file may be without its MD5 for a moment after its upload.
+_MD5_LAGS_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFacts:
+    """What the client reports about one file."""
+
+    id: str
+    """Drive's id; one that begins with `local-` exists only on this machine. "" where it is not reported."""
+    md5: str
+    """MD5 of the content in the cloud, 32 hexadecimal digits; "" where it is not reported, or where a reader on this
+    machine may get other content, because that has not been uploaded.
+    """
+    uncommitted: bool | None
+    """Whether local changes are waiting to be uploaded; `None` where that is not reported."""
+    why: str
+    """Why there is no `md5`, in words; "" where there is one."""
+
+
+def ask_client(path: str | os.PathLike[str]) -> ClientFacts:
+    """Ask Drive's client about one file. This waits for a client that hangs, so call it in a thread."""
+    file_id, _ = _ask(path, _ID)
+    uncommitted, md5, why, _ = _look_at_upload(path)
+    return ClientFacts(file_id, md5, uncommitted, why)
+
+
+def ask_md5s(paths: Sequence[str], *, heard: Callable[[], object] = lambda: None) -> tuple[list[str], str]:
+    """Ask Drive's client for the MD5 of many files at once, as `Md5Questions.answers`."""
+    with Md5Questions(heard=heard) as questions:
+        return questions.answers(paths)
+
+
+class Md5Questions(Closing):
+    """Ask Drive's client for the MD5 of files while a listing still finds more of them, or before each is read.
+
+    One file without an MD5 leaves the whole listing unproved, so asking stops there.
+    """
+
+    def __init__(self, *, workers: int = 16, heard: Callable[[], object] = lambda: None) -> None:
+        self._heard = heard
+        self._pool = DaemonPool(workers, "colabstage-ask")
+        self._md5s: dict[str, str] = {}
+        self._asked: list[Future[None]] = []
+        self._why = ""
+
+    def ask(self, paths: Sequence[str]) -> None:
+        """Add files to ask for; may be called in any thread."""
+        for start in range(0, len(paths) if not self._why else 0, _BATCH):
+            self._asked.append(self._pool.submit(partial(self._ask_for, paths[start : start + _BATCH])))
+
+    def ask_before_read(self, path: str) -> None:
+        """Ask for a file and wait for the answer, unless that has been done.
+
+        Its MD5 is then never newer than the content that is read after this: a file that is rewritten in between has
+        another MD5 when it is compared, and not the content of one state under the MD5 of the next.
+        """
+        if not self._why and path not in self._md5s:
+            # In a thread: a client that never answers must not hang whoever reads.
+            self._wait([self._pool.submit(partial(self._ask_for, [path]))])
+
+    def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
+        """Wait for all answers.
+
+        Returns:
+            The MD5 of each of `paths`, in order, and ""; or an empty list and the reason: one is not reported or not
+            uploaded, or the client has not answered for a minute.
+        """
+        self._wait(self._asked)
+        missing = [path for path in paths if path not in self._md5s]
+        if missing and not self._why:
+            # One first: a client without these attributes then costs one question, and not thousands.
+            self.ask_before_read(missing[0])
+            self.ask(missing[1:])
+            self._wait(self._asked)
+        return ([], self._why) if self._why else ([self._md5s[path] for path in paths], "")
+
+    def close(self) -> None:
+        """Ask no more. Calling it twice is fine."""
+        self._why = self._why or "it was not waited for"
+        # A thread whose question hangs can never be joined.
+        self._pool.close(abandon=True)
+
+    def _wait(self, asked: Sequence[Future[None]]) -> None:
+        if self._why:
+            return
+        try:
+            DaemonPool.results(asked, stall_timeout_s=_STALL_S)
+        except TimeoutError:
+            self._why = f"it did not answer for {_STALL_S:.0f} s"
+
+    def _ask_for(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            if self._why:
+                return
+            _, md5, why, _ = _look_at_upload(path)
+            self._heard()
+            if md5:
+                self._md5s[path] = md5
+            else:
+                self._why = why
+
+
+def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: Cancellation) -> str:
+    """Wait until files on a mounted Drive are in the cloud as they were written.
+
+    Args:
+        files: the MD5 of what was written, by path.
+        timeout_s: seconds for all of them together.
+        cancellation: checked between two questions.
+
+    Returns:
+        "" when all of them are; otherwise why the client cannot say, in words.
+    """
+    # Set by any of the files: it shows that this client does report what waits.
+    began, has_waited = SYSTEM_CLOCK.now(), False
+    for path, md5 in files.items():
+        pause_s, committed_at = _FIRST_LOOK_S, float("inf")
+        while True:
+            cancellation.check()
+            waits, found, why, number = _look_at_upload(path)
+            has_waited = has_waited or waits is True
+            now = SYSTEM_CLOCK.now()
+            if found == md5:
+                file_id, _ = _ask(path, _ID)
+                if has_waited or (file_id and not file_id.startswith(_LOCAL_ID)):
+                    break
+                if not file_id:
+                    return f"'{path}': only its MD5 is reported, which may be that of the copy on this machine"
+                why, found = f"'{path}' has no id in the cloud yet, only one of this machine", ""
+            # Only the time since the last pending change counts: a file may be written to again while it is uploaded.
+            committed_at = min(committed_at, now) if waits is False else float("inf")
+            if number:
+                # A dying client reports for a moment that files do not exist, and then stops answering.
+                require_answer(path)
+            if number in _MISSING and (waits is None or now - committed_at > _MD5_LAGS_S):
+                return why
+            if now - began > timeout_s:
+                how = f"what is in the cloud has another MD5 ({found})" if found else why
+                msg = (
+                    f"'{path}' was written, but had not arrived in the cloud after {format_duration(timeout_s)}: {how}."
+                    " It is on this machine: keep the session open and publish it again, which continues to wait and "
+                    "copies nothing twice; use a larger timeout when there is much to upload."
+                )
+                raise DriveError(msg)
+            SYSTEM_CLOCK.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_LOOK_S)
+    return ""
+
+
+def _look_at_upload(path: str | os.PathLike[str]) -> tuple[bool | None, str, str, int]:
+    """Return whether a file waits to be uploaded, its MD5 or "", why there is none, and the number of the error."""
+    # In this order: a file that is uploaded between the two questions would otherwise get the MD5 of its predecessor.
+    waits, number = _ask(path, _UNCOMMITTED)
+    if waits not in ("0", "1"):
+        answer = os.strerror(number) if number else repr(waits)
+        return None, "", f"'{os.fspath(path)}': no word on whether it is uploaded ({answer})", number
+    if waits == "1":
+        return True, "", f"'{os.fspath(path)}' is not uploaded yet", 0
+    md5, number = _ask(path, _MD5)
+    if not _MD5_FORM.fullmatch(md5):
+        answer = os.strerror(number) if number else repr(md5)
+        return False, "", f"'{os.fspath(path)}': no MD5 is reported ({answer})", number
+    return False, md5, "", 0
+
+
+def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:
+    """Return the value of an attribute, and the number of the error where there is none."""
+    # Python has no extended attributes on other systems.
+    if sys.platform != "linux":
+        return "", errno.EOPNOTSUPP
+    try:
+        return os.getxattr(path, name).decode("ascii", "replace").strip("\0\n "), 0
+    except OSError as error:  # a mount that is dying says so again at the next call
+        return "", error.errno or errno.EIO
+
+
+def attributes_line(path: str | os.PathLike[str]) -> str:
+    """Say in one line which attributes Drive's client reports for a file on this machine, without their values."""
+    # Google does not document the attributes, so people paste this line into an issue. Ids and MD5s are private.
+    answers = {name: _ask(path, name) for name in (_ID, _MD5, _UNCOMMITTED)}
+    forms = [f"{name}: {os.strerror(number) if number else _form(value)}" for name, (value, number) in answers.items()]
+    where = [sys.platform, os.environ.get("COLAB_RELEASE_TAG", ""), mount_of(path).fstype]
+    return f"Drive's attributes ({', '.join(filter(None, where))}): {'; '.join(forms)}"
+
+
+def _form(value: str) -> str:
+    if value in ("0", "1"):
+        return value
+    if _MD5_FORM.fullmatch(value):
+        return "an MD5"
+    return f"{'local, ' if value.startswith(_LOCAL_ID) else ''}{len(value)} characters"

@@ -1,0 +1,111 @@
+"""Which runs a folder holds, and which versions they have."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import SourceNotFoundError
+from colabstage.h5.manifest import read_manifest
+from colabstage.io.boundary import typed
+from colabstage.io.units import format_bytes
+from colabstage.io.workspace import owner_is_alive
+from colabstage.machine.mounts import require_drive
+from colabstage.runs.lease import NAME, SILENT_S, Lease, read_lease
+from colabstage.runs.versions import Version, list_versions
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class RunVersion:
+    """A version of a run, as far as its names and lengths tell; its bytes are compared when it is restored."""
+
+    name: str
+    session: int
+    step: int
+    nbytes: int
+    saved: float
+    """In seconds since 1970."""
+    complete: bool
+    """Whether its manifest is there and has its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A run in a folder."""
+
+    folder: Path
+    session: int
+    """Number of the last session, from 1."""
+    epoch: int
+    step: int
+    state: str
+    """`"training"`, `"ended"`, or `"silent"` when it has given no sign of life and has not left."""
+    host: str
+    """Where the last session ran."""
+    versions: tuple[RunVersion, ...]
+    """The newest first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {**asdict(self), "folder": str(self.folder)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.folder}: session {self.session} on {self.host}, {self.state}; epoch {self.epoch}"]
+        for version in self.versions:
+            saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(version.saved))
+            whole = "" if version.complete else ", not complete"
+            lines.append(f"  {version.name}  step {version.step:,}, {format_bytes(version.nbytes)}, {saved}{whole}")
+        return "\n".join(lines)
+
+
+@typed("folder")
+def list_runs(folder: str | os.PathLike[str]) -> tuple[RunFacts, ...]:
+    """Return the run in a folder, or the runs in the folders in it, by name; nothing is changed.
+
+    Raises:
+        SourceNotFoundError: there is no such folder.
+        DriveNotMountedError: it is on Drive, and none is mounted there.
+    """
+    place = Path(folder).expanduser().absolute()
+    require_drive(place)
+    if not place.is_dir():
+        msg = f"There is no folder '{place}'; expected one that resumable() saves to, or one that holds several."
+        raise SourceNotFoundError(msg)
+    return tuple(_runs_in(place))
+
+
+def _runs_in(place: Path) -> Iterator[RunFacts]:
+    for folder in [place, *sorted(entry for entry in place.iterdir() if entry.is_dir())]:
+        versions = list_versions(folder)
+        if not versions and not (folder / NAME).is_file():
+            continue
+        lease = read_lease(folder) or Lease(versions[0].session if versions else 0, "", "?", 0.0, 0.0, ended=True)
+        yield RunFacts(
+            folder,
+            lease.session,
+            lease.epoch,
+            lease.step,
+            _state_of(lease),
+            lease.host,
+            tuple(_facts_of(folder, version) for version in versions),
+        )
+
+
+def _state_of(lease: Lease) -> str:
+    if lease.ended:
+        return "ended"
+    alive = owner_is_alive(lease.owner)
+    return "training" if alive or (alive is None and time.time() - lease.beat < SILENT_S) else "silent"
+
+
+def _facts_of(folder: Path, version: Version) -> RunVersion:
+    file = folder / version.name
+    facts, manifest = file.stat(), read_manifest(file)
+    complete = manifest is not None and manifest.size == facts.st_size
+    return RunVersion(version.name, version.session, version.step, facts.st_size, facts.st_mtime, complete)

@@ -1,0 +1,553 @@
+"""`resumable`: the same cell again, on a new machine, and the training goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from colabstage.errors import DamagedPackError, OptionError, RunInUseError, said_by
+from colabstage.io.arguments import check_argument
+from colabstage.io.boundary import typed
+from colabstage.io.files import make_folder
+from colabstage.io.page import in_notebook
+from colabstage.io.progress import SYSTEM_CLOCK, NullProgress, resolve_progress
+from colabstage.io.units import format_bytes, format_duration
+from colabstage.io.whole_imports import refuse_import
+from colabstage.io.workspace import open_spool
+from colabstage.machine.mounts import require_drive
+from colabstage.machine.watched import run_with_one_remount
+from colabstage.runs.lease import new_lease, wait_until_free, write_lease
+from colabstage.runs.saver import Job, Saved, Saver
+from colabstage.runs.state import (
+    Copier,
+    check_parts,
+    dataset_digest,
+    kind_of_part,
+    load_parts,
+    random_state,
+    set_random_state,
+)
+from colabstage.runs.versions import Version, is_complete, list_versions, sweep_leftovers
+from colabstage.stage.publish import restore_file
+
+try:
+    import torch
+except ImportError as error:
+    refuse_import("torch", "resumable needs", error)
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+    from types import FrameType, TracebackType
+
+    from colabstage.io.progress import Clock, Progress
+    from colabstage.runs.lease import Lease
+
+_FORMAT = 1
+_UNITS_S = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+_EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
+# A row of the history for so many steps; epochs, saves and `log` add rows of their own.
+_ROW_STEPS = 100
+_SHOWN_S = 2.0
+_AGAIN_S = 60.0
+
+
+class Every:
+    """How often a version is saved: after so many seconds, or so many steps."""
+
+    def __init__(self, given: object) -> None:
+        """Read `"10 min"`, `"500 steps"`, or a number of seconds.
+
+        Raises:
+            OptionError: it is nothing of these.
+        """
+        self.steps: int | None = None
+        self.seconds = 0.0
+        match = _EVERY.fullmatch(given) if isinstance(given, str) else None
+        unit = match[2].lower() if match else "s"
+        if match and unit == "step" and float(match[1]).is_integer() and float(match[1]) >= 1:
+            self.steps = int(match[1])
+        elif match and unit in _UNITS_S:
+            self.seconds = float(match[1]) * _UNITS_S[unit]
+        elif isinstance(given, int | float) and not isinstance(given, bool) and given >= 0:
+            self.seconds = float(given)
+        else:
+            msg = f'every={given!r} is no interval; expected "10 min", "30 s", "500 steps", or a number of seconds.'
+            raise OptionError(msg)
+
+
+@typed(writes=("folder",))
+def resumable(
+    folder: str | os.PathLike[str],
+    *,
+    loader: Any = None,
+    every: str | float = "10 min",
+    keep: int = 2,
+    take_over: bool = False,
+    progress: bool | Progress = True,
+    **parts: Any,
+) -> Run:
+    """Make a training go on where it was, in the middle of an epoch, whatever became of its machine.
+
+    >>> with resumable("/content/drive/MyDrive/runs/first", model=model, optimizer=optimizer, loader=train) as run:
+    ...     for epoch in run.epochs(30):  # doctest: +SKIP
+    ...         for x, y in train:
+    ...             loss = train_step(x, y)
+    ...             run.step(loss=loss)
+    ...         run.log(accuracy=evaluate(model))
+
+    At the beginning of the block the newest whole version in `folder` is restored: all parts, the loader's place, all
+    random numbers, counters and history. While it trains, a version is saved whenever it is due, in the background: a
+    step waits for a copy of the tensors, and nothing else. A version that is damaged, or was not uploaded whole, is
+    passed over, and the one before is taken.
+
+    SIGTERM and Ctrl-C save a version at the end of the step; pressed again, Ctrl-C leaves at once. An exception saves
+    nothing new, because what it has left half done would be restored. Where saving fails (a full disk, Drive's quota, a
+    mount that died), the training goes on, and it is tried again.
+
+    Args:
+        folder: where the versions are kept, usually on a mounted Drive; made if it is not there. One run a folder.
+        loader: what the training iterates over: a loader of `make_loader`, or any with `state_dict` and
+            `load_state_dict`. Without it, versions are saved between epochs only, because nothing knows the place in
+            one.
+        every: how often a version is saved: `"10 min"`, `"500 steps"`, a number of seconds.
+        keep: how many versions stay, 1 or more. Older ones are removed once a newer one is whole, and emptied before,
+            because Drive's trash counts against the quota.
+        take_over: begin although another session seems to train; that one stops at its next step.
+        progress: `True` prints a line at the beginning and for each version, and in a notebook shows one that changes;
+            `False` for silence.
+        **parts: what is saved and restored, by a name each: `model=`, `optimizer=`, `scheduler=`, `scaler=`, `ema=`,
+            anything with `state_dict` and `load_state_dict`.
+
+    Returns:
+        a `Run`, to be entered by `with`.
+
+    Raises:
+        OptionError: an argument cannot work. In the block's first line: the version there is of another model, loader
+            or dataset; nothing has changed then.
+        RunInUseError: another session trains with this folder.
+        DriveNotMountedError: `folder` is on Drive, and none is mounted there.
+        TargetExistsError: `folder` has a file `run.json` of something else.
+    """
+    check_argument("keep", keep, "above zero")
+    check_parts(parts)
+    if loader is not None:
+        check_parts({"loader": loader})
+    place = Path(folder).expanduser().absolute()
+    require_drive(place)
+    return Run(place, parts, loader, Every(every), keep, take_over=take_over, progress=progress)
+
+
+class Run:
+    """A training that goes on; made by `resumable`.
+
+    Attributes:
+        folder: where its versions are.
+        epoch: the epoch it is in, from 0.
+        steps: steps that were done, in all sessions.
+        history: what was logged, a dict for each row, with `session`, `epoch`, `step` and `time` (seconds since 1970).
+        resumed_from: the version that was restored, `None` where it began anew.
+        notes: sentences about what happened: versions passed over, times without a save.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        parts: Mapping[str, Any],
+        loader: Any,
+        every: Every,
+        keep: int,
+        *,
+        take_over: bool = False,
+        progress: bool | Progress = True,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.folder = folder
+        self.epoch = 0
+        self.steps = 0
+        self.history: list[dict[str, Any]] = []
+        self.resumed_from: Version | None = None
+        self.notes: list[str] = []
+        self._parts, self._loader, self._every, self._keep = dict(parts), loader, every, keep
+        self._take_over, self._progress, self._clock = take_over, progress, clock
+        self._shown = _Shown(progress)
+        self._copier = Copier()
+        self._saver: Saver | None = None
+        self._session = 0
+        self._sums: dict[str, Any] = {}
+        self._summed = 0
+        self._saved: tuple[int, int, int] = self._place()
+        self._due_s = self._again_s = 0.0
+        self._random: Mapping[str, Any] | None = None
+        self._stop: int | None = None
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._saver is not None:
+            msg = "This run is already open. Call resumable(…) again for another one."
+            raise OptionError(msg)
+        # A state that cannot be saved is refused now, and not when the first version is due.
+        self._copier.give_back(self._states())
+        with contextlib.ExitStack() as stack:
+            # What a killed session has left here is removed.
+            local = stack.enter_context(open_spool(Path(tempfile.gettempdir()) / "run"))
+            local.mkdir(mode=0o700)
+            whole = self._begin(local)
+            if _rank() == 0:
+                lease = new_lease(self._session)
+                write_lease(self.folder, lease)
+                self._saver = Saver(self.folder, lease, local, keep=self._keep, whole=whole)
+            stack.callback(self._leave)
+            stack.enter_context(self._signals())
+            self._stack = stack.pop_all()
+        self._begin_interval()
+        self._shown.line(self._began())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            # What an exception has left half done is no state to go on from.
+            if error is None and self._place() != self._saved:
+                self.save()
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Yield the epochs that are left of so many, from 0; the first of them may be half done.
+
+        A run that has done all of them yields nothing, and says so.
+        """
+        if self.epoch >= number:
+            self._shown.line(f"All {number} epochs are done; nothing is left to train. {self}")
+        while self.epoch < number:
+            self._restore_random()
+            yield self.epoch
+            self._end_row()
+            self.epoch += 1
+            self._between()
+
+    def step(self, **values: Any) -> None:
+        """Count a step that is done, and save a version if one is due. Call it last in the loop.
+
+        Args:
+            **values: numbers, or tensors of one number, whose means become rows of the history.
+
+        Raises:
+            RunInUseError: another session has taken the run over.
+        """
+        self.steps += 1
+        self._summed += 1
+        for name, value in values.items():
+            # Added up where it is: to read a number of a GPU waits for all that was queued.
+            number = value.detach() if isinstance(value, torch.Tensor) else value
+            self._sums[name] = self._sums[name] + number if name in self._sums else number
+        if self._summed >= _ROW_STEPS:
+            self._end_row()
+        self._shown.changing(self)
+        if self._loader is not None:
+            self._between()
+
+    def log(self, **values: Any) -> None:
+        """Add a row of numbers to the history, such as what was measured after an epoch."""
+        self._end_row()
+        self.history.append(self._row(values))
+        if self._stop is not None:
+            self._between()
+
+    def save(self) -> None:
+        """Save a version now, and wait until it is in the folder and was read back.
+
+        Raises:
+            ColabstageError: it could not be saved; see `publish_file`.
+        """
+        saver = self._saver
+        if saver is None:
+            return
+        with contextlib.suppress(Exception):
+            saver.wait()
+        progress = resolve_progress(self._progress)
+        saver.save(self._job(), progress)
+        saver.wait()
+        self._tell_saved()
+
+    @property
+    def saving(self) -> bool:
+        """Return whether a version is on its way."""
+        return self._saver is not None and self._saver.busy
+
+    def plot(self, *names: str) -> Any:
+        """Draw the history: a line for each of these columns, all by default, over the steps, with a mark where a
+        session began. Returns a matplotlib `Figure`."""
+        from colabstage.runs.plot import plot_history
+
+        return plot_history(self.history, names)
+
+    def __str__(self) -> str:
+        parts = [f"epoch {self.epoch}, step {self.steps:,}"]
+        last = {name: value for row in self.history[-2:] for name, value in row.items() if name not in _COLUMNS}
+        parts += [f"{name} {value:.4g}" for name, value in last.items()]
+        saver = self._saver
+        if saver is not None and saver.newest is not None:
+            parts.append(f"saved {_show_saved(saver.newest)}")
+        elif self.resumed_from is not None:
+            parts.append(f"restored from {self.resumed_from.name}")
+        if saver is not None and self._every.steps is None and not saver.problem:
+            parts.append(f"next save in {format_duration(max(0.0, self._due_s - self._clock.now()))}")
+        if saver is not None and saver.problem:
+            parts.append(saver.problem)
+        return "; ".join(parts)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _begin(self, local: Path) -> set[Version]:
+        """Restore the newest whole version, if there is one; return those that are known to be whole."""
+        rank = _rank()
+        chosen: list[Any] = [None, 0]
+        if rank == 0:
+            before, there = run_with_one_remount(self._look, place=self.folder, touches=(self.folder,))
+            session = max([before.session if before else 0, *(one.session for one in there)]) + 1
+            chosen = [self._newest_whole(there, local), session]
+        chosen = _shared(chosen)
+        version: Version | None = chosen[0]
+        self._session = chosen[1]
+        if version is None:
+            return set()
+        if rank:
+            restore_file(self.folder / version.name, local / version.name, progress=False)
+        file = local / version.name
+        content = torch.load(file, map_location="cpu", weights_only=True)
+        file.unlink()
+        self._load(content, version)
+        return {version}
+
+    def _look(self) -> tuple[Lease | None, list[Version]]:
+        """Return the lease of the session before, which has left, and the versions in the folder."""
+        make_folder(self.folder)
+        before = wait_until_free(self.folder, take_over=self._take_over, clock=self._clock, notice=self._shown.line)
+        sweep_leftovers(self.folder)
+        return before, list_versions(self.folder, [before.newest] if before is not None and before.newest else [])
+
+    def _newest_whole(self, there: list[Version], local: Path) -> Version | None:
+        for version in there:
+            if not is_complete(self.folder, version):
+                self.notes.append(f"{version.name} was passed over: it was not published whole.")
+                continue
+            try:
+                restore_file(
+                    self.folder / version.name, local / version.name, progress=resolve_progress(self._progress)
+                )
+            except DamagedPackError as error:
+                self.notes.append(f"{version.name} was passed over: {said_by(error)}")
+                continue
+            return version
+        return None
+
+    def _load(self, content: Mapping[str, Any], version: Version) -> None:
+        if content.get("format") != _FORMAT:
+            msg = (
+                f"'{self.folder / version.name}' has format {content.get('format')!r}; this colabstage reads {_FORMAT}."
+            )
+            raise OptionError(msg)
+        parts = self._all_parts()
+        if content["dataset"] and (digest := dataset_digest(self._loader)) and digest != content["dataset"]:
+            msg = (
+                "The packed dataset is not the one that this run was trained with, so the rows that are left are "
+                "others. Stage the one from before, or begin a new run in another folder."
+            )
+            raise OptionError(msg)
+        load_parts(parts, content["kinds"], content["parts"])
+        counters = content["counters"]
+        self.epoch, self.steps = counters["epoch"], counters["steps"]
+        self.history = [dict(row) for row in content["history"]]
+        self._saved = self._place()
+        self.resumed_from = version
+        self._random = content["random"]
+
+    def _all_parts(self) -> dict[str, Any]:
+        # Last, because what has loaded it goes on from there.
+        return self._parts if self._loader is None else {**self._parts, "loader": self._loader}
+
+    def _states(self) -> dict[str, Any]:
+        return self._copier.copy({name: part.state_dict() for name, part in self._all_parts().items()})
+
+    def _restore_random(self) -> None:
+        """Set the random numbers at the last moment: what is built before the first epoch may draw some."""
+        if self._random is not None:
+            set_random_state(self._random, rank=_rank())
+            self._random = None
+
+    def _between(self) -> None:
+        """Do what may be done where the state is whole: stop, or save a version that is due."""
+        saver = self._saver
+        if saver is None:
+            self._obey()
+            return
+        if saver.lost is not None:
+            msg = (
+                f"Session {saver.lost.session}, on {saver.lost.host}, has taken this run over, so it stops here. Enter "
+                "it again with take_over=True to take it back."
+            )
+            raise RunInUseError(msg)
+        if self._stop is not None:
+            self._shown.line("Saving this step before the end; press Ctrl-C again to leave at once.")
+            try:
+                self.save()
+            finally:
+                self._obey()
+        if not saver.busy and self._is_due(failed=bool(saver.problem)):
+            self._tell_saved()
+            saver.save(self._job())
+            self._begin_interval()
+
+    def _is_due(self, *, failed: bool) -> bool:
+        if self._every.steps is not None and not failed:
+            return self.steps - self._saved[1] >= self._every.steps
+        return self._clock.now() >= (self._again_s if failed else self._due_s)
+
+    def _begin_interval(self) -> None:
+        now = self._clock.now()
+        self._due_s = now + self._every.seconds
+        # A disk that was full, or a mount that was dead, may be well again much sooner.
+        self._again_s = now + min(_AGAIN_S, self._every.seconds or _AGAIN_S)
+
+    def _place(self) -> tuple[int, int, int]:
+        return self.epoch, self.steps, len(self.history)
+
+    def _job(self) -> Job:
+        """Copy the state as it is now."""
+        self._end_row()
+        parts, states = self._all_parts(), self._states()
+        content = {
+            "format": _FORMAT,
+            "parts": states,
+            "kinds": {name: kind_of_part(part) for name, part in parts.items()},
+            "dataset": dataset_digest(self._loader),
+            "random": random_state(),
+            "counters": {"epoch": self.epoch, "steps": self.steps},
+            "history": [dict(row) for row in self.history],
+        }
+        self._saved = self._place()
+        return Job(Version(self._session, self.steps), self.epoch, content, lambda: self._copier.give_back(states))
+
+    def _row(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        numbers = {
+            name: float(value.detach() if isinstance(value, torch.Tensor) else value) for name, value in values.items()
+        }
+        return {"session": self._session, "epoch": self.epoch, "step": self.steps, "time": time.time(), **numbers}
+
+    def _end_row(self) -> None:
+        """Turn what was added up into a row of means."""
+        if self._sums:
+            self.history.append(self._row({name: value / self._summed for name, value in self._sums.items()}))
+        self._sums, self._summed = {}, 0
+
+    def _tell_saved(self) -> None:
+        saver = self._saver
+        if saver is None:
+            return
+        if saver.problem and saver.problem not in self.notes:
+            self.notes.append(saver.problem)
+            self._shown.line(saver.problem)
+        elif saver.newest is not None:
+            self._shown.line(f"Saved {_show_saved(saver.newest)}.", once=True)
+
+    def _began(self) -> str:
+        if self.resumed_from is None:
+            begun = f"Begins in '{self.folder}'."
+        else:
+            begun = f"Goes on in epoch {self.epoch} after step {self.steps:,}, from {self.resumed_from.name}."
+        return " ".join([begun, *self.notes])
+
+    def _leave(self) -> None:
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            saver.close()
+
+    def _obey(self) -> None:
+        """End as the signal that came wants it."""
+        stop, self._stop = self._stop, None
+        if stop == signal.SIGINT:
+            raise KeyboardInterrupt
+        if stop is not None:
+            raise SystemExit(128 + stop)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Let a signal end the run where its state is whole; a second Ctrl-C ends it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, _: FrameType | None) -> None:
+            if self._stop is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._stop = number
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+_COLUMNS = ("session", "epoch", "step", "time")
+
+
+class _Shown:
+    """What the caller sees: lines, and in a notebook one that changes."""
+
+    def __init__(self, progress: bool | Progress) -> None:
+        self._wanted = not isinstance(resolve_progress(progress), NullProgress)
+        self._display: Any = None
+        self._next_s = 0.0
+        self._last = ""
+
+    def line(self, text: str, *, once: bool = False) -> None:
+        """Print a line; `once`: not if it was the last one."""
+        if self._wanted and not (once and text == self._last):
+            self._last = text
+            sys.stderr.write(text + "\n")
+
+    def changing(self, run: Run) -> None:
+        """Show how far the run is, every two seconds, in a notebook."""
+        now = time.monotonic()
+        if not self._wanted or now < self._next_s or not in_notebook():
+            return
+        self._next_s = now + _SHOWN_S
+        from IPython.display import display
+
+        if self._display is None:
+            self._display = display(run, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._display.update(run)
+
+
+def _show_saved(saved: Saved) -> str:
+    proof = {"uploaded": "in the cloud, by its MD5", "read back": "read back"}.get(saved.proof, saved.proof)
+    at = time.strftime("%H:%M:%S", time.localtime(saved.at))
+    return f"step {saved.version.step:,} at {at} ({format_bytes(saved.nbytes)}, {proof})"
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if _is_distributed() else 0
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _shared(values: list[Any]) -> list[Any]:
+    """Return what the first rank has chosen."""
+    if _is_distributed():
+        torch.distributed.broadcast_object_list(values, src=0)
+    return values

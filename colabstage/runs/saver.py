@@ -1,0 +1,204 @@
+"""Save versions of a run in a thread: written here, hashed, published, read back, and the oldest removed.
+
+The training loop hands over a copy of the state and goes on. Only one version is on its way at a time. What fails is
+noted and tried again with the next version; the training goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import ColabstageError, DriveError, RunInUseError, said_by
+from colabstage.io.progress import NullProgress
+from colabstage.io.units import format_duration
+from colabstage.io.whole_imports import refuse_import
+from colabstage.runs.lease import BEAT_S, Lease, read_lease, write_lease
+from colabstage.runs.versions import Version, list_versions, superseded
+from colabstage.stage.publish import discard_version, publish_file
+
+try:
+    import torch
+except ImportError as error:
+    refuse_import("torch", "resumable needs", error)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from colabstage.io.progress import Progress
+
+# What Drive may take for gigabytes at 2 MB/s; a version that is not there by then is on its way all the same.
+_UPLOAD_S = 1800.0
+# How often whoever waits looks whether Ctrl-C was pressed, which a lock that is waited for without an end would hide.
+_LOOK_S = 0.2
+# A mount that does not answer is not waited for longer at the end.
+_END_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A version that is in the run's folder."""
+
+    version: Version
+    epoch: int
+    nbytes: int
+    at: float
+    """When it was saved, in seconds since 1970."""
+    proof: str
+    """What is known about it: `"read back"`, `"uploaded"`, …, as in `PublishReport.proof`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A version that is to be saved."""
+
+    version: Version
+    epoch: int
+    content: dict[str, Any]
+    """What is written; a copy that nothing else changes."""
+    written: Callable[[], object]
+    """Called once the copy is on the disk."""
+
+
+class Saver:
+    """Save what it is given, one version at a time, and give a sign of life in between.
+
+    Attributes:
+        newest: the version that was saved last, `None` before the first.
+        problem: why the last try failed, with the time since when nothing was saved; empty after one that did not.
+        lost: the lease of the session that has taken the run over; `None` while it is ours.
+    """
+
+    def __init__(self, folder: Path, lease: Lease, local: Path, *, keep: int, whole: set[Version]) -> None:
+        """Begin to give signs of life. `local`: where versions are written first. `whole`: versions in the folder that
+        are known to be whole."""
+        self.newest: Saved | None = None
+        self.problem = ""
+        self.lost: Lease | None = None
+        self._folder, self._lease, self._local, self._keep, self._whole = folder, lease, local, keep, set(whole)
+        self._error: ColabstageError | OSError | None = None
+        self._failing_since: float | None = None
+        self._job: Job | None = None
+        self._progress: Progress = NullProgress()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._thread = threading.Thread(target=self._work, name="colabstage-run", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a version is on its way."""
+        return self._job is not None
+
+    def save(self, job: Job, progress: Progress | None = None) -> None:
+        """Begin to save a version; the one before has been saved, or has failed."""
+        with self._changed:
+            self._job, self._progress = job, progress or NullProgress()
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until nothing is on its way; Ctrl-C ends the waiting.
+
+        Raises:
+            ColabstageError, OSError: the last version could not be saved.
+        """
+        with self._changed:
+            while self._job is not None and self._thread.is_alive():
+                self._changed.wait(_LOOK_S)
+        if self._error is not None:
+            raise self._error
+
+    def close(self, *, patience_s: float = _END_S) -> None:
+        """End the thread, after what is on its way, and leave the run to the next session."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        deadline = time.monotonic() + patience_s
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(_LOOK_S)
+
+    def _work(self) -> None:
+        beaten = 0.0
+        while True:
+            with self._changed:
+                if self._job is None and not self._ended:
+                    self._changed.wait(max(_LOOK_S, beaten + BEAT_S - time.monotonic()))
+                job, ended = self._job, self._ended
+            if job is not None:
+                self._try(job)
+            elif ended:
+                self._lease = replace(self._lease, ended=True)
+                self._beat()
+                return
+            if job is not None or time.monotonic() >= beaten + BEAT_S:
+                self._beat()
+                beaten = time.monotonic()
+
+    def _beat(self) -> None:
+        """Give a sign of life, unless another session has taken over; a mount that fails now is met when saving."""
+        try:
+            self._check_ours()
+            self._lease = replace(self._lease, beat=time.time())
+            write_lease(self._folder, self._lease)
+        except (ColabstageError, OSError):
+            return
+
+    def _check_ours(self) -> None:
+        there = read_lease(self._folder)
+        if there is not None and there.session > self._lease.session:
+            self.lost = there
+            msg = (
+                f"Session {there.session}, on {there.host}, has taken this run over; nothing more is saved here. Its "
+                f"last version from here is {self.newest.version.name if self.newest else 'none'}."
+            )
+            raise RunInUseError(msg)
+
+    def _try(self, job: Job) -> None:
+        try:
+            self._save(job)
+        except (ColabstageError, OSError) as error:
+            self._failing_since = time.time() if self._failing_since is None else self._failing_since
+            since = time.strftime("%H:%M:%S", time.localtime(self._failing_since))
+            self._error, self.problem = error, f"Nothing was saved since {since}: {said_by(error)}"
+        else:
+            self._error, self._failing_since, self.problem = None, None, ""
+        finally:
+            (self._local / job.version.name).unlink(missing_ok=True)
+            with self._changed:
+                self._job = None
+                self._changed.notify_all()
+
+    def _save(self, job: Job) -> None:
+        local = self._local / job.version.name
+        try:
+            torch.save(job.content, local)
+        finally:
+            job.written()
+        self._check_ours()
+        try:
+            report = publish_file(
+                local,
+                self._folder / local.name,
+                keep_previous=False,
+                wait_uploaded=True,
+                upload_timeout_s=_UPLOAD_S,
+                progress=self._progress,
+            )
+            proof, nbytes = str(report.proof), report.nbytes
+        except DriveError as error:
+            if not (self._folder / local.name).is_file():
+                raise
+            # It is on the mount, and Drive's client has still not uploaded it.
+            proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
+        self._whole.add(job.version)
+        self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof)
+        self._lease = replace(self._lease, newest=job.version.name, epoch=job.epoch, step=job.version.step)
+        self._remove_superseded()
+
+    def _remove_superseded(self) -> None:
+        for version in superseded(list_versions(self._folder), self._whole, self._keep):
+            if discard_version(self._folder / version.name):
+                self._whole.discard(version)

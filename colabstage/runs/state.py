@@ -1,0 +1,205 @@
+"""The state of a training run: copied out of live objects, and loaded into them again.
+
+A version of a run is one file that `torch.save` wrote. It is read with `weights_only=True`, so it may hold tensors,
+numbers, texts and containers of these, and nothing that would run code.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.errors import OptionError, said_by
+from colabstage.h5.manifest import read_manifest
+from colabstage.io.units import listed
+from colabstage.io.whole_imports import refuse_import
+from colabstage.io.workspace import short_digest
+
+try:
+    import torch
+except ImportError as error:
+    refuse_import("torch", "resumable needs", error)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
+
+
+class Copier:
+    """Copy states into the computer's memory, and use that memory again for the next copy."""
+
+    def __init__(self) -> None:
+        self._spare: dict[tuple[Any, ...], list[torch.Tensor]] = {}
+
+    def copy(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy the state of each part; tensors that share memory share it in the copy.
+
+        Raises:
+            OptionError: there is something in a state that could not be read back without running code.
+        """
+        with torch.no_grad():
+            known: dict[tuple[Any, ...], torch.Tensor] = {}
+            return {name: self._copy(state, name, known) for name, state in states.items()}
+
+    def give_back(self, copied: object) -> None:
+        """Use the memory of a copy for the next one. Nothing may read it any more."""
+        # Weights that are tied are one tensor of the copy, in two places.
+        for tensor in {id(tensor): tensor for tensor in _tensors_in(copied)}.values():
+            if tensor.layout == torch.strided:
+                self._spare.setdefault((tensor.shape, tensor.dtype), []).append(tensor)
+
+    def _copy(self, value: Any, name: str, known: dict[tuple[Any, ...], torch.Tensor]) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, known)
+        # A scheduler may hold a metric as numpy computed it; its float64 is a float as well.
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, Mapping):
+            copied = {key: self._copy(item, f"{name}[{key!r}]", known) for key, item in value.items()}
+            return _as_module_state(copied, value) if hasattr(value, "_metadata") else copied
+        if isinstance(value, list | tuple):
+            items = [self._copy(item, f"{name}[{number}]", known) for number, item in enumerate(value)]
+            return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, set | frozenset):
+            return set(value)
+        msg = (
+            f"The state of {name} is a {type(value).__name__}, which could not be read back without running code. A "
+            "state_dict() may return tensors, numbers, texts, and lists and dicts of these."
+        )
+        raise OptionError(msg)
+
+    def _tensor(self, tensor: torch.Tensor, known: dict[tuple[Any, ...], torch.Tensor]) -> torch.Tensor:
+        source = tensor.detach()
+        if source.layout != torch.strided:
+            return source.to("cpu", copy=True)
+        place = (source.data_ptr(), source.shape, source.stride(), source.dtype, source.device)
+        if source.numel() and place in known:
+            return known[place]
+        spare = self._spare.get((source.shape, source.dtype))
+        copied = spare.pop() if spare else torch.empty(source.shape, dtype=source.dtype)
+        known[place] = copied.copy_(source)
+        return copied
+
+
+def _as_module_state(copied: dict[str, Any], state: Any) -> OrderedDict[str, Any]:
+    # By these, a module knows which version of it wrote a state.
+    ordered: Any = OrderedDict(copied)
+    ordered._metadata = state._metadata
+    return ordered  # type: ignore[no-any-return]
+
+
+def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors_in(item)
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of Python's, numpy's and torch's random numbers, those of CUDA devices in use included."""
+    version, numbers, gauss = random.getstate()
+    kind, words, place, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - what training code draws from
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": [str(kind), [int(word) for word in words], int(place), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if _uses_cuda() else [],
+    }
+
+
+def _uses_cuda() -> bool:
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return used
+
+
+def set_random_state(state: Mapping[str, Any], *, rank: int = 0) -> None:
+    """Set all random numbers to a state. Each rank but the first, whose state it is, gets numbers of its own."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, words, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(words, np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    for device, cuda in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(cuda, device)
+    if rank:
+        seed = int(short_digest(f"{rank} {state['torch'].tolist()}"), 16) % 2**63
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.manual_seed(seed)
+
+
+def check_parts(parts: Mapping[str, object]) -> None:
+    """Refuse what has no state to save.
+
+    Raises:
+        OptionError: a part has no `state_dict` or no `load_state_dict`.
+    """
+    if not parts:
+        msg = "There is nothing to save; expected the parts of the training: resumable(folder, model=model, …)."
+        raise OptionError(msg)
+    for name, part in parts.items():
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(part, method, None)):
+                msg = (
+                    f"{name} is a {type(part).__name__}, which has no {method}(), so it cannot be saved and restored; "
+                    "expected a model, an optimizer, a scheduler, a gradient scaler, or anything else with both."
+                )
+                raise OptionError(msg)
+
+
+def kind_of_part(part: object) -> str:
+    """Return what a part's state belongs to: its class, and for models nothing, whose wrappers share one state."""
+    return "" if isinstance(part, torch.nn.Module) else type(part).__name__
+
+
+def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mapping[str, Any]) -> None:
+    """Load the state of each part; where one does not fit, all are as they were before.
+
+    Raises:
+        OptionError: the parts are others, or a state does not fit its part.
+    """
+    if missing := sorted({*states} ^ {*parts}):
+        saved, given = listed(sorted(states)), listed(sorted(parts))
+        msg = (
+            f"The run was saved with {saved}, and now has {given}; {listed(missing)} is not in both. Pass to "
+            "resumable() what it was saved with."
+        )
+        raise OptionError(msg)
+    for name, part in parts.items():
+        if kinds[name] != kind_of_part(part):
+            msg = (
+                f"{name} is a {type(part).__name__}, but the run was saved with a {kinds[name] or 'model'}. Use that, "
+                "or begin a new run in another folder."
+            )
+            raise OptionError(msg)
+    before = Copier().copy({name: part.state_dict() for name, part in parts.items()})
+    begun: list[str] = []
+    try:
+        for name, part in parts.items():
+            begun.append(name)
+            part.load_state_dict(states[name])
+    except Exception as error:
+        for name in reversed(begun):
+            parts[name].load_state_dict(before[name])
+        msg = f"The saved state of {name} cannot be loaded into this {type(parts[name]).__name__}: {said_by(error)}"
+        raise OptionError(msg) from error
+
+
+def dataset_digest(loader: object) -> str:
+    """Return a digest of the packed file that a loader reads, from its manifest; empty where that is not known."""
+    dataset: Any = getattr(loader, "dataset", None)
+    while hasattr(dataset, "dataset"):  # a Subset
+        dataset = dataset.dataset
+    paths: Sequence[Any] = getattr(dataset, "paths", None) or [getattr(dataset, "path", None)]
+    manifests = [None if path is None else read_manifest(path) for path in paths]
+    if any(manifest is None for manifest in manifests):
+        return ""
+    return short_digest(" ".join(digest for manifest in manifests if manifest for digest in manifest.hashes))

@@ -1,0 +1,348 @@
+"""Kaggle's datasets: where they are mounted or kept, or as the zip on the web that Kaggle's download address leads to.
+
+kagglehub is asked for the login only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+import urllib.parse
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import (
+    OptionError,
+    SourceAccessError,
+    SourceError,
+    SourceNotFoundError,
+    SourceReadError,
+    WebPageError,
+)
+from colabstage.io.files import RetryPolicy
+from colabstage.io.redaction import show_address
+from colabstage.machine.platforms import detect_platform, system_root
+from colabstage.sources.gdrive import page_address
+from colabstage.sources.http_session import ask_service
+from colabstage.sources.remote import TransientError, with_retries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import requests
+
+    from colabstage.sources.http_file import HttpFile
+    from colabstage.sources.http_session import WebAnswer
+    from colabstage.sources.remote import Checksum
+
+_POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
+# How long a mount that was promised is waited for.
+_MOUNT_S = 60.0
+_ON = frozenset({"1", "t", "true"})
+_SERVICE = "https://api.kaggle.com/v1/datasets.DatasetApiService"
+_SLUG = r"[A-Za-z0-9][-_A-Za-z0-9]*"
+_HANDLE = re.compile(rf"({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?/?")
+_HOSTS = frozenset({"kaggle.com", "www.kaggle.com"})
+# Tabs of a dataset's page that are part of the address people copy.
+_TABS = re.compile(r"/(?:data|code|discussion|metadata|settings|suggestions|versions)?/?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class KaggleDataset:
+    """A dataset on Kaggle."""
+
+    owner: str
+    """Its owner."""
+    name: str
+    """Its name in the address."""
+    version: int | None = None
+    """The version's number; `None` for the newest."""
+
+    @property
+    def handle(self) -> str:
+        """Return its name in kagglehub's form: `owner/name`, with `/versions/N` for a certain version."""
+        return f"{self.owner}/{self.name}" + (f"/versions/{self.version}" if self.version else "")
+
+    @property
+    def label(self) -> str:
+        """Return its name for messages."""
+        return f"kaggle://{self.handle}"
+
+    @property
+    def page(self) -> str:
+        """Return the web page on which its licence is accepted."""
+        return f"https://www.kaggle.com/datasets/{self.owner}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class KaggleFolder:
+    """A dataset whose files are on this machine."""
+
+    path: Path
+    """The folder that holds it."""
+    note: str
+    """Why it is read there, in a sentence."""
+    version: str = ""
+    """Its version's number; "" if unknown, as of a mount."""
+
+
+def parse_kaggle(text: str) -> KaggleDataset | None:
+    """Read `kaggle://owner/dataset`, with `/versions/N` for a certain version, or the address of a dataset's page.
+
+    Returns:
+        `None` for anything that is not Kaggle's.
+
+    Raises:
+        OptionError: it is Kaggle's, but not a dataset.
+
+    >>> parse_kaggle("kaggle://zalando-research/fashionmnist/versions/4").version
+    4
+    """
+    cleaned = text.strip().strip("<>\"'")
+    if cleaned.startswith("kaggle://"):
+        match = _HANDLE.fullmatch(cleaned.removeprefix("kaggle://"))
+    else:
+        path = _page_path(cleaned)
+        if path is None:
+            return None
+        match = _HANDLE.fullmatch(path)
+    if match is None:
+        msg = (
+            f"'{show_address(cleaned)}' is not a dataset on Kaggle. Expected kaggle://owner/dataset, "
+            "kaggle://owner/dataset/versions/N "
+            "or https://www.kaggle.com/datasets/owner/dataset. Download a competition's or a model's files with "
+            "kagglehub itself and stage their folder."
+        )
+        raise OptionError(msg)
+    return KaggleDataset(match[1], match[2], int(match[3]) if match[3] else None)
+
+
+def _page_path(text: str) -> str | None:
+    """Return `owner/dataset…` from a page's address; "" for another page of Kaggle's, `None` for any other address."""
+    parts = page_address(text, _HOSTS)
+    if parts is None or not parts.path.startswith("/datasets/"):
+        return None if parts is None else ""
+    found = parts.path.removeprefix("/datasets/")
+    version = urllib.parse.parse_qs(parts.query).get("datasetVersionNumber", [""])[0]
+    if re.fullmatch(rf"{_SLUG}/{_SLUG}/versions/\d+/?", found) is None:
+        found = _TABS.sub("", found)
+    return f"{found}/versions/{version}" if version else found
+
+
+def find_kaggle_folder(dataset: KaggleDataset, environ: Mapping[str, str] = os.environ) -> KaggleFolder | None:
+    """Return the dataset where it is mounted, or where kagglehub has downloaded a certain version; asks nobody."""
+    if dataset.version is None:
+        return _mounted(dataset, environ)
+    return _downloaded(dataset, dataset.version, environ)
+
+
+def _mounted(dataset: KaggleDataset, environ: Mapping[str, str]) -> KaggleFolder | None:
+    """Return the dataset's read-only mount in Kaggle's notebooks or Colab's cache, whose version is unknown."""
+    inputs = _mount_folder(environ)
+    exact = inputs / "datasets" / dataset.owner / dataset.name
+    if _is_filled(exact):
+        return KaggleFolder(exact, f"Kaggle's files are read where they are mounted: '{exact}'.")
+    by_name = inputs / dataset.name
+    # On Colab such a folder may be any version, mounted for an earlier request of that one.
+    if detect_platform(environ=environ).name != "kaggle" or not _is_filled(by_name):
+        return None
+    note = f"Kaggle's files are read where they are mounted: '{by_name}' (a path that does not tell their owner)."
+    return KaggleFolder(by_name, note)
+
+
+def _mount_folder(environ: Mapping[str, str]) -> Path:
+    named = environ.get("KAGGLE_CACHE_MOUNT_FOLDER") or environ.get("COLAB_CACHE_MOUNT_FOLDER")
+    return Path(named) if named else system_root(environ) / "kaggle" / "input"
+
+
+def _mount_on_request(dataset: KaggleDataset, login: Any, environ: Mapping[str, str]) -> KaggleFolder | None:
+    """Return where Colab or a notebook on Kaggle mounts the dataset when asked to; `None` where it does not."""
+    try:
+        if environ.get("TBE_RUNTIME_ADDR") and environ.get("DISABLE_COLAB_CACHE", "").lower() not in _ON:
+            slug = _ask_colab(dataset, login, environ)
+        elif environ.get("KAGGLE_DATA_PROXY_URL") and environ.get("DISABLE_KAGGLE_CACHE", "").lower() not in _ON:
+            slug = _ask_notebook(dataset, environ)
+        else:
+            return None
+    except (SourceError, ValueError, KeyError, TypeError):
+        return None
+    # It appears a while after the answer, or never; then Kaggle's download is as good.
+    path = _mount_folder(environ) / slug
+    deadline = time.monotonic() + _MOUNT_S
+    while not _is_filled(path):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.2)
+    version = "" if dataset.version is None else str(dataset.version)
+    return KaggleFolder(path, f"Kaggle's files are read where they are mounted: '{path}'.", version)
+
+
+def _ask_colab(dataset: KaggleDataset, login: Any, environ: Mapping[str, str]) -> str:
+    version = {} if dataset.version is None else {"version": dataset.version}
+    asked = {"owner": dataset.owner, "dataset": dataset.name, **version}
+    service = f"http://{environ['TBE_RUNTIME_ADDR']}/kagglehub/datasets"
+    for action in ("is_supported", "mount"):
+        answer = ask_service(f"{service}/{action}", dataset.label, json=asked, auth=login)
+        if answer.status != 200:
+            raise KeyError(action)
+    return str(json.loads(answer.text)["slug"])
+
+
+def _ask_notebook(dataset: KaggleDataset, environ: Mapping[str, str]) -> str:
+    version = {} if dataset.version is None else {"VersionNumber": str(dataset.version)}
+    answer = ask_service(
+        f"{environ['KAGGLE_DATA_PROXY_URL']}/kaggle-jwt-handler/AttachDatasourceUsingJwtRequest",
+        dataset.label,
+        json={"datasetRef": {"OwnerSlug": dataset.owner, "DatasetSlug": dataset.name, **version}},
+        headers={
+            "X-Kaggle-Authorization": f"Bearer {environ['KAGGLE_USER_SECRETS_TOKEN']}",
+            "X-KAGGLE-PROXY-DATA": environ["KAGGLE_DATA_PROXY_TOKEN"],
+        },
+    )
+    return str(json.loads(answer.text)["result"]["mountSlug"])
+
+
+def _downloaded(dataset: KaggleDataset, version: int, environ: Mapping[str, str]) -> KaggleFolder | None:
+    """Return a version in kagglehub's cache, if all of it is there."""
+    cache = Path(environ.get("KAGGLEHUB_CACHE") or Path(environ.get("HOME") or Path.home()) / ".cache" / "kagglehub")
+    datasets = cache / "datasets" / dataset.owner
+    path = datasets / dataset.name / "versions" / str(version)
+    # kagglehub's marker that everything is extracted.
+    marker = datasets / dataset.name / f"{version}.complete"
+    if not (marker.exists() and _is_filled(path)):
+        return None
+    return KaggleFolder(path, f"Kaggle's files are read in kagglehub's own cache: '{path}'.", str(version))
+
+
+def _is_filled(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return any(folder.iterdir())
+    return False
+
+
+def open_kaggle(
+    dataset: KaggleDataset,
+    *,
+    checksum: Checksum | None = None,
+    policy: RetryPolicy = _POLICY,
+    along_bytes: int = 0,
+    environ: Mapping[str, str] = os.environ,
+) -> HttpFile | KaggleFolder:
+    """Open a dataset where it is already, or else as the zip that Kaggle serves.
+
+    Args:
+        dataset: which one.
+        checksum: the expected hash of the zip.
+        policy: how often Kaggle is asked again.
+        along_bytes: as of `open_http`.
+        environ: the environment's variables.
+
+    Raises:
+        SourceAccessError: a token is missing, or the licence was not accepted; the message has the page.
+        SourceNotFoundError: there is no such dataset or version.
+        WebPageError: it is no zip.
+        TransientError: Kaggle or its storage does not answer, after all tries.
+    """
+    from colabstage.sources.http_file import open_http
+
+    if (found := find_kaggle_folder(dataset, environ)) is not None:
+        return found
+    login = _login()
+    if (found := _mount_on_request(dataset, login, environ)) is not None:
+        return found
+    version = dataset.version or with_retries(lambda: _ask_newest(dataset, login), policy)
+    if (found := _downloaded(dataset, version, environ)) is not None:
+        return found
+    try:
+        file = open_http(
+            dataset.page,
+            checksum=checksum,
+            policy=policy,
+            along_bytes=along_bytes,
+            resolve=lambda: _find_storage(dataset, version, login),
+            label=dataset.label,
+        )
+    except WebPageError as error:
+        msg = f"{error} Look at {dataset.page}: was it uploaded completely?"
+        raise WebPageError(msg) from error
+    file.facts = replace(file.facts, name=f"{dataset.name}.zip", version=str(version), mtime_ns=0)
+    return file
+
+
+def newest_version(dataset: KaggleDataset) -> str | None:
+    """Ask Kaggle for the number of a dataset's newest version; `None` if it does not answer."""
+    try:
+        return str(_ask_newest(dataset, _login()))
+    except SourceError:
+        return None
+
+
+def _ask_newest(dataset: KaggleDataset, login: Any) -> int:
+    answer = _ask(dataset, "GetDataset", login)
+    try:
+        return int(json.loads(answer.text)["currentVersionNumber"])
+    except (ValueError, KeyError, TypeError):
+        msg = f"Kaggle's answer about '{dataset.label}' names no version. Name one: {dataset.label}/versions/N."
+        raise SourceReadError(msg) from None
+
+
+def _find_storage(dataset: KaggleDataset, version: int, login: Any) -> str:
+    """Return the signed address of a dataset's zip, which expires after a while."""
+    answer = _ask(dataset, "DownloadDataset", login, datasetVersionNumber=version)
+    # The login is for Kaggle, and not for the storage that it leads to.
+    if not (place := answer.headers.get("Location", "")):
+        msg = f"Kaggle's answer names no download of '{dataset.label}' (status {answer.status}). See {dataset.page}."
+        raise SourceReadError(msg)
+    return place
+
+
+def _ask(dataset: KaggleDataset, action: str, login: Any, **more: object) -> WebAnswer:
+    asked = {"ownerSlug": dataset.owner, "datasetSlug": dataset.name, **more}
+    answer = ask_service(f"{_SERVICE}/{action}", dataset.label, json=asked, auth=login, redirects=False)
+    status = answer.status
+    if status in (401, 403):
+        msg = (
+            f"Kaggle refuses '{dataset.label}'. Open {dataset.page} while logged in, see whether the name is right and "
+            "accept the licence or rules it asks for. If it is private, create a token (your picture, Settings, API), "
+            "set KAGGLE_API_TOKEN in the environment or in Colab's secrets, and have kagglehub installed, which reads "
+            "it: %pip install -q kagglehub"
+        )
+        raise SourceAccessError(msg)
+    if status == 404:
+        msg = f"Kaggle has no '{dataset.label}'. Compare the name and the version with {dataset.page}."
+        raise SourceNotFoundError(msg)
+    if status in (408, 429) or status >= 500:
+        msg = f"Kaggle cannot answer for '{dataset.label}' now: status {status}. Try again later."
+        raise TransientError(msg)
+    if status >= 400:
+        msg = f"Kaggle answered the question for '{dataset.label}' with status {status}. See {dataset.page}."
+        raise SourceReadError(msg)
+    return answer
+
+
+def _login() -> Any:
+    """Return the login for Kaggle that kagglehub finds: of this session, the environment, a file or Colab's secrets."""
+    if find_spec("kagglehub") is None:
+        return None
+    from kagglehub.config import get_kaggle_credentials
+
+    try:
+        found = get_kaggle_credentials()
+    except ValueError as error:
+        msg = f"Kaggle's login cannot be read: {error}"
+        raise SourceAccessError(msg) from None
+    if found is None:
+        return None
+    if not found.api_key:
+        return (found.username, found.key)
+
+    def add_token(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {found.api_key}"
+        return request
+
+    return add_token

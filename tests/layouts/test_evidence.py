@@ -1,0 +1,326 @@
+"""What folders, tables and lists state: read as their people mean it, or one error that names what to write.
+
+A row each: files as `known` writes them, and what is to be made of them. Datasets as they are published are in
+`known_datasets`; these are the odd ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tarfile
+import unicodedata
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.layouts.detect import TableFile, detect_layout
+from colabstage.layouts.table import BrokenDatasetError, SampleTable, Values
+from colabstage.layouts.words import spoken
+from colabstage.options import file_names, table_rows
+from colabstage.trees.folder import FolderTree
+from colabstage.trees.joined import JoinedTree
+from colabstage.trees.open import open_tree
+from tests.layouts.described import described
+from tests.layouts.known import PETS, WAV, MemoryTree, known, pets, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Texts = dict[str, Any]
+OPTIONS = {one.__name__: one for one in (file_names, table_rows)}
+SIX = "images/{0..5}.jpg"
+
+
+def tree(paths: str, texts: Texts | None = None) -> MemoryTree:
+    """Files in memory."""
+    return MemoryTree(known("", paths, texts).files)
+
+
+def read(paths: str, texts: Texts | None = None, layout: str = "'auto'") -> SampleTable:
+    """What is made of them."""
+    return detect_layout(tree(paths, texts), eval(layout, dict(OPTIONS)))
+
+
+def listed(**lists: str) -> Texts:
+    """Lists of splits beside two classes: pie/{10000..10002}, ribs/{20000..20002}."""
+    return {f"food/meta/{name}.txt": rows(*lines.split()) for name, lines in lists.items()}
+
+
+FOOD = "food/images/pie/{10000..10002}.jpg food/images/ribs/{20000..20002}.jpg"
+TRAIN, TEST = "pie/{10000,10001} ribs/{20000,20001}", "pie/10002 ribs/20002"
+
+# fmt: off
+READ: dict[str, tuple[Any, ...]] = {
+    "a network drive's folders": (f"{pets()} .Trash-0/files/1.jpg @eaDir/1.jpg $RECYCLE.BIN/1.jpg cat/@eaDir/0.jpg/t.jpg", {}, PETS),
+    "splits in any case": ("Training/{cat,dog}/1.jpg TEST/cat/3.jpg Validation/{cat,dog}/4.jpg", {}, "train: cat 1, dog 1; validation: cat 1, dog 1; test: cat 1"),
+    "a wrapper, with a logo beside it": ("kitti/images/train/cat/1.jpg kitti/images/test/cat/2.jpg logo.png", {"kitti/readme.txt": "x"}, "train: cat 1; test: cat 1", "'image_folder'"),
+    "one class with a folder in it": ("pets/cat/1.jpg pets/cat/more/2.jpg", {}, "cat 2", "'image_folder'"),
+    "a class called train": ("car/1.jpg ship/1.jpg train/1.jpg train/steam/2.jpg", {}, "car 1, ship 1, train 2", "'image_folder'"),
+    "a folder of notes": ("cat/1.jpg dog/1.jpg", {"annotations/1.xml": ""}, "cat 1, dog 1", "'image_folder'"),
+    "test images in no class": ("train/{cat,dog}/1.jpg test/{3,4}.jpg", {}, "train: cat 1, dog 1"),
+    "face masks": ("with_mask/{0,1}.jpg without_mask/{0,1}.jpg", {}, "with_mask 2, without_mask 2"),
+    "vehicles": ("car/1.jpg ship/1.jpg train/1.jpg", {}, "car 1, ship 1, train 1"),
+    "a class called label": ("{label,cat,dog}/1.jpg", {}, "cat 1, dog 1, label 1"),
+    "numbered images are not in twos": ("{a,b}.jpg {a,b}_2.jpg", {}, "4 without labels"),
+    "one image called after another": ("{a,a_b,c,d}.jpg", {}, "4 without labels"),
+    "pairs of which some have no mask": ("images/{a,b,c}.jpg masks/{a,b,z}.png", {}, "2 masks", "'pairs'"),
+    "a class called as a part": ("depth/{0,1}.jpg height/{0,1}.jpg", {}, "depth 2, height 2"),
+    "single letters in two cases": ("A/1.jpg a/2.jpg", {}, "A 1, a 1"),
+    "splits that say images above classes": ("train_images/{cat,dog}/1.jpg val_images/{cat,dog}/2.jpg", {}, "train: cat 1, dog 1; val: cat 1, dog 1"),
+    "a column of scenes": (SIX, {"l.csv": rows("path,scene", "images/{0..5}.jpg,{beach,city}")}, "beach 3, city 3"),
+    "the label first": (SIX, {"l.csv": rows("label,image", "{0,1,2},{0..5}")}, "0 2, 1 2, 2 2"),
+    "a label without a known name": (SIX, {"l.csv": rows("kind,number", "{0,1,2},{0..5}")}, "0 2, 1 2, 2 2"),
+    "None and NA are words": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{None,crack,NA}")}, "NA 2, None 2, crack 2"),
+    "numbers of patients as folders": ("0/{10,11}.jpg 1/{12,13}.jpg", {"l.csv": rows("file,label", "{10..13}.jpg,{0,1}")}, "0 2, 1 2"),
+    "Roboflow's boxes": ("{train,valid}/{0..3}.jpg", {"{train,valid}/_annotations.csv": rows("filename,width,height,class,xmin,ymin,xmax,ymax", "{0..3}.jpg,64,48,{dog,cat},5,6,40,30")},
+                         "train: 4 images, 4 boxes: cat 2, dog 2; valid: 4 images, 4 boxes: cat 2, dog 2"),
+    "a split of yes and no": (SIX, {"l.csv": rows("file,label,is_valid", "{0..5}.jpg,{cat,dog},{False,False,True}")}, "train: cat 2, dog 2; valid: cat 1, dog 1"),
+    "a split of 0 and 1": (SIX, {"l.csv": rows("file,label,Is Test", "{0..5}.jpg,{cat,dog},{0,0,1}")}, "train: cat 2, dog 2; test: cat 1, dog 1"),
+    "a split that is not training": (SIX, {"l.csv": rows("file,label,is_training_image", "{0..5}.jpg,{cat,dog},{yes,yes,no}")}, "train: cat 2, dog 2; test: cat 1, dog 1"),
+    "a measurement taken twice": (SIX, {"l.csv": rows("file,size", "{0,0,1,2}.jpg,{1.5,1.7,2.5,3.5}")}, "4 numbers"),
+    "lists by any paths": (FOOD, listed(train="x/food/images/pie/{10000,10001} ribs/{20000,20001}.jpg", test="./images/pie/10002.jpg ribs/20002"), "train: pie 2, ribs 2; test: pie 1, ribs 1"),
+    "lists of bare names": (FOOD, listed(train="{10000,10001} {20000,20001}", val="10002 20002"), "train: pie 2, ribs 2; val: pie 1, ribs 1"),
+    "a list of what is held out": (FOOD, listed(test=TEST), "train: pie 2, ribs 2; test: pie 1, ribs 1"),
+    "lists that leave some out": (FOOD, listed(train="pie/10000 ribs/20000", test=TEST), "train: pie 1, ribs 1; test: pie 1, ribs 1"),
+    "a list of what is trained on": (FOOD, listed(train=TRAIN), "pie 3, ribs 3"),
+    "folds": (FOOD, listed(train1=TRAIN, train2=TEST, test1=TEST), "pie 3, ribs 3"),
+}
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "no folders": ("{1..2}.jpg", {}, r"2 images.*one folder for each class", "'image_folder'"),
+    "splits of no classes": ("train/1.jpg test/2.jpg", {}, r"2 images.*one folder for each class", "'image_folder'"),
+    "a split of no classes": ("data/train/1.jpg", {}, r"1 images.*one folder for each class", "'image_folder'"),
+    "splits among other folders": ("{train,test,extra}/cat/1.jpg", {}, r"mixes folders of splits \('test', 'train'\).*'extra'", "'image_folder'"),
+    "two folders for one split": ("{train,training}/cat/1.jpg", {}, r"'train', 'training'", "'image_folder'"),
+    "images without masks": ("{a,b}/1.jpg", {}, "no masks", "'pairs'"),
+    "few masks": ("images/{1..3}.jpg masks/1.png", {}, r"images/2\.jpg", "'pairs'"),
+    "two masks of an image": ("images/1.jpg masks/1.png labels/1.png", {}, "same image", "'pairs'"),
+    "masks without images": ("{SegmentationClass,SegmentationObject}/a.png", {}, "names of parts of a dataset"),
+    "masks called _manual1": ("x{0..2}.jpg x{0..2}_manual1.gif", {}, r"come in twos.*called masks"),
+    "masks called vessels": ("x{0..2}.jpg x{0..2}~vessels.png", {}, r"come in twos.*called masks"),
+    "masks called as the images": ("x{0..4}.jpg x{0..4}.png", {}, r"come in twos.*called masks"),
+    "a spelling": ("train/Dog/1.jpg test/dog/2.jpg {train,test}/eel/3.jpg", {}, r"'Dog'.*layout=\"image_folder\""),
+    "a copy by its wrapper": ("set/{yes,no}/{0..3}.jpg", {"{yes,no}/{0..3}.jpg": "a"}, r"'set' holds the folders 'no', 'yes'"),
+    "two columns beside folders": ("x/{0..3}.jpg y/{10..13}.jpg", {"t.csv": rows("path,colour,size", "{0..3}.jpg,{red,blue},{a,b}", "{10..13}.jpg,red,a")},
+                                   r"Which of the columns 'colour', 'size'.*layout=\"image_folder\""),
+    "patients and two findings": ("p1/{0..3}.jpg p2/{10..13}.jpg", {"t.csv": rows("path,patient_id,finding,grade", "{0..3}.jpg,p1,{cyst,none},{a,b}", "{10..13}.jpg,p2,{cyst,none},{a,b}")},
+                                  r"Which of the columns 'finding', 'grade'"),
+    "people without a header": ("ann/{0..3}.jpg bob/{10..13}.jpg", {"t.csv": rows("0.jpg,ann,young,3", "{10..13}.jpg,bob,{young,old},4")}, r"'t.csv' has 4 columns and no header"),
+    "a submission of two columns": ("{0..3}.jpg", {"train.csv": rows("image,colour,size", "{0..3}.jpg,{red,blue},{a,a,b,b}"), "sample_submission.csv": "image,colour,size\n9.jpg,red,a\n"},
+                                    r"Which of the columns 'colour', 'size'"),
+    "tables of many and of few": ("{00..11}.jpg", {"all.csv": rows("image,colour", "{00..11}.jpg,{red,blue}"), "few.csv": "image,label\n03.jpg,cat\n"}, r"Several tables.*table_rows\(table="),
+    "JSON beside each image": ("{cat,dog}/{0..3}.jpg", {"{cat,dog}/{0..3}.json": "{}"}, r"files such as this would be left out"),
+    "a split of other classes": ("train/{cat,dog}/{0,1}.jpg test/{katze,hund}/{0,1}.jpg", {}, r"'test' \('hund', 'katze'\) has no class in common with 'train'"),
+    "captions beside classes": ("red/a{0..3}.jpg blue/b{0..3}.jpg", {"captions.jsonl": "".join(f'{{"file_name": "a{n}.jpg", "text": "a dog"}}\n' for n in range(4))}, r"'captions.jsonl' leads to.*'text' holds texts"),
+    "a cell too many": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{a,b,a,x;,b}").replace(";", ",y")}, r"3 cells in row 5 and 2 in the first.*quotes"),
+    "an empty label in words": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{a,b,,b,a,b}")}, r"^'l.csv' leads.*1 of 6 rows has no label in 'label' \(the first is that of 'images/2\.jpg'\).*Fill"),
+    "an empty label in numbers": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{1,0,,0,1,0}")}, r"1 of 6 rows has no label"),
+    "two columns that may be the label": (SIX, {"l.csv": rows("path,color,shape", "{0..5}.jpg,{red,blue},{x,x,y}")}, r"'color', 'shape' is the label.*table_rows\(labels="),
+    "two columns called labels": (SIX, {"l.csv": rows("path,label,class", "{0..5}.jpg,{a,b},{x,x,y}")}, r"'label', 'class' is the label"),
+    "01 and 1": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{01,1}")}, r"'01' and '1', which are the same number"),
+    "a split that is none": (SIX, {"l.csv": rows("path,label,split", "{0..5}.jpg,{a,b},{train,holdout}")}, r"'split' names splits and other values: 'holdout'"),
+    "a split that is none in test.csv": (SIX, {"train.csv": rows("file,label,part", "{0..3}.jpg,{a,b},train"), "test.csv": rows("file,label,part", "{4,5}.jpg,{a,b},holdout")}, r"'part' says which split.*'holdout'"),
+    "most rows held out": (SIX, {"l.csv": rows("file,label,is_valid", "{0..5}.jpg,{cat,dog},{True,True,False}")}, r"would put 4 of 6 rows into the split 'valid'"),
+    "two flags of splits": (SIX, {"l.csv": rows("file,label,is_valid,is_test", "{0..5}.jpg,{cat,dog},{1,0,0},{0,0,1}")}, r"each name a split"),
+    "a split of two names": (SIX, {"l.csv": rows("file,label,split", "{0..5}.jpg,{a,b},{train,train,train,train,valid,Validation}")}, r"in the splits 'valid', 'validation'"),
+    "folders of one split": ("{train,val,valid}/{a,b}/{1,2}.jpg", {}, r"in the splits 'val', 'valid'"),
+    "copies of the images": ("a/{0..3}.png b/{0..3}.png", {"l.csv": rows("path,label", "{0..3}.png,{a,b}")}, r"'0.png' in 'l.csv' may be 'a/0.png', 'b/0.png'"),
+    "a comma between labels": (SIX, {"l.csv": 'path,labels\n' + rows('{0..5}.jpg,"{a,b,a; b}"').replace(";", ",")}, r"such as 'a, b'.*table_rows\(separator=','\) for several"),
+    "two labels of one image": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog}")}, r"'images/0\.jpg', one with the label 'cat' and one with 'dog'"),
+    "a table against folders": ("cat/{1,2}.jpg dog/{3,4}.jpg", {"l.csv": rows("file,label", "{1,2,3,4}.jpg,{cat,dog,dog,dog}")}, r"says 'dog' for 'cat/2\.jpg'.*\"table\" or layout=\"image_folder\""),
+    "folds as folders": ("fold{1..3}/{0,1}.png", {}, r"'fold1', 'fold2', 'fold3' are names of parts"),
+    "queries and a gallery": ("{query,gallery,train}/{0,1}.png", {}, r"'gallery', 'query', 'train' are names of parts of a dataset"),
+    "two resolutions": ("{LR,HR}/{0,1}.png", {}, r"'HR', 'LR' are names of parts of a dataset"),
+    "clips in folders of roles": ("", {"{labels,train}/1.wav": WAV}, r"'labels', 'train' are names of parts.*layout=\"audio\" takes"),
+    "a table and masks": ("{images,masks}/{0..3}.png", {"l.csv": rows("path,label", "images/{0..3}.png,{a,b}")}, r'labels in a table and masks.*layout="table" or layout="pairs"'),
+    "paths of another form": (SIX, {"l.csv": rows("file,label", "{00000,00001}.png,cat")}, r"The first row of 'l\.csv' is '00000.png', 'cat', and a file is called 'images/0\.jpg'"),
+    "a list with a file of another class": (FOOD, listed(train=TRAIN, test="ribs/10002 ribs/20002"), r"^The list .*test\.txt' names 'ribs/10002'.*another folder.*layout='image_folder'"),
+    "a file in two lists": (FOOD, listed(train=TRAIN, test="pie/{10000,10002} ribs/20002"), r"names 'food/images/pie/10000\.jpg', and so does"),
+    "a list of ambiguous names": ("a/{pie,ribs}/{0..3}.jpg", {"a/train.txt": "0\n1\n", "a/test.txt": "2\n3\n"}, r"names '0', which is 'a/pie/0\.jpg' or 'a/ribs/0\.jpg'|names '2', which is"),
+    "a list against a folder": ("{train,test}/pie/{10,11}.jpg {train,test}/ribs/{20,21}.jpg train/pie/12.jpg", {"test.txt": "pie/12\npie/10\n"}, r"test\.txt' names 'train/pie/12\.jpg', which is in the split 'train'"),
+    "boxes beside lists": (FOOD, {**listed(train=TRAIN, test=TEST), "food/boxes.txt": rows("{10000,10001,20000,20001} 60.0 27.0")}, r"'food/boxes\.txt' names them too"),
+    "a class without a folder": ("train/{a,b}/images/{0,1}.jpg val/images/v{0..3}.jpg", {"val/v.txt": rows("v{0..3}.jpg\t{a,z}\t0\t0")}, r"the class 'z', but no folder has that name"),
+}
+NOTED: dict[str, tuple[Any, ...]] = {
+    "an image without a mask": ("images/{a,b,c}.jpg masks/{a,b,z}.png", {}, r"1 image without a mask was left out"),
+    "a mask without an image": ("images/{a,b,c}.jpg masks/{a,b,z}.png", {}, r"1 mask without an image was left out"),
+    "a split that lacks a class": ("train/{cat,dog}/1.jpg test/cat/3.jpg", {}, r"The split 'test' has no images of 1 class: 'dog'"),
+    "columns that are not used": (SIX, {"l.csv": rows(",file,label,fold,age", "{0..5},{0..5}.jpg,{a,b},{0,1,2},{20..25}")}, r"Not used: the columns 'fold', 'age'"),
+    "a label stated twice": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog,cat,cat}")}, r"1 row names a file that another row names as well"),
+    "numbers from 1": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{1,2,3}")}, r"stay the numbers 1 to 3;"),
+    "numbers with a gap": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{0,1,3}")}, r"stay the numbers 0 to 3;"),
+    "test images without labels": (SIX, {"train.csv": rows("id,label", "{0..3},{a,b}"), "test.csv": rows("id", "{4,5}")}, r"2 images of 'test.csv', which has no 'label', were left out"),
+    "folds that are not read": (FOOD, listed(train1=TRAIN, train2=TEST, test1=TEST), r"list images of splits, and are not read"),
+    "what no list names": (FOOD, listed(train="pie/10000 ribs/20000", test=TEST), r"2 images that no list names were left out"),
+    "what is trained on": (FOOD, listed(test=TEST), r"The split 'train' has 4 images that no list names"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", READ)
+def test_each_is_read_as_its_people_mean_it(case: str) -> None:
+    """Samples by split and class."""
+    paths, texts, found, *layout = READ[case]
+    assert described(read(paths, texts, *layout)) == found
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_each_is_refused_with_what_to_write(case: str) -> None:
+    """One line that names what competes, or is missing."""
+    paths, texts, pattern, *layout = REFUSED[case]
+    with pytest.raises(LayoutError, match=pattern) as caught:
+        read(paths, texts, *layout)
+    assert "\n" not in str(caught.value)
+    assert any(
+        word in str(caught.value)
+        for word in ("layout", "table", "Fill", "xpected", "rite", "Name", "folder", "Say", "Put", "Rename")
+    )
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_each_is_noted(case: str) -> None:
+    """What a loss or the author of a table may not expect."""
+    paths, texts, pattern = NOTED[case]
+    assert any(re.search(pattern, note) for note in read(paths, texts).notes)
+
+
+def test_what_is_named_is_believed() -> None:
+    """The line of an error, and a function of a caller."""
+    paths, texts, _ = REFUSED["a table against folders"]
+    for layout in ("'table'", "'image_folder'"):
+        assert read(paths, texts, layout).classes == ("cat", "dog")
+    paths, texts, _ = REFUSED["a list with a file of another class"]
+    assert described(read(paths, texts, "'image_folder'")) == "pie 3, ribs 3"
+    assert read("train_images/{0,1}.jpg test_images/2.jpg", {}, "file_names('^[a-z]+')").classes == ("test", "train")
+    with pytest.raises(LayoutError, match=r"table='no.csv' is none of the tables.*'l.csv'"):
+        read(paths, {"l.csv": "path,label\n"}, "table_rows(table='no.csv')")
+    paths, texts, _ = REFUSED["two labels of one image"]
+    named = read(paths, texts, "table_rows(['label'])")
+    assert list(named.keys) == ["images/0.jpg", "images/1.jpg", "images/2.jpg", "images/0.jpg#2"]
+    for layout, reason in (("table", "no tables"), ("pairs", "no masks"), ("detection", "KITTI: .*YOLO: ")):
+        with pytest.raises(LayoutError, match=reason):
+            read("{0..3}.jpg", {"labels.json": "[]"}, repr(layout))
+
+
+@pytest.mark.parametrize("saved_as", ["utf-8-sig", "utf-16", "latin-1"])
+def test_lists_are_read_however_an_editor_saved_them(saved_as: str) -> None:
+    """With Windows' mark, or in the letters of western Europe."""
+    made = known("", FOOD, listed(train=TRAIN, test=TEST)).files
+    files = {
+        name.replace("pie", "pâté"): text.decode().replace("pie", "pâté").encode(saved_as)
+        for name, text in made.items()
+    }
+    assert described(detect_layout(MemoryTree(files))) == "train: pâté 2, ribs 2; test: pâté 1, ribs 1"
+
+
+WORDS = st.text("abcxyzäéñж7", min_size=2, max_size=8).filter(lambda word: not word.isdecimal())
+SPELLINGS: dict[str, Callable[[str, str], str]] = {
+    "case": lambda first, second: f"{first.upper()} {second}",
+    "underscore": lambda first, second: f"{first}_{second}",
+    "blanks": lambda first, second: f" {first}  {second} ",
+    "Unicode": lambda first, second: unicodedata.normalize("NFD", f"ä{first} {second}"),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@given(first=WORDS, second=WORDS)
+def test_one_word_in_two_spellings_is_no_two_classes(spelling: str, first: str, second: str) -> None:
+    """Case, blanks, underscores and forms of Unicode tell no classes apart; another letter does."""
+    name = f"ä{first} {second}" if spelling == "Unicode" else f"{first} {second}"
+    other = SPELLINGS[spelling](first, second)
+    assert len({spoken(name), spoken(f"{name}x"), spoken(f"{first}{second}")}) == 3
+    if other != name:
+        assert spoken(name) == spoken(other)
+
+
+@pytest.mark.parametrize("missing", ["NaN", "nan", "<NA>", "N/A", "null"])
+@pytest.mark.parametrize("word", ["cat", "cat|dog", "1"])
+def test_what_programs_write_for_nothing_is_no_class(missing: str, word: str) -> None:
+    """Whatever the other labels are; the message quotes it."""
+    text = rows("file,label", f"{{0..5}}.jpg,{{{word},{missing},dog,{word},dog,dog}}")
+    with pytest.raises(BrokenDatasetError, match=rf"1 of 6 rows has no label .*that of .*'{missing}'"):
+        read(SIX, {"l.csv": text})
+
+
+def column(name: str, *cells: str) -> Texts:
+    """A table of labels."""
+    return {"l.csv": "\n".join([f"path,{name}", *(f"{number}.jpg,{cell}" for number, cell in enumerate(cells))])}
+
+
+@pytest.mark.parametrize("base", [2**24, 2**53, 2**62])
+def test_whole_labels_stay_exact(base: int) -> None:
+    """Two labels next to each other stay two, however large, and negative too."""
+    numbers = [base, base + 1, -base - 1, base + 2, base + 3, -(2**63)]
+    targets = read(SIX, column("label", *map(str, numbers))).targets
+    assert isinstance(targets, Values)
+    assert targets.values.dtype == np.int64
+    assert targets.values.tolist() == numbers
+
+
+def test_labels_that_would_merge_are_refused() -> None:
+    """No 64-bit number, one of several columns, or written as floats; what stays apart is float32."""
+    for texts, layout, pattern in (
+        (column("label", *(str(2**63 - 1 + n % 2) for n in range(6))), "'table'", f"{2**63}, which does not fit"),
+        (column("a,b", *(f"{2**24 + n},0.5" for n in range(6))), "table_rows(['a', 'b'])", "16777216 and 16777217"),
+        (column("label", *(f"{2**53 + 2 * n}.0" for n in range(6))), "'table'", "the same number in float32"),
+    ):
+        with pytest.raises(LayoutError, match=pattern):
+            read(SIX, texts, layout)
+    targets = read(SIX, column("label", "0.1", "1e20", "16777217", "3", "4", "5")).targets
+    assert isinstance(targets, Values)
+    assert targets.values.dtype == np.float32
+
+
+@pytest.mark.parametrize("layout", ["auto", "table", TableFile("train.csv")], ids=["auto", "table", "file"])
+def test_archives_beside_a_table_are_named_with_the_line_that_keeps_their_labels(
+    tmp_path: Path, layout: str | TableFile
+) -> None:
+    """As competitions on Kaggle come: the archive alone would give images without labels."""
+    (tmp_path / "train.csv").write_text("id,label\n1,cat\n2,dog\n3,cat\n")
+    (tmp_path / "sample_submission.csv").write_text("id,label\n9,cat\n18,cat\n27,cat\n")
+    for name in ("train", "test"):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as file:
+            for number in (1, 2, 3):
+                file.writestr(f"{name}/{number if name == 'train' else 9 * number}.jpg", b"")
+    with pytest.raises(EmptySourceError, match=r"'train\.csv' beside them may hold their labels") as caught:
+        detect_layout(FolderTree(tmp_path), layout)
+    source = ast.literal_eval(str(caught.value).rpartition("as the source: ")[2].removesuffix("."))
+    assert source == [f"{tmp_path}", f"{tmp_path}/test.zip", f"{tmp_path}/train.zip"]
+    parts = [(Path(one).stem, open_tree(Path(one), spool=tmp_path / "spool")) for one in source]
+    with JoinedTree("several", parts) as joined:
+        table = detect_layout(joined)
+    assert (table.classes, list(table.keys)) == (("cat", "dog"), ["train/1.jpg", "train/2.jpg", "train/3.jpg"])
+
+
+@pytest.mark.parametrize("name", ["photos.tar", "photos.tgz"])
+def test_a_tar_in_a_folder_is_named(tmp_path: Path, name: str) -> None:
+    """Although it was looked into, since it might be a shard; what is beside it may still be the dataset."""
+    (tmp_path / "README.md").write_text("Photographs")
+    with tarfile.open(tmp_path / name, "w" if name.endswith(".tar") else "w:gz") as tar:
+        for member in ("cats/0.jpg", "dogs/1.jpg"):
+            tar.addfile(tarfile.TarInfo(member), io.BytesIO())
+    with pytest.raises(EmptySourceError, match=f"Give as the source: '{tmp_path}/{name}'"):
+        detect_layout(FolderTree(tmp_path))
+    (tmp_path / "notes.xyz").write_text("of another kind")
+    with pytest.raises(LayoutError, match="is not a WebDataset"):
+        detect_layout(FolderTree(tmp_path))
+
+
+def test_a_parquet_that_cannot_be_read_is_no_reason_to_take_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damaged, or without pyarrow: nobody knows what it says of the images."""
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
+    found = tree(pets(), {"labels.parquet": "PAR1"})
+    with pytest.raises(CorruptArchiveError, match=r"'labels.parquet' is truncated, damaged.*Copy it again, or move"):
+        detect_layout(found)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingDependencyError, match=r'needs pyarrow.*layout="image_folder", which does without'):
+        detect_layout(found)
+    assert described(detect_layout(found, "image_folder")) == PETS

@@ -1,0 +1,119 @@
+"""A training that is always the same, on a packed file of its own: run as a process that tests kill.
+
+    python -m tests.runs.training FOLDER DATA OUT [--epochs 3] [--every "7 steps"] [--step-s 0.0] [--stop-at N]
+
+Writes the weights to OUT at the end, and appends a line with epoch and rows of each step to OUT.log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import torch
+from torch import nn
+
+from colabstage import dataset_h5, make_loader, resumable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROWS, BATCH = 96, 8
+
+
+def write_data(path: Path, rows: int = ROWS) -> Path:
+    """Write a dataset of noise in which one channel tells the class."""
+    rng = np.random.default_rng(3)
+    labels = rng.integers(0, 4, rows)
+    images = rng.integers(0, 200, (rows, 8, 8, 3), np.uint8)
+    images[:, :, :, 0] += (labels * 12).astype(np.uint8)[:, None, None]
+    with h5py.File(path, "w") as file:
+        file["X_train"], file["Y_train"] = images, labels
+    return path
+
+
+def make_parts(data: Path, *, width: int = 16, batch_size: int = BATCH) -> dict[str, Any]:
+    """Build the parts of the training, the same each time: its dropout draws random numbers."""
+    # Other processes want the cores too, and the sums of several threads depend on how many there are.
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(192, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 4)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.9),
+        "loader": make_loader(dataset_h5(data, return_index=True), batch_size, seed=5, dtype=torch.float32),
+    }
+
+
+def train_step(parts: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Do one step."""
+    loss = nn.functional.cross_entropy(parts["model"](x), y)
+    parts["optimizer"].zero_grad()
+    torch.autograd.backward(loss)
+    parts["optimizer"].step()
+    parts["scheduler"].step()
+    return loss
+
+
+def train(
+    folder: Path, data: Path, out: Path, *, epochs: int = 3, every: str | float = "7 steps", **options: Any
+) -> dict[str, Any]:
+    """Train in a resumable run; return the parts. `calm`: wait for each version before the next step."""
+    step_s, stop_at, save_at = options.pop("step_s", 0.0), options.pop("stop_at", None), options.pop("save_at", None)
+    calm = options.pop("calm", False)
+    on_step: Callable[[int], object] = options.pop("on_step", lambda _: None)
+    parts = make_parts(data)
+    with resumable(folder, every=every, progress=False, **parts, **options) as run, open(f"{out}.log", "a") as log:
+        for epoch in run.epochs(epochs):
+            for (x, y), rows in parts["loader"]:
+                loss = train_step(parts, x, y)
+                print(run.steps, epoch, ",".join(map(str, rows.tolist())), file=log, flush=True)
+                if stop_at is not None and run.steps + 1 >= stop_at:
+                    os._exit(9)
+                time.sleep(step_s)
+                run.step(loss=loss)
+                while calm and run.saving:
+                    time.sleep(0.001)
+                on_step(run.steps)
+                if run.steps == save_at:
+                    run.save()
+            run.log(weight=parts["model"][1].weight.sum())
+    torch.save(parts["model"].state_dict(), out)
+    return parts
+
+
+def main() -> None:
+    """Train as the command line says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--every", default="7 steps")
+    parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--stop-at", type=int)
+    parser.add_argument("--save-at", type=int)
+    given = parser.parse_args()
+    train(
+        given.folder,
+        given.data,
+        given.out,
+        epochs=given.epochs,
+        every=given.every,
+        step_s=given.step_s,
+        stop_at=given.stop_at,
+        save_at=given.save_at,
+    )
+
+
+if __name__ == "__main__":
+    main()
