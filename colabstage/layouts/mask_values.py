@@ -59,7 +59,7 @@ class MaskValues(NamedTuple):
 class _Mask(NamedTuple):
     """What a look at one mask shows."""
 
-    index: int
+    number: int
     counts: NDArray[np.int64] | tuple[()] = ()
     """How many pixels have each value; none of a mask in true colours."""
     palette: Mapping[int, tuple[int, int, int]] = {}
@@ -198,7 +198,7 @@ def _look_at_masks(source: SampleSource, *, spread: bool) -> MaskValues:
     for mask in found:
         if mask.lossy:
             msg = (
-                f"The mask '{source.name(mask.index)}' is a JPEG, which has lost the exact values of its pixels. "
+                f"The mask '{source.name(mask.number)}' is a JPEG, which has lost the exact values of its pixels. "
                 f"{_OF_JPEG}"
             )
             raise BrokenDatasetError(msg)
@@ -206,7 +206,7 @@ def _look_at_masks(source: SampleSource, *, spread: bool) -> MaskValues:
     found = [mask for mask in found if not mask.colors]
     two = two_palettes([mask.palette for mask in found])
     if two is not None:
-        one, other = (source.name(found[number].index) for number in two[:2])
+        one, other = (source.name(found[number].number) for number in two[:2])
         msg = (
             f"The masks '{one}' and '{other}' have the colour {two[2]} under different numbers of their palettes, so a "
             "number means two classes, as when each image is reduced to a palette of its own. Write masks in true "
@@ -214,7 +214,7 @@ def _look_at_masks(source: SampleSource, *, spread: bool) -> MaskValues:
         )
         raise BrokenDatasetError(msg)
     counts = np.array([mask.counts for mask in found], np.int64).reshape(-1, VOID + 1)
-    return MaskValues(counts.sum(axis=0), kinds_of(counts > 0), lambda number: source.name(found[number].index))
+    return MaskValues(counts.sum(axis=0), kinds_of(counts > 0), lambda number: source.name(found[number].number))
 
 
 def _look_at(index: int, content: Content) -> _Mask:
@@ -235,7 +235,7 @@ def _refuse_painted(masks: Sequence[_Mask], name: Callable[[int], str]) -> None:
     if painted and all(len(values) == 1 for values in levels):
         colors = frozenset().union(*(mask.colors for mask in painted), ((value,) * 3 for (value,) in levels))
         msg = (
-            f"Masks such as '{name(painted[0].index)}' are painted in true colours, and no file says which colour is "
+            f"Masks such as '{name(painted[0].number)}' are painted in true colours, and no file says which colour is "
             f"which class. {color_table_advice(colors)}"
         )
         raise BrokenDatasetError(msg)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
+from colabstage import plan_stage, stage_dataset
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import MaskOptions
 from colabstage.images.masks import read_mask
@@ -22,8 +23,6 @@ from colabstage.layouts.mask_values import kinds_of, meaning_of, two_foregrounds
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
-from colabstage.stage.plan import plan_stage
-from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
 from tests.layouts.readers import read_pairs
 
