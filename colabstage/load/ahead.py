@@ -246,6 +246,7 @@ class Iteration(Generic[T]):
         self._unpack: Callable[[Any], Iterable[Any]] = unpack
         self._hand_out: Callable[[Any], T] = hand_out
         self._ready: deque[Any] = deque()
+        self._pid = os.getpid()
         self._at_end = at_end
         self._waited = waited
         self.closed = False
@@ -267,7 +268,8 @@ class Iteration(Generic[T]):
             )
             raise CancelledError(msg)
         began = 0.0 if self._waited is None else time.perf_counter()
-        if not self._ready:
+        # What waits here after a fork is the parent's, which hands it out as well.
+        if not self._ready or os.getpid() != self._pid:
             self._receive()
         if self._waited is not None:
             self._waited(time.perf_counter() - began)

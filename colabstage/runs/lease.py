@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import RunInUseError, TargetExistsError
-from colabstage.io.files import json_text, parse_json
+from colabstage.io.files import json_text, parse_json, pwrite_exactly
 from colabstage.io.units import format_duration
 from colabstage.io.workspace import owner_is_alive, owner_token
 
@@ -29,6 +29,7 @@ BEAT_S = 30.0
 # Three signs of life, and what Drive may take to show them on another machine.
 SILENT_S = 150.0
 _KIND = "colabstage run 1"
+_NBYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,11 @@ def read_lease(folder: Path) -> Lease | None:
 
 
 def write_lease(folder: Path, lease: Lease) -> None:
-    """Note a lease in a run's folder."""
-    text = json_text({"kind": _KIND, **asdict(lease)}).encode()
+    """Note a lease in a run's folder. Each text is as long as any, so that one over another leaves nothing of it."""
+    text = json_text({"kind": _KIND, **asdict(lease)}).encode().ljust(_NBYTES)
     handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
-        os.pwrite(handle, text, 0)
-        os.ftruncate(handle, len(text))
+        pwrite_exactly(handle, text, 0)
     finally:
         os.close(handle)
 

@@ -21,7 +21,7 @@ from colabstage.io.page import in_notebook
 from colabstage.io.progress import SYSTEM_CLOCK, NullProgress, resolve_progress
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.whole_imports import refuse_import
-from colabstage.io.workspace import open_spool
+from colabstage.io.workspace import open_spool, remove_own
 from colabstage.machine.mounts import require_drive
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.runs.lease import new_lease, wait_until_free, write_lease
@@ -325,7 +325,7 @@ class Run:
             restore_file(self.folder / version.name, local / version.name, progress=False)
         file = local / version.name
         content = torch.load(file, map_location="cpu", weights_only=True)
-        file.unlink()
+        remove_own(file)
         self._load(content, version)
         return {version}
 

@@ -15,6 +15,7 @@ from colabstage.errors import ColabstageError, DriveError, RunInUseError, said_b
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_duration
 from colabstage.io.whole_imports import refuse_import
+from colabstage.io.workspace import remove_own
 from colabstage.runs.lease import BEAT_S, Lease, read_lease, write_lease
 from colabstage.runs.versions import Version, list_versions, superseded
 from colabstage.stage.publish import discard_version, publish_file
@@ -166,7 +167,7 @@ class Saver:
         else:
             self._error, self._failing_since, self.problem = None, None, ""
         finally:
-            (self._local / job.version.name).unlink(missing_ok=True)
+            remove_own(self._local / job.version.name)
             with self._changed:
                 self._job = None
                 self._changed.notify_all()

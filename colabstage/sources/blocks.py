@@ -343,10 +343,11 @@ class Blocks:
         is_left = False
         for path, size in zip(self.paths, self.layout.sizes, strict=True):
             self._handles.append(handle := _open(path))
-            if is_new and self.gives_back:
-                os.ftruncate(handle, 0)
             here = os.fstat(handle).st_size
-            is_left |= here > 0
+            if is_new and self.gives_back:
+                punch_hole(handle, 0, here)
+            else:
+                is_left |= here > 0
             if here < size:
                 # The last byte alone gives it its length; blocks come before.
                 os.pwrite(handle, b"\0", size - 1)

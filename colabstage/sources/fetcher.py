@@ -18,6 +18,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from colabstage.errors import DamagedPackError, SourceChangedError, SourceReadError
+from colabstage.io.callers_code import without_ours
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE
 from colabstage.sources.order import ConnectionTuner
@@ -305,8 +306,9 @@ class Fetcher:
             since = self._clock.now()
             while not condition():
                 if self.error is not None:
-                    # A new error for each waiting thread: one that several raise collects all their tracebacks.
-                    raise copy.copy(self.error) from self.error
+                    # A new error for each waiting thread: one that several raise collects all their tracebacks. It
+                    # keeps the first's, by which the caller's own errors are told from the source's.
+                    raise copy.copy(self.error).with_traceback(self.error.__traceback__) from self.error
                 # Otherwise threads would wait for those that have ended.
                 if self._stopping:
                     raise stopped_error(self._label)
@@ -620,7 +622,10 @@ class Fetcher:
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """Return an error without the frames that it passed, which would keep the files open that they use."""
+    """Return an error without the frames that it passed, which would keep the files open that they use. An error of the
+    caller's own code keeps them, because it is known by them."""
+    if without_ours(error.__traceback__) is not None:
+        return error
     one: BaseException | None = error
     while one is not None:
         one.__traceback__ = None

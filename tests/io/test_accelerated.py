@@ -108,24 +108,6 @@ def test_what_is_staged_without_them_is_the_same(tmp_path: Path, make: Any, opti
     np.testing.assert_allclose(slow["rows"], fast["rows"], atol=1)
 
 
-def test_compressed_rows_of_a_file_are_read_without_isal(tmp_path: Path) -> None:
-    """By zlib, the same values."""
-    code = """
-    import sys
-    if len(sys.argv) > 2: sys.modules["isal"] = None
-    from colabstage.load.reading.reader import SplitReader
-    print(int(SplitReader(sys.argv[1]).read_x(range(40)).astype(int).sum()))
-    """
-    path = str(_chunks(tmp_path / "data"))
-    sums = []
-    for more in ([], ["without"]):
-        command = [sys.executable, "-c", textwrap.dedent(code), path, *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT)
-        sums.append(int(done.stdout))
-        assert done.stderr.count("isal is not installed") == len(more)
-    assert sums[0] == sums[1] > 0
-
-
 @pytest.mark.parametrize("missing", [[], ["isal"], ["isal", "simplejpeg"]])
 def test_doctor_names_those_that_are_missing(missing: list[str]) -> None:
     """With the line that installs them; nothing is said where all are there."""
