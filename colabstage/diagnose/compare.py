@@ -32,7 +32,7 @@ from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.mounts import mount_of, require_answer, slow_reason
 from colabstage.machine.resources import check_space, read_resources, usable_cores
-from colabstage.pack.job import open_samples
+from colabstage.pack.job import open_source
 from colabstage.pack.options import ImageArguments, PackOptions
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.parse import check_outside, read_local_dir, refuse_address
@@ -211,8 +211,8 @@ class _Comparing:
         decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), self._options.image)
         # What is read first stays in memory, so that all other ways read the same, and writing it takes no time of it.
         kept: dict[int, bytes] = {}
-        with open_samples(path, self._options, beside=self._folder / "unpacked") as opened:
-            inputs = opened.table.inputs
+        with open_source(path, self._options, beside=self._folder / "unpacked") as opened:
+            inputs = opened.find().inputs
             if not isinstance(inputs, Images) or inputs.decoded:
                 raise _no_image_files(str(path))
             source = inputs.source

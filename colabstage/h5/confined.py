@@ -48,16 +48,7 @@ class Reach:
         self._seen: set[tuple[bytes, object]] = set()
 
     def check(self, group: Any, name: str) -> None:
-        """Follow `name` from an open group, and judge every file on the way and behind it.
-
-        Args:
-            group: h5py's low-level `GroupID`.
-            name: a path in the file, as h5py takes it.
-
-        Raises:
-            ExternalFileError: it leads to a file that is out of reach.
-            PackFormatError: it leads through more links, or virtual datasets, than HDF5 follows.
-        """
+        """Follow `name` from an open `GroupID`, and judge every file on the way and behind it."""
         self._follow(group, name.encode(errors="surrogateescape"), 0, self.check_sources)
 
     def check_sources(self, node: Any, report: Report | None = None, above: tuple[object, ...] = ()) -> None:
@@ -180,11 +171,7 @@ class Reach:
         return None
 
     def _judge(self, place: Path, written: str, node: Any) -> int | None:
-        """Return the length of a file that may be read; `None` where there is none.
-
-        Raises:
-            ExternalFileError: it is out of reach.
-        """
+        """Return the length of a file that may be read; `None` where there is none."""
         if self._path is None:
             raise self._refusal(written)
         try:
@@ -320,10 +307,32 @@ class ConfinedGroup(_Confined, h5py.Group):  # type: ignore[misc]
 class ConfinedFile(_Confined, h5py.File):  # type: ignore[misc]
     """A file, open for reading, whose names lead to what is in its reach."""
 
+    beside: dict[str, tuple[ConfinedFile, str]]
+    """Names that lead into other files, which are closed with this one, and what they are called there."""
+
     def __init__(self, file: Any, reach: Reach, *, locking: bool | None = None) -> None:
         """Open a path, or an object with `readinto` and `seek`."""
         super().__init__(file, "r", locking=locking)
-        self.reach = reach
+        self.reach, self.beside = reach, {}
+
+    def __getitem__(self, name: Any) -> Any:
+        if isinstance(name, str) and name in self.beside:
+            other, inner = self.beside[name]
+            return other[inner]
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None, getclass: bool = False, getlink: bool = False) -> Any:
+        """Return the object, its class or its link, as h5py does; `default` where there is none."""
+        if name in self.beside:
+            other, inner = self.beside[name]
+            return other.get(inner, default, getclass, getlink)
+        return super().get(name, default, getclass, getlink)
+
+    def close(self) -> None:
+        """Close it, and the files beside it."""
+        for other, _ in self.beside.values():
+            other.close()
+        super().close()
 
 
 def with_any_locking(opener: Callable[..., Any]) -> Any:

@@ -41,7 +41,6 @@ from colabstage.h5.schema import (
     y_name,
 )
 from colabstage.h5.untrusted import (
-    HeapReferences,
     check_extent,
     check_heaps,
     check_type,
@@ -54,13 +53,13 @@ from colabstage.h5.untrusted import (
     reading_contents,
 )
 from colabstage.images.geometry import ImageOptions, MaskOptions
-from colabstage.io.files import Closing, translate_read_error
+from colabstage.io.files import translate_read_error
 from colabstage.io.missing import whereabouts
 from colabstage.io.units import format_count
 from colabstage.trees.bytes import HEAD_BYTES, describe_contents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import numpy as np
 
@@ -145,11 +144,7 @@ class PackInfo:
         return {name: split.rows for name, split in self.splits.items()}
 
     def split(self, name: str) -> SplitInfo:
-        """Return the split called `name`.
-
-        Raises:
-            SplitNotFoundError: there is none; the message lists the splits that exist.
-        """
+        """Return the split called `name`."""
         try:
             return self.splits[name]
         except KeyError:
@@ -182,14 +177,6 @@ def read_info(
 ) -> PackInfo:
     """Read what a file holds: all its splits, or the one of `fields`; `allow_external`: as of `dataset_h5`; `in_part`:
     as of `open_h5`.
-
-    Raises:
-        ExternalFileError: it leads to files that did not come with it.
-        SourceNotFoundError: there is no such file.
-        PackFormatError: it is not HDF5, has no `X_<split>`, or lacks a name in `fields`.
-        NewerFormatError: a newer colabstage wrote it.
-        DamagedPackError: it is HDF5, but cut off or broken.
-        NotStagedError: only a part of it is here.
     """
     # Only headers are read: a pack of terabytes on a mount opens in a few small reads.
     with open_fields(path, fields, allow_external=allow_external, in_part=in_part) as file, reading_contents(path):
@@ -228,12 +215,7 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
 
 
 def size_of_file(path: Path) -> int:
-    """Return the length in bytes of what should be a packed file.
-
-    Raises:
-        SourceNotFoundError: there is no such file.
-        PackFormatError: it is a folder, or a pipe or a device.
-    """
+    """Return the length in bytes of what should be a packed file."""
     try:
         size = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -259,10 +241,6 @@ def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) 
     Returns:
         An `h5py.File`, whose names lead to files of its own folder, or with `allow_external` to any; the caller closes
         it.
-
-    Raises:
-        SourceNotFoundError, PackFormatError, DamagedPackError, NotStagedError: as for `read_info`.
-        SourceReadError, DriveDisconnectedError: the disk or mount refuses to read it.
     """
     size = size_of_file(path)
     try:
@@ -278,11 +256,7 @@ def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) 
 
 
 def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool = False, in_part: bool = False) -> Any:
-    """Open a file as `open_h5` does, so that the names in `fields` are found, also where targets lie beside it.
-
-    Raises:
-        As `open_h5`.
-    """
+    """Open a file as `open_h5` does, so that the names in `fields` are found, also where targets lie beside it."""
     file = open_h5(path, allow_external=allow_external, in_part=in_part)
     y = None if fields is None else fields.y
     # `labels.h5/y` is the dataset y in a file beside this one.
@@ -290,10 +264,11 @@ def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool 
     if y is None or found is None:
         return file
     try:
-        return _FileBeside(file, open_h5(path.parent / found[1], allow_external=allow_external), y, found[2])
+        file.beside[y] = open_h5(path.parent / found[1], allow_external=allow_external), found[2]
     except BaseException:
         file.close()
         raise
+    return file
 
 
 def _no_signature(path: Path, size: int) -> Exception:
@@ -381,11 +356,7 @@ def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
 
 
 def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
-    """Refuse inputs without targets of their name where something else is called labels: targets would all be -1.
-
-    Raises:
-        PackFormatError: there is such a dataset, with as many rows.
-    """
+    """Refuse inputs without targets of their name where something else is called labels: targets would all be -1."""
     inputs = {name.casefold() for name in file if split_of(name) is not None}
     for name in file:
         # Those of another split have inputs of their own.
@@ -417,11 +388,7 @@ def _check_targets(found: SplitInfo, path: Path) -> SplitInfo:
 
 
 def _spelled(file: Any, name: str, path: Path) -> str | None:
-    """Return how the file spells a name, which may differ in case; `None` where it has no such name.
-
-    Raises:
-        PackFormatError: it has several.
-    """
+    """Return how the file spells a name, which may differ in case; `None` where it has no such name."""
     # scikit-learn's convention is `y_train` beside `X_train`. Names are compared one by one because h5py's `in` answers
     # False for a link that leads nowhere.
     found = [one for one in file if one.casefold() == name.casefold()]
@@ -536,9 +503,7 @@ def image_options_from_json(text: str) -> ImageOptions:
 def _texts(file: Any, name: str) -> tuple[str, ...]:
     if name not in file:
         return ()
-    # Files from other tools may hold strings of variable length, whose references HDF5 follows unchecked.
     check_extent(file[name], name, Path(file.filename))
-    HeapReferences(file[name], name).check()
     return tuple(raw.decode() if isinstance(raw, bytes) else str(raw) for raw in file[name][()].tolist())
 
 
@@ -552,36 +517,3 @@ _LABEL_WORDS = frozenset({"label", "labels", "target", "targets", "y"})
 _WORD = re.compile(r"[a-z]+")
 # PatchCamelyon, for example, keeps targets in another file than the inputs.
 _IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
-
-
-class _FileBeside(Closing):
-    """An open `h5py.File`, one name of which leads into another file; every other request goes to the first file."""
-
-    def __init__(self, file: Any, other: Any, name: str, inner: str) -> None:
-        self._file = file
-        self._other = other
-        self._name = name
-        self._inner = inner
-
-    def __getitem__(self, name: str) -> Any:
-        return self._other[self._inner] if name == self._name else self._file[name]
-
-    def get(self, name: str, *, getlink: bool = False) -> Any:
-        """Return the object or the link of this name, as h5py does; `None` where there is none."""
-        if name == self._name:
-            return self._other.get(self._inner, getlink=getlink)
-        return self._file.get(name, getlink=getlink)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._file
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def close(self) -> None:
-        """Close both files."""
-        self._other.close()
-        self._file.close()

@@ -37,7 +37,7 @@ from colabstage.io.workspace import EXCHANGE, is_abandoned, is_made_here, owned_
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
@@ -182,11 +182,7 @@ def is_as_written(file: Path) -> bool:
 
 
 def _describes(manifest: Manifest, beside: Path, file: Path) -> bool:
-    """Tell whether a file is what a manifest describes, as `is_as_written`; `beside`: what the manifest was read from.
-
-    Raises:
-        OSError: one of them is gone, or cannot be read.
-    """
+    """Tell whether a file is what a manifest, read from `beside`, describes, as `is_as_written`."""
     found = file.lstat()
     # A link is somebody's decision about where the file is kept, and not ours to replace.
     if not is_made_here(file) or not stat.S_ISREG(found.st_mode) or manifest.size != found.st_size:
@@ -217,11 +213,7 @@ def sweep_pack_leftovers(file: Path, *, empty: bool = False) -> None:
 
 
 def check_place_of_manifest(file: Path) -> None:
-    """Refuse a file whose manifest would replace a file that colabstage did not write.
-
-    Raises:
-        TargetExistsError: there is such a file under the manifest's name.
-    """
+    """Refuse a file whose manifest would replace a file that colabstage did not write."""
     beside = manifest_path(file)
 
     def check() -> None:
@@ -236,12 +228,7 @@ def check_place_of_manifest(file: Path) -> None:
 
 
 def write_manifest(file: Path, manifest: Manifest) -> None:
-    """Write the manifest of `file` atomically; from then on the file counts as complete.
-
-    Raises:
-        TargetExistsError: something else has its name.
-        OSError: as the disk answers.
-    """
+    """Write the manifest of `file` atomically; from then on the file counts as complete."""
     with atomic_path(manifest_path(file), replaces=is_manifest) as temp:
         temp.write_text(json_text(asdict(manifest)), encoding="utf-8")
 
@@ -345,11 +332,7 @@ def sweep_exchanges(file: Path) -> None:
 
 
 def check_replaceable_pack(file: Path) -> None:
-    """Refuse to stage over a file that is not the pack that colabstage wrote there.
-
-    Raises:
-        TargetExistsError: it, or its manifest, was changed, or is another file. Nothing has changed.
-    """
+    """Refuse to stage over a file that is not the pack that colabstage wrote there."""
 
     def check() -> None:
         if os.path.lexists(file) and not is_replaceable_pack(file):
@@ -363,26 +346,29 @@ def check_replaceable_pack(file: Path) -> None:
     check_place_of_manifest(file)
 
 
-def place_pack(file: Path, out: Path, *, staged: bool = False) -> None:
+def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None) -> None:
     """Move a finished pack with its manifest to its place. None of the steps needs space.
 
     Args:
         file: the pack, in a workspace.
         out: its place.
-        staged: whether that is in a dataset's own folder, where only a pack of ours makes room; elsewhere somebody said
-            that what is there is to be replaced.
-
-    Raises:
-        TargetExistsError: what is there is not ours to replace. Nothing has changed.
+        replaces: whether what is there may be replaced; `None` if nothing may. `is_replaceable_pack` in a dataset's own
+            folder, where only a pack of ours makes room.
     """
-    if staged:
+    if replaces is is_replaceable_pack:
         check_replaceable_pack(out)
     else:
         check_place_of_manifest(out)
     if not os.path.lexists(out):
         # Readers of a pattern take what they find, so a new file has to appear in one step, its manifest before it.
         put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
-        put_file(file, out, replaces=whatever_is_there)
+        put_file(file, out, replaces=replaces or (lambda _: False))
+    elif replaces is None:
+        msg = (
+            f"'{out}' has come into being since packing began. Rename it, then pack again: finished work is kept. Or "
+            "give overwrite=True to replace it."
+        )
+        raise TargetExistsError(msg)
     else:
         manifest = read_manifest(file)
         assert manifest is not None, "a finished pack has one"
@@ -395,20 +381,12 @@ def place_pack(file: Path, out: Path, *, staged: bool = False) -> None:
 
 
 def read_manifest(file: Path) -> Manifest | None:
-    """Read the manifest of `file`; `None` when there is none, or it is incomplete.
-
-    Raises:
-        NewerFormatError: a newer colabstage wrote it.
-    """
+    """Read the manifest of `file`; `None` when there is none, or it is incomplete."""
     return parse_manifest(read_json(manifest_path(file)), str(manifest_path(file)))
 
 
 def parse_manifest(raw: object, label: str) -> Manifest | None:
-    """Make a manifest of parsed JSON; `None` where that is not a complete one.
-
-    Raises:
-        NewerFormatError: a newer colabstage wrote it.
-    """
+    """Make a manifest of parsed JSON; `None` where that is not a complete one."""
     if not isinstance(raw, dict) or not isinstance(raw.get("version"), int):
         return None
     if raw["version"] > MANIFEST_VERSION:
@@ -435,11 +413,7 @@ def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None =
 
 
 def verified(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> Manifest | None:
-    """Return the manifest with the time of a file that has every byte of it, and no more; `None` of any other.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the manifest with the time of a file that has every byte of it, and no more; `None` of any other."""
     # Before it is read, so that a write meanwhile shows as another time.
     found = file.stat()
     if found.st_size != manifest.size or damaged_blocks(file, manifest, cancellation):
@@ -495,12 +469,7 @@ def damage_of(file: Path, manifest: Manifest, cancellation: Cancellation | None 
 
 
 def check_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> None:
-    """Refuse a file whose bytes are not those of its manifest.
-
-    Raises:
-        SourceNotFoundError: the file is not there.
-        DamagedPackError: its length, or some of its blocks, are not what was written; the message says which.
-    """
+    """Refuse a file whose bytes are not those of its manifest."""
     try:
         damage = damage_of(file, manifest, cancellation)
     except FileNotFoundError:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,37 +32,35 @@ if TYPE_CHECKING:
 _CLASSES_SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class FieldSchema:
-    """What all rows of one side of the samples, inputs or targets, have in common."""
-
-    kind: str
-    """What a row is, in words."""
-    facts: Mapping[str, Any]
-    """Everything else that must agree, by name."""
+# What all rows of one side of the samples have in common, by name; `None` where there is no such side.
+FieldSchema = Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class PackSchema:
+class PackSchema(NamedTuple):
     """What all samples of a pack have in common."""
 
     classes: tuple[str, ...]
     """Names of the classes in label order."""
     x: FieldSchema
     """The inputs."""
-    y: FieldSchema | None
-    """The targets; `None` where there are none."""
+    y: FieldSchema
+    """The targets."""
 
 
 def rows_schema(shape: tuple[int, ...], dtype: np.dtype[Any]) -> FieldSchema:
     """Return the schema of rows of one shape."""
     # Readers return native byte order whatever is stored, so files may differ in it.
-    return FieldSchema("values of one shape", {"shape": shape, "dtype": str(dtype.newbyteorder("="))})
+    return {"kind": "values of one shape", "shape": shape, "dtype": str(dtype.newbyteorder("="))}
 
 
 def boxes_schema(columns: tuple[str, ...]) -> FieldSchema:
     """Return the schema of any number of boxes in each row, described by `columns`."""
-    return FieldSchema("boxes", {"columns": tuple(sorted(columns))})
+    return {"kind": "boxes", "columns": tuple(sorted(columns))}
+
+
+def encoded_schema(options: Mapping[str, Any], *, masks: bool = False) -> FieldSchema:
+    """Return the schema of image files, or masks, that are decoded with these options when they are read."""
+    return {"kind": "encoded masks" if masks else "encoded images", **options}
 
 
 def field_schema(info: FieldInfo) -> FieldSchema:
@@ -73,20 +71,16 @@ def field_schema(info: FieldInfo) -> FieldSchema:
     if info.kind == "boxes":
         return boxes_schema(info.columns)
     if info.kind == "ragged":
-        return FieldSchema("rows of any number of values", {"dtype": str(info.dtype)})
+        return {"kind": "rows of any number of values", "dtype": str(info.dtype)}
     if info.kind == "texts":
-        return FieldSchema("texts", {})
+        return {"kind": "texts"}
     if info.mask is not None:
-        return FieldSchema("encoded masks", {"mask_options": mask_options_to_json(info.mask)})
-    return FieldSchema("encoded images", {} if info.image is None else image_options_to_json(info.image))
+        return encoded_schema(mask_options_to_json(info.mask), masks=True)
+    return encoded_schema({} if info.image is None else image_options_to_json(info.image))
 
 
 def pack_schema(info: PackInfo, split: str) -> PackSchema:
-    """Return the schema of one split of a file.
-
-    Raises:
-        SplitNotFoundError: it has no such split.
-    """
+    """Return the schema of one split of a file."""
     fields = info.split(split)
     return PackSchema(info.classes, field_schema(fields.x), None if fields.y is None else field_schema(fields.y))
 
@@ -95,20 +89,14 @@ def schema_difference(expected: PackSchema, found: PackSchema) -> str | None:
     """Say how the second differs from the first, as a clause ("its classes are …"); `None` when they agree."""
     if expected.classes != found.classes:
         return f"its classes are {_list(found.classes)} instead of {_list(expected.classes)}"
-    return _field_difference("inputs", expected.x, found.x) or _field_difference("targets", expected.y, found.y)
-
-
-def _field_difference(side: str, expected: FieldSchema | None, found: FieldSchema | None) -> str | None:
-    kinds = tuple(f"no {side}" if field is None else field.kind for field in (expected, found))
-    if kinds[0] != kinds[1]:
-        return f"its {side} are {kinds[1]} instead of {kinds[0]}"
-    if expected is None or found is None:
-        return None
-    # Of both sides, because a fact that only one of them has is a difference too.
-    for name in sorted({*expected.facts, *found.facts}):
-        wanted, there = expected.facts.get(name), found.facts.get(name)
-        if wanted != there:
-            return f"its {side} have {name} {there} instead of {wanted}"
+    for side, wanted, there in (("inputs", expected.x, found.x), ("targets", expected.y, found.y)):
+        one, other = (field or {"kind": f"no {side}"} for field in (wanted, there))
+        if one["kind"] != other["kind"]:
+            return f"its {side} are {other['kind']} instead of {one['kind']}"
+        # Of both, because a fact that only one of them has is a difference too.
+        for name in sorted({*one, *other}):
+            if one.get(name) != other.get(name):
+                return f"its {side} have {name} {other.get(name)} instead of {one.get(name)}"
     return None
 
 
@@ -120,11 +108,7 @@ def _list(classes: tuple[str, ...]) -> str:
 
 
 def check_schemas(infos: list[PackInfo], split: str) -> None:
-    """Make sure that files can be read as one.
-
-    Raises:
-        PackFormatError: one differs from the first; the message says how.
-    """
+    """Make sure that files can be read as one."""
     first = infos[0]
     # The first file decides: with thousands of shards each is compared once.
     expected = pack_schema(first, split)
@@ -225,11 +209,7 @@ def _paths_like(target: Path, pattern: str) -> list[Path]:
 
 
 def next_appended(target: Path) -> Path:
-    """Return the name of the next file to append to the dataset `target`.
-
-    Raises:
-        OptionError: the numbers are used up.
-    """
+    """Return the name of the next file to append to the dataset `target`."""
     found = appended_beside(target)
     # After the last one and not in a gap: a file in between would change the numbers of the rows behind it.
     number = PartName.of(found[-1]).number + 1 if found else 1
@@ -240,16 +220,14 @@ def next_appended(target: Path) -> Path:
 
 
 def check_files(files: object) -> None:
-    """Refuse what is no path, pattern or list of paths.
-
-    Raises:
-        OptionError: it is something else; an open file's message has its path.
-    """
+    """Refuse what is no path, pattern or list of paths."""
     # Not whatever has items: those of an open h5py.File are names in it, and a set has an order in this process only.
     is_list = isinstance(files, Sequence | np.ndarray) or hasattr(files, "to_list")
     given: Any = files if is_list and not isinstance(files, str | bytes) else (files,)
     for one in given:
         if isinstance(one, str | os.PathLike):
+            if "\0" in str(one):
+                refuse_argument("path", one, "a name without the character \\0, which no file has")
             continue
         opened = getattr(one, "filename", None)
         remedy = instead_of(one, several=True, otherwise="stage_dataset and pack_dataset make such files.")
@@ -269,11 +247,6 @@ def find_parts(files: Files) -> tuple[Path, ...]:
     A path means that file alone, even when shards or appended files of its name exist. A pattern (`*`, `?`, `[`) means
     every file that matches: for each name the single file, its shards, then the appended files. A list is taken as it
     is.
-
-    Raises:
-        SourceNotFoundError: nothing matches the pattern, or shards of a set are missing.
-        DamagedPackError: shards of two sets match it.
-        OptionError: the list is empty.
     """
     if isinstance(files, str | os.PathLike):
         # Absolute, because a loader's workers may be started from another folder.

@@ -75,11 +75,7 @@ def split_of(name: str) -> str | None:
 
 
 def check_split_name(split: str) -> str:
-    """Return `split` if it can be part of a dataset's name.
-
-    Raises:
-        OptionError: it is empty or has characters that HDF5 paths give a meaning.
-    """
+    """Return `split` if it can be part of a dataset's name."""
     if not _SPLIT.fullmatch(split):
         msg = f"{split!r} cannot name a split. Use letters, digits, '_', '-' and '.', starting with a letter or digit."
         raise OptionError(msg)
@@ -132,17 +128,6 @@ class PackContent:
         return reserved + arrays + sum(len(texts) * _longest(texts) for texts in self.texts.values())
 
 
-def is_pack(file: Path) -> bool:
-    """Tell whether colabstage made an HDF5 file, whole or not, by what is written in it."""
-    import h5py
-
-    try:
-        with h5py.File(file, "r") as opened:
-            return FORMAT_ATTRIBUTE in opened.attrs
-    except OSError:
-        return False
-
-
 def create_pack(path: Path, content: PackContent) -> dict[str, int]:
     """Write a new file with everything but its samples.
 
@@ -152,9 +137,6 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
 
     Returns:
         Offset in the file, in bytes, of each reserved dataset. Datasets without elements are left out.
-
-    Raises:
-        OSError: as the disk answers.
     """
     offsets: dict[str, int] = {}
     with _disk_errors(path), _new_file(path) as file:

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from colabstage.errors import DecodeError
-from colabstage.images.decode import ImageFacts, check_pixels, decode_image, open_upright, probe_image, upright_size
+from colabstage.images.decode import ImageFacts, decode_image, open_upright, probe_image
 from colabstage.images.geometry import ImageOptions
-from colabstage.images.headers import END_BYTES, read_jpeg_header
+from colabstage.images.headers import END_BYTES, is_jpeg, read_jpeg_header
 
-_PNG_HEAD = b"\x89PNG\r\n\x1a\n"
-_SIZE_BYTES = 4
+_PNG_HEAD_BYTES = 8
 _COMMON_FRAMES, _RESTART_INTERVAL, _SCAN = (0xC0, 0xC1, 0xC2), 0xDD, 0xDA
+_SCAN_BYTES = bytes((0xFF, _SCAN))
 _SEGMENTS = frozenset((*_COMMON_FRAMES, 0xC4, 0xDB, _RESTART_INTERVAL, *range(0xE0, 0xF0), 0xFE, _SCAN))
 # What libjpeg takes, in pixels.
 _MOST_SIDE, _BLOCK_SIDE = 65_500, 8
@@ -31,110 +30,31 @@ _MOST_SIDE, _BLOCK_SIDE = 65_500, 8
 _LOOK_BYTES = 128 * 1024
 
 
-class _CodePlace(NamedTuple):
-    """Where the codes of a JPEG with one scan are."""
+def check_complete(data: bytes) -> ImageFacts:
+    """Check that an image file has a readable header, and pixels that can be decoded; return what its header says.
 
-    frame: int
-    """Where the frame's contents begin, in bytes."""
-    start: int
-    """Where the codes begin, in bytes."""
-    restarts: bool
-    """Whether marks to restart at may be among them."""
+    A JPEG's segments are tried without the codes of its pixels, which are looked through for stray markers. A PNG's
+    checksums are taken. What follows the end (padding, a second picture) is no matter. Any other file passes when it
+    can be decoded.
 
-
-class _SoundHead(NamedTuple):
-    """The header of a JPEG that passed, but for the size of its image."""
-
-    before: bytes
-    """What comes before the size."""
-    behind: bytes
-    """What comes between the size and the codes."""
-    place: _CodePlace
-    """Where the codes are behind it."""
-    facts: ImageFacts
-    """What it says, with the size of that image."""
-    orientation: int
-    """1 to 8, as `read_jpeg_header` finds it."""
-
-
-@dataclass(slots=True, eq=False)
-class CompleteCheck:
-    """Checks of image files, one after the other, from any number of threads.
-
-    Most files of a dataset come from one program, so their headers are the same but for the size: that of the file
-    before is compared as a whole, and what was found in it then holds.
+    Raises:
+        DecodeError: it is cut off, damaged, or not an image.
     """
-
-    _head: _SoundHead | None = None
-    """That of the last file whose codes were looked through."""
-
-    def check(self, data: bytes) -> ImageFacts:
-        """Check that an image file has a readable header, and pixels that can be decoded.
-
-        A JPEG's header, and those of its scans, are tried without the codes of its pixels, which are looked through for
-        stray markers. A PNG's checksums are taken. What follows the end (padding, a second picture) is no matter.
-        Whatever fails there, a file of any other format, and a JPEG that is coded as few are, passes when it can be
-        decoded as it will be by its reader.
-
-        Returns:
-            What its header says.
-
-        Raises:
-            DecodeError: it is cut off, damaged, or not an image.
-        """
-        facts = self._by_head(data)
-        if facts is not None:
-            return facts
-        facts = probe_image(data)
-        # Decoding is the last word, and takes far longer than telling.
-        if not self._is_complete(data, facts):
-            decode_image(data, ImageOptions(color_mode="keep"))
+    segments = _segments(data) if is_jpeg(data) else None
+    facts = None if segments is None else _sound_facts(segments)
+    if facts is not None:
         return facts
-
-    def _by_head(self, data: bytes) -> ImageFacts | None:
-        """Return what the header says if it is that of the file before, and the codes end well; `None` otherwise."""
-        # Read once: another thread may replace it.
-        head = self._head
-        if head is None or not data.startswith(head.before) or len(data) < head.place.start:
-            return None
-        size_at = len(head.before)
-        if not data.startswith(head.behind, size_at + _SIZE_BYTES) or not _codes_end_well(data, head.place):
-            return None
-        height, width = struct.unpack_from(">HH", data, size_at)
-        check_pixels(width, height)
-        height, width = upright_size((height, width), head.orientation)
-        return ImageFacts(height, width, head.facts.channels, head.facts.dtype, head.facts.format)
-
-    def _is_complete(self, data: bytes, facts: ImageFacts) -> bool:
-        if facts.format != "JPEG":
-            return facts.format == "PNG" and _has_checksums(data)
-        found = _without_codes(data)
-        if found is None or not _is_taken(found[0]):
-            return False
-        place = found[1]
-        if place is not None:
-            # Behind the precision, one byte.
-            size_at = place.frame + 1
-            behind = data[size_at + _SIZE_BYTES : place.start]
-            self._head = _SoundHead(data[:size_at], behind, place, facts, read_jpeg_header(data).orientation)
-        return True
-
-
-# Where files of several programs take turns.
-@lru_cache(maxsize=32)
-def _is_taken(empty: bytes) -> bool:
-    """Return whether Pillow, the last word on damaged codes, takes a JPEG that has none; as of `_without_codes`."""
-    try:
-        with open_upright(empty):
-            return True
-    except DecodeError:
-        return False
+    facts = probe_image(data)
+    # Decoding is the last word, and takes far longer than looking.
+    if facts.format != "PNG" or not _has_checksums(data):
+        decode_image(data, ImageOptions(color_mode="keep"))
+    return facts
 
 
 def _has_checksums(data: bytes) -> bool:
     """Return whether all chunks of a PNG that decoding needs are as they were written, up to its end."""
-    position, view, kinds = len(_PNG_HEAD), memoryview(data), set[bytes]()
-    while position + 12 <= len(data):
+    position, view, kinds = _PNG_HEAD_BYTES, memoryview(data), set[bytes]()
+    while position + 12 <= len(data) and b"IEND" not in kinds:
         length, kind = struct.unpack_from(">I4s", data, position)
         end = position + 8 + length
         # Chunks in small letters may be passed over, and are.
@@ -142,52 +62,68 @@ def _has_checksums(data: bytes) -> bool:
             if end + 4 > len(data) or zlib.crc32(view[position + 4 : end]) != struct.unpack_from(">I", data, end)[0]:
                 return False
             kinds.add(kind)
-        if kind == b"IEND":
-            break
         position = end + 4
     return {b"IHDR", b"IDAT", b"IEND"} <= kinds
 
 
-def _without_codes(data: bytes) -> tuple[bytes, _CodePlace | None] | None:
-    """Return a file's segments and its end, of an image of 8 x 8 pixels, and no codes of pixels between them.
+def _segments(data: bytes) -> bytes | None:
+    """Return a JPEG without the codes of its pixels.
 
-    Returns:
-        What any decoder takes if it takes the segments, with a warning, as if the codes were damaged; and where the
-        codes are, `None` where there are several scans, as in progressive files. Nothing where the file is not as
-        nearly all are: segments and the codes of scans that follow each other, up to the mark of the end.
+    `None` where it is not as nearly all are: segments and the codes of scans that follow each other, up to the mark of
+    the end.
     """
-    kept, place, restarts, scans = bytearray(data[:2]), _CodePlace(0, 0, restarts=False), False, 0
-    position = 2
-    while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] in _SEGMENTS:
-        marker, begin, body = data[position + 1], position, position + 4
-        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-        if position > len(data):
+    runs, position, restarts = [data[:2]], 2, False
+    while data[position : position + 2] != END_BYTES:
+        at = position
+        # Those in a thumbnail, which is inside of a segment, are not the next scan's.
+        while (at := data.find(_SCAN_BYTES, at)) >= 0:
+            run = data[position : at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")]
+            if (found := _read_run(run, is_first=position == 2)) is not None:
+                break
+            at += 2
+        else:
             return None
+        runs.append(run)
+        restarts = restarts if found == "as before" else found == "restarts"
+        position = _end_of_codes(data, position + len(run), restarts=restarts)
+    return b"".join(runs)
+
+
+# Most files of a dataset come from one program, and have the same segments, or few that differ in the size.
+@lru_cache(maxsize=64)
+def _read_run(run: bytes, *, is_first: bool) -> Literal["restarts", "no restarts", "as before"] | None:
+    """Say whether marks to restart at may be among the codes behind a run of segments that ends with a scan's header.
+
+    `None` where it is no such run, or does not have the frame of the image just where it is the first.
+    """
+    position, frames = 0, 0
+    found: Literal["restarts", "no restarts", "as before"] = "as before"
+    while position + 4 <= len(run) and run[position] == 0xFF and run[position + 1] in _SEGMENTS:
+        marker, body = run[position + 1], position + 4
+        position += 2 + int.from_bytes(run[position + 2 : position + 4], "big")
+        frames += marker in _COMMON_FRAMES
         if marker == _RESTART_INTERVAL:
-            restarts = any(data[body : body + 2])
-        elif marker in _COMMON_FRAMES:
-            if place.frame or max(struct.unpack_from(">HH", data, body + 1)) > _MOST_SIDE:
-                return None
-            place = place._replace(frame=body)
-        kept += data[begin:position]
+            found = "restarts" if any(run[body : body + 2]) else "no restarts"
         if marker == _SCAN:
-            if not place.frame:
-                return None
-            place, scans = _CodePlace(place.frame, position, restarts), scans + 1
-            position = _end_of_codes(data, position, restarts=restarts)
-    if not scans or data[position : position + 2] != END_BYTES:
+            return found if position == len(run) and frames == is_first else None
+    return None
+
+
+@lru_cache(maxsize=64)
+def _sound_facts(segments: bytes) -> ImageFacts | None:
+    """Return what the header of a JPEG says of which there are no codes; `None` where no decoder takes its segments."""
+    header = read_jpeg_header(segments)
+    if max(header.height, header.width) > _MOST_SIDE:
         return None
-    # As small as can be: whether a decoder takes the segments does not depend on the size.
-    struct.pack_into(">HH", kept, place.frame + 1, _BLOCK_SIDE, _BLOCK_SIDE)
-    return bytes(kept) + END_BYTES, place if scans == 1 else None
-
-
-def _codes_end_well(data: bytes, place: _CodePlace) -> bool:
-    """Return whether the first marker behind a scan's codes is the mark of the end, in an image that libjpeg takes."""
-    if max(struct.unpack_from(">HH", data, place.frame + 1)) > _MOST_SIDE:
-        return False
-    end = _end_of_codes(data, place.start, restarts=place.restarts)
-    return data[end : end + 2] == END_BYTES
+    # Any decoder takes that if it takes the segments, with a warning, as if the codes were damaged. As small as can be:
+    # whether it does does not depend on the size, which follows the precision.
+    small = bytearray(segments + END_BYTES)
+    struct.pack_into(">HH", small, header.frame_at + 1, _BLOCK_SIDE, _BLOCK_SIDE)
+    try:
+        with open_upright(bytes(small)):
+            return probe_image(segments)
+    except DecodeError:
+        return None
 
 
 def _end_of_codes(data: bytes, start: int, *, restarts: bool) -> int:
@@ -195,8 +131,8 @@ def _end_of_codes(data: bytes, start: int, *, restarts: bool) -> int:
 
     Among codes a byte 255 is followed by 0, or by the number of a restart (0xD0 to 0xD7) where there are any.
     """
-    # Only this marker is looked for, and nothing decoded. Comparing whole arrays takes a third of the time of a regular
-    # expression, which is called back at each byte 255, and other threads run meanwhile.
+    # Comparing whole arrays takes a third of the time of a regular expression, which is called back at each byte 255,
+    # and other threads run meanwhile.
     codes = np.frombuffer(data, np.uint8)
     for begin in range(start, len(data) - 1, _LOOK_BYTES):
         end = min(begin + _LOOK_BYTES, len(data) - 1)

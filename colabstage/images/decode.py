@@ -34,7 +34,7 @@ import numpy as np
 
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import ImageOptions, place_image, reduction_factor, turn_upright
-from colabstage.images.headers import count_pixels, is_jpeg, read_jpeg_header, read_orientation
+from colabstage.images.headers import is_jpeg, read_jpeg_header
 from colabstage.images.resample import resample
 from colabstage.io.accelerated import find_simplejpeg
 from colabstage.io.stand_ins import stand_in
@@ -57,6 +57,12 @@ _FEW_PIXELS = 8_000_000
 _MOST_KEPT_BYTES = 256 * 1024 * 1024
 _LOOK_S = 1.0
 _HEAD_BYTES = 1024
+# No JPEG of fewer bytes has many pixels: a block of 64 of one colour takes six bits and more.
+_SMALL_JPEG_BYTES = 512 * 1024
+_PNG_HEAD = b"\x89PNG\r\n\x1a\n"
+# What a PNG that may have to be turned has somewhere; it may stand behind the pixels.
+_PNG_TURNS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+_ORIENTATION = 0x0112
 # Where Pillow itself refuses by default: about half a gigabyte as RGB, more than any photograph.
 MAX_PIXELS = 178_956_970
 # What Pillow's plugins let through when a file is broken, over and above the documented OSError.
@@ -98,7 +104,7 @@ class PixelRoom:
 
         It begins when there is room for it, at the latest when nothing else is decoded.
         """
-        pixels = count_pixels(content) if isinstance(content, bytes) else 0
+        pixels = _count_pixels(content) if isinstance(content, bytes) else 0
         # Nearly every image is small, and taking a lock for each would cost more than it saves.
         return nullcontext() if pixels <= _FEW_PIXELS else self._occupied(pixels)
 
@@ -114,6 +120,22 @@ class PixelRoom:
             with self._changed:
                 self._taken -= pixels
                 self._changed.notify_all()
+
+
+def _count_pixels(data: bytes) -> int:
+    """Return width times height of an image file by its header; 0 where it is broken, or a small JPEG."""
+    try:
+        if is_jpeg(data):
+            header = read_jpeg_header(data) if len(data) >= _SMALL_JPEG_BYTES else None
+            return 0 if header is None else header.width * header.height
+        # Pillow would take a tenth of the time that decoding a small one takes.
+        if data.startswith(_PNG_HEAD):
+            width, height = struct.unpack_from(">II", data, len(_PNG_HEAD) + 8)
+            return int(width * height)
+        with _open_pillow(data) as image:
+            return image.width * image.height
+    except (DecodeError, struct.error):
+        return 0
 
 
 class Scratch:
@@ -139,15 +161,7 @@ class Scratch:
 
 
 def encode_jpeg(pixels: NDArray[Any], quality: int) -> bytes:
-    """Encode one image as JPEG, colours at half their resolution as cameras do.
-
-    Args:
-        pixels: uint8 `(H, W, C)` of 1 or 3 channels.
-        quality: 1 to 100.
-
-    Raises:
-        DecodeError: JPEG cannot hold such an image.
-    """
+    """Encode uint8 `(H, W, C)` of 1 or 3 channels as JPEG, colours at half their resolution as cameras do."""
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or max(pixels.shape) > 65500:
         msg = (
             f"JPEG cannot hold an image of {pixels.dtype} {' x '.join(map(str, pixels.shape))}. Pass color_mode='rgb' "
@@ -188,6 +202,19 @@ class ImageFacts:
     """Pillow's name of the format, for example `"JPEG"`."""
     peak: int | None = None
     """The largest value of pixels of 16 bits, where these were decoded to find it."""
+    animated: bool = False
+    """Whether there are further frames or pages."""
+
+
+class DecodedImage(NamedTuple):
+    """An image file as an array."""
+
+    pixels: NDArray[Any]
+    """`(H, W, C)`, as `decode_image` returns it."""
+    size: tuple[int, int]
+    """Height and width of the upright image before it was resized."""
+    animated: bool
+    """Whether there are further frames or pages."""
 
 
 def decode_image(data: bytes, options: ImageOptions, *, scratch: bytearray | None = None) -> NDArray[Any]:
@@ -202,49 +229,40 @@ def decode_image(data: bytes, options: ImageOptions, *, scratch: bytearray | Non
     Returns:
         C-contiguous, writable array `(H, W, C)`; uint8, except for `color_mode="keep"` of 16-bit (uint16) and
         floating-point (float32) grayscale files.
-
-    Raises:
-        DecodeError: the file is truncated, broken, too large, or no image; the message says which.
     """
-    return decode_sized(data, options, scratch=None if scratch is None else Scratch(scratch))[0]
+    return decode_sized(data, options, scratch=None if scratch is None else Scratch(scratch)).pixels
 
 
 def decode_sized(
     data: bytes, options: ImageOptions, *, resizer: Resizer = "pillow", scratch: Scratch | None = None
-) -> tuple[NDArray[Any], tuple[int, int]]:
-    """Decode one image file, as `decode_image`; also `(height, width)` of the upright image before it was resized.
+) -> DecodedImage:
+    """Decode one image file, as `decode_image`; also return what else shows on the way.
 
-    Args:
-        data: the whole file.
-        options: size, colours and fitting of the result.
-        resizer: as for `resample`.
-        scratch: this thread's memory; the result may be in it, until the next call.
+    `scratch`: this thread's memory; the result may be in it, until the next call.
     """
     # What is not resized is the result itself, so it needs memory of its own.
     decoded = scratch.decoded if scratch is not None and options.size is not None else None
-    found = _decode_turbo(data, options, decoded) if is_jpeg(data) else None
+    found, animated = _decode_turbo(data, options, decoded) if is_jpeg(data) else None, False
     if found is None:
-        with open_upright(data, luma=options.color_mode == "grayscale") as image:
-            whole = _to_array(image, options.color_mode)
+        with _open_pillow(data) as image:
+            animated = _is_animated(image)
+            with _upright(image, data, luma=options.color_mode == "grayscale") as upright:
+                whole = _to_array(upright, options.color_mode)
         found = _Decoded(whole, (whole.shape[0], whole.shape[1]), 1, is_photograph=False)
     pixels, size, factor, is_photograph = found
     placement = place_image(size, options.size, options.resize).reduced(factor)
     if not placement.is_identity:
         gap = _PHOTOGRAPH_GAP if is_photograph else None
-        return resample(pixels, placement, gap=gap, resizer=resizer, scratch=scratch), size
-    return (pixels if decoded is None or pixels.flags.owndata else pixels.copy()), size
+        pixels = resample(pixels, placement, gap=gap, resizer=resizer, scratch=scratch)
+    elif decoded is not None and not pixels.flags.owndata:
+        pixels = pixels.copy()
+    return DecodedImage(pixels, size, animated)
 
 
 def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer = "pillow") -> NDArray[Any]:
     """Bring an image that is decoded already to the colours and size asked for, as `decode_image` does a file's.
 
-    Args:
-        pixels: `(H, W)` or `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
-        options: size, colours and fitting of the result.
-        resizer: as for `resample`.
-
-    Raises:
-        DecodeError: it is none of these kinds of image, or has no agreed form in the colours asked for.
+    `pixels`: `(H, W)` or `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
     """
     values = pixels[..., None] if pixels.ndim == 2 else pixels
     if values.ndim != 3 or values.shape[2] not in (1, 3, 4) or values.dtype not in _IMAGE_DTYPES or not values.size:
@@ -285,11 +303,8 @@ def decode_image_into(
 ) -> None:
     """Decode one image file into `out`, a C-contiguous array of exactly the result's shape and dtype; `resizer` and
     `scratch` as in `decode_sized`.
-
-    Raises:
-        DecodeError: as `decode_image`; also when the image is not of `out`'s shape or dtype.
     """
-    pixels, _ = decode_sized(data, options, resizer=resizer, scratch=scratch)
+    pixels = decode_sized(data, options, resizer=resizer, scratch=scratch).pixels
     if pixels.shape != out.shape or pixels.dtype != out.dtype:
         msg = (
             f"The image is {_describe(pixels)} but its place is {_describe(out)}. "
@@ -301,11 +316,7 @@ def decode_image_into(
 
 
 def probe_image(data: bytes) -> ImageFacts:
-    """Read an image's facts from its header; the beginning of the file is enough for most formats.
-
-    Raises:
-        DecodeError: no image, or its header is broken or promises too many pixels.
-    """
+    """Read an image's facts from its header; the beginning of the file is enough for most formats."""
     if is_jpeg(data):
         header = read_jpeg_header(data)
         height, width = upright_size((header.height, header.width), header.orientation)
@@ -318,7 +329,7 @@ def probe_image(data: bytes) -> ImageFacts:
         except _PLUGIN_ERRORS as error:
             msg = f"The {image.format} header is broken: {error}."
             raise DecodeError(msg) from error
-        return ImageFacts(height, width, channels, dtype, str(image.format))
+        return ImageFacts(height, width, channels, dtype, str(image.format), animated=_is_animated(image))
 
 
 class _Decoded(NamedTuple):
@@ -396,59 +407,65 @@ def decode_turbo(
 
 
 @contextmanager
-def open_upright(data: bytes, *, luma: bool = False) -> Iterator[Image.Image]:
-    """Decode an image file by Pillow, turned as its EXIF or XMP orientation asks.
+def open_upright(data: bytes) -> Iterator[Image.Image]:
+    """Decode an image file by Pillow, turned as its EXIF or XMP orientation asks."""
+    with _open_pillow(data) as image, _upright(image, data) as upright:
+        yield upright
 
-    Args:
-        data: the whole file.
-        luma: whether only the brightness of a colour JPEG is wanted, as the file stores it.
 
-    Raises:
-        DecodeError: the file is truncated, broken, too large, or no image; also for what Pillow raises inside `with`.
-    """
+@contextmanager
+def _upright(image: Image.Image, data: bytes, *, luma: bool = False) -> Iterator[Image.Image]:
+    """Load an image; `luma`: only the brightness of a colour JPEG, as the file stores it."""
     from PIL import Image
 
-    with _open_pillow(data) as image:
-        try:
-            turn = _TURNS.get(_orientation_left(image, data))
-            if luma and image.format in ("JPEG", "MPO") and image.mode == "RGB":
-                # The file stores brightness apart from colour, so nothing is converted, nor rounded twice.
-                image.draft("L", image.size)
-            image.load()
-            # TIFF is turned by its plugin while it loads.
-            yield image if turn is None or image.format == "TIFF" else image.transpose(Image.Transpose(turn))
-        except DecodeError:
-            raise
-        except (*_PLUGIN_ERRORS, Image.DecompressionBombError) as error:
-            msg = f"The {image.format} data is truncated or broken: {error}."
-            raise DecodeError(msg) from error
+    try:
+        turn = _TURNS.get(_orientation_left(image, data))
+        if luma and image.format in ("JPEG", "MPO") and image.mode == "RGB":
+            # The file stores brightness apart from colour, so nothing is converted, nor rounded twice.
+            image.draft("L", image.size)
+        image.load()
+        # TIFF is turned by its plugin while it loads.
+        yield image if turn is None or image.format == "TIFF" else image.transpose(Image.Transpose(turn))
+    except DecodeError:
+        raise
+    except (*_PLUGIN_ERRORS, Image.DecompressionBombError) as error:
+        msg = f"The {image.format} data is truncated or broken: {error}."
+        raise DecodeError(msg) from error
+
+
+def _is_animated(image: Image.Image) -> bool:
+    """Tell whether an image has further frames or pages; before it is loaded, because some then close their file."""
+    # A second picture in a photograph is a preview, or what the camera's other lens saw.
+    with suppress(*_PLUGIN_ERRORS):
+        return image.format not in ("JPEG", "MPO") and bool(getattr(image, "is_animated", False))
+    return False
 
 
 def _orientation_left(image: Image.Image, data: bytes) -> int:
     """Return the orientation, 1 to 8, that the size of an opened image does not take into account yet."""
-    if image.format == "TIFF":
-        # Keep the plugin from stopping at odd parts of EXIF, which it looks at while it loads; what it will turn by.
-        from PIL import ExifTags
-
-        with suppress(*_PLUGIN_ERRORS):
-            exif = image.getexif()
-            for part in ExifTags.IFD:
-                exif.pop(part, None)
-            if ExifTags.Base.Orientation not in getattr(image, "tag_v2", {}):
-                found = exif.get(ExifTags.Base.Orientation)
-                return found if found in _TURNS else 1
-        return 1
     if is_jpeg(data):
         return read_jpeg_header(data).orientation
-    return read_orientation(data, image.info)
+    # To look behind a PNG's pixels Pillow decodes all of them.
+    if image.format == "PNG" and not any(mark in data for mark in _PNG_TURNS):
+        return 1
+    with suppress(*_PLUGIN_ERRORS):
+        exif = image.getexif()
+        if image.format == "TIFF":
+            from PIL import ExifTags
+
+            # Keep the plugin from stopping at odd parts of EXIF, which it looks at while it loads.
+            for part in ExifTags.IFD:
+                exif.pop(part, None)
+            # The plugin turns by this one itself.
+            if _ORIENTATION in getattr(image, "tag_v2", {}):
+                return 1
+        found = exif.get(_ORIENTATION)
+        return found if found in _TURNS else 1
+    return 1
 
 
 def _open_pillow(data: bytes) -> Image.Image:
-    """Open the header, and nothing else.
-
-    Raises:
-        DecodeError: no image format fits, or it promises too many pixels.
-    """
+    """Open the header, and nothing else."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -493,11 +510,7 @@ def _is_heic(data: bytes) -> bool:
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Refuse what no image has, or more pixels than are accepted.
-
-    Raises:
-        DecodeError: the sides, in pixels, are such.
-    """
+    """Refuse what no image has, or more pixels than are accepted."""
     # Before any memory is taken: a header may promise whatever it likes.
     if min(width, height) < 1:
         msg = f"The image header says {width} x {height} pixels."

@@ -27,9 +27,6 @@ def decode_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[
     Returns:
         C-contiguous, writable uint8 `(H, W)`. Where padding covers no image the index is 255, `ignore_index` of the
         loss, not a class.
-
-    Raises:
-        DecodeError: the file is truncated, broken or no image; it has no indices; a colour has no class.
     """
     return fit_mask(read_mask(content, options), options)
 
@@ -64,20 +61,12 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
 
 
 def count_levels(content: bytes | NDArray[Any]) -> NDArray[np.int64]:
-    """Return how many pixels of a mask, as of `decode_mask`, have each value, int64 `(256,)`.
-
-    Raises:
-        DecodeError: the mask is broken, or has no such values.
-    """
+    """Return how many pixels of a mask, as of `decode_mask`, have each value, int64 `(256,)`."""
     return level_counts(read_mask(content, MaskOptions()))
 
 
 def palette_of(content: bytes | NDArray[Any]) -> dict[int, tuple[int, int, int]]:
-    """Return the colours of a mask's values, by value, of those that its pixels have; none of one without a palette.
-
-    Raises:
-        DecodeError: the mask is broken.
-    """
+    """Return the colours of a mask's values, by value, of those that its pixels have; none of one without a palette."""
     if not isinstance(content, bytes):
         return {}
     with open_upright(content) as image:

@@ -40,9 +40,6 @@ def decode_region(
 
     Returns:
         uint8 `(h, w, C)`; over `scratch`, and not contiguous.
-
-    Raises:
-        DecodeError: the file is truncated, broken, too large, or no image.
     """
     part = _decode_jpeg(data, color_mode, crop, target, scratch) if is_jpeg(data) else None
     if part is not None:
@@ -105,9 +102,6 @@ def decode_whole(
     Returns:
         `None` where `decode_region` takes considerably less time, or what a crop shows depends on how far the file is
         decoded (the decoder warns of some of it), or there is no memory.
-
-    Raises:
-        DecodeError: the file is truncated, broken, too large, or no image.
     """
     header = read_jpeg_header(data) if is_jpeg(data) else None
     if header is None or not is_plain(header):

@@ -21,7 +21,6 @@ import numpy as np
 from colabstage.errors import DecodeError, LayoutError, PackFormatError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
-    HeapReferences,
     check_extent,
     check_parts,
     check_type,
@@ -290,8 +289,6 @@ class _Hdf5File:
 
     def _text(self, dataset: Any) -> NDArray[Any]:
         try:
-            source = open_member(self.tree, self.entry) if self.tree.path_of(self.entry) is None else None
-            HeapReferences(dataset, str(dataset.name).lstrip("/"), source).check()
             return np.array(dataset.asstr()[()].tolist(), dtype=np.str_)
         except UnicodeDecodeError as error:
             msg = f"'{dataset.name}' of '{dataset.file.filename}' holds text that is not UTF-8."

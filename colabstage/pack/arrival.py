@@ -180,13 +180,7 @@ class Needs:
     """What readers will read, of which the next is packed first; readers take turns."""
 
     def __init__(self, units: int, changed: Callable[[NDArray[np.int64], NDArray[np.int64]], None]) -> None:
-        """Begin without needs.
-
-        Args:
-            units: how many there are.
-            changed: called whenever needs change, with the turn of each unit, `(units,)`, and with the rows that come
-                first, `(F,)`.
-        """
+        """Call `changed` whenever needs change, with the turn of each unit, and with the rows that come first."""
         self._units = units
         self._changed = changed
         self._lock = threading.Lock()
@@ -283,11 +277,7 @@ class RowMap:
     """The mapped file. Any process may read it; only the one that packs writes."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file that `create` made.
-
-        Raises:
-            FileNotFoundError: it was removed, with the work that it belonged to.
-        """
+        """Map the file that `create` made."""
         with path.open("r+b") as file:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         self.rows: NDArray[np.uint8] = self._bytes[_HEAD_BYTES:]
@@ -568,13 +558,7 @@ class PackArrival:
         side: Literal["row", "targets"] = "row",
         cancellation: Cancellation | None = None,
     ) -> Iterator[None]:
-        """Wait until these rows are in their places, where they stay.
-
-        Raises:
-            ColabstageError: packing has failed; the message says why, and how much is there.
-            NotStagedError: the process that packed was killed.
-            CancelledError: `cancellation` was used.
-        """
+        """Wait until these rows are in their places, where they stay."""
         known = self._rows()
         if known is not None and not (side == "targets" and self._knows_targets):
             wanted = self._splits[split].start + np.asarray(rows)
@@ -623,11 +607,7 @@ class PackArrival:
         return self._map
 
     def _check_placed(self) -> None:
-        """Make sure that the finished file has the planned rows.
-
-        Raises:
-            NotStagedError: there is no such file, or samples were left out of it.
-        """
+        """Make sure that the finished file has the planned rows."""
         manifest = read_manifest(self.place)
         rows = {name: len(split.units) for name, split in self._splits.items()}
         if manifest is None or dict(manifest.samples) != rows:

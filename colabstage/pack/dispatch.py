@@ -6,7 +6,7 @@ import multiprocessing
 import time
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from colabstage.errors import WorkersLostError
 from colabstage.machine.resources import usable_cores
@@ -50,17 +50,16 @@ def run_tasks(
         signs: returns another value whenever a worker has done something since the last call.
         stop: called when the results are no longer wanted, so that running tasks end.
         silence_s: after this many seconds without a result or a sign, the workers count as lost.
-
-    Raises:
-        WorkersLostError: a task lost its worker again and again, or there is no sign of work.
-        Exception: what `function` raises, for the first task that fails; the others are cancelled.
     """
     run = _PendingTasks(executor, function, tasks)
-    watch = _WorkerWatch(signs, silence_s)
+    sign, heard = signs(), time.monotonic()
     try:
         while run.pending:
             finished, _ = wait(run.pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-            watch.look(len(finished), len(run.pending))
+            if finished or (now := signs()) != sign:
+                sign, heard = sign if finished else now, time.monotonic()
+            elif time.monotonic() - heard > silence_s:
+                _refuse_silence(len(run.pending), silence_s)
             yield from run.collect(finished)
     except BaseException:
         stop()
@@ -69,30 +68,12 @@ def run_tasks(
         run.close()
 
 
-class _WorkerWatch:
-    """Notices when no worker is left."""
-
-    def __init__(self, signs: Callable[[], object], silence_s: float) -> None:
-        self._signs = signs
-        self._silence_s = silence_s
-        self._sign = signs()
-        self._heard = time.monotonic()
-
-    def look(self, finished: int, pending: int) -> None:
-        """Look for a sign of work.
-
-        Raises:
-            WorkersLostError: there has been none for too long.
-        """
-        sign = self._signs()
-        if finished or sign != self._sign:
-            self._sign, self._heard = sign, time.monotonic()
-        elif time.monotonic() - self._heard > self._silence_s:
-            msg = (
-                f"{pending} tasks are with the executor, but for {self._silence_s:,.0f} s none has ended or written "
-                "anything. Look at its workers, then start again: finished work is kept."
-            )
-            raise WorkersLostError(msg)
+def _refuse_silence(tasks: int, silence_s: float) -> NoReturn:
+    msg = (
+        f"{tasks} tasks are with the executor, but for {silence_s:,.0f} s none has ended or written anything. Look at "
+        "its workers, then start again: finished work is kept."
+    )
+    raise WorkersLostError(msg)
 
 
 class _PendingTasks(Generic[Task, Result]):

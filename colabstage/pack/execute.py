@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import (
-    printable,
-)
+from colabstage.errors import TargetExistsError, printable
 from colabstage.h5.manifest import (
+    is_replaceable_pack,
     is_whole,
     manifest_of_pack,
     place_pack,
@@ -22,8 +21,8 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
-from colabstage.images.resample import TorchKernel, UnusableTorchError
-from colabstage.io.files import RetryPolicy, typed_write_errors
+from colabstage.io.files import typed_write_errors
+from colabstage.io.ownership import whatever_is_there
 from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
@@ -32,19 +31,21 @@ from colabstage.layouts.mask_values import compare_with_all
 from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, OddBoxes, finish_pack
-from colabstage.pack.job import by_pillow, settled
-from colabstage.pack.journal import (
-    KEPT_AFTER,
-    RECORD,
-    ContentDigests,
-    MaskLevels,
-    PackJournal,
-    SampleFacts,
-    Spool,
+from colabstage.pack.job import ReplanError, settled, with_foreground
+from colabstage.pack.journal import FACTS, KEPT_AFTER, PackJournal, SampleColumn, Spool, spool_end
+from colabstage.pack.plan import pack_content
+from colabstage.pack.repeated import ContentDigests, repeated_notes
+from colabstage.pack.set_stores import STAMPS
+from colabstage.pack.writer import (
+    LEVELS,
+    WriteJob,
+    array_bytes,
+    compares_masks,
+    sample_costs,
+    sample_positions,
+    sample_stamp,
+    write_samples,
 )
-from colabstage.pack.plan import as_foreground, image_options, pack_content, plan_pack, why_kept
-from colabstage.pack.repeated import repeated_notes
-from colabstage.pack.writer import MixedImagesError, MixedMasksError, SampleCoder, WriteJob, array_bytes, write_samples
 from colabstage.sources.tree import SLOW_READERS
 
 if TYPE_CHECKING:
@@ -54,9 +55,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.images.resample import Resizer
+    from colabstage.io.pipeline import PipelineResult
     from colabstage.io.progress import Cancellation, Progress
-    from colabstage.layouts.table import SampleTable, Targets
+    from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
+    from colabstage.pack.plan import PackPlan
+    from colabstage.pack.set_stores import ShardName
     from colabstage.pack.stream import PackStream
     from colabstage.trees.listing import Tree
 
@@ -143,6 +147,7 @@ def run_pack(
     address: str = "",
     shard: ShardName | None = None,
     stream: PackStream | None = None,
+    overwrite: bool = True,
 ) -> PackReport:
     """Write a planned pack to `out`, replacing an existing file only at the very end.
 
@@ -157,57 +162,20 @@ def run_pack(
         address: what the file itself records about the source.
         shard: which part of a set of files this is; `None` for a single file.
         stream: lets readers in before everything is packed; its `plan` was called with this job.
-
-    Raises:
-        Exception: as `pack_dataset`.
+        overwrite: whether a file at `out` may be replaced.
     """
     began = time.monotonic()
-
-    def attempt(job: PackJob, *, readies_torch: bool = False) -> PackReport:
-        run = _PackRun(job, out, slow, key, identity, address or job.label, shard, stream, readies_torch)
+    # Batches of the planned form may have been returned already.
+    fixed = "" if stream is None else ", which is what streaming=True began with"
+    job = settled(job)
+    while True:
+        run = _PackRun(job, out, slow, key, identity, address or job.label, shard, stream, overwrite)
         try:
             return run.execute(progress, cancellation, began)
-        except MixedMasksError:
-            # Batches of other masks may have been returned already, and all shards have to mean the same.
-            if stream is not None or shard is not None:
-                raise
-        table, plan = as_foreground(job.table, job.plan, job.options)
-        return replace(run, job=replace(job, table=table, plan=plan), readies_torch=False).execute(
-            progress, cancellation, began
-        )
-
-    def write(job: PackJob, *, readies_torch: bool = False) -> PackReport:
-        # "auto" has examined only sixteen images. When another size turns up, packing starts over with the original
-        # files: that loses work, but no image is stretched without being asked for.
-        try:
-            return attempt(job, readies_torch=readies_torch)
-        except MixedImagesError as error:
-            if stream is not None:
-                # Batches of the planned shape may have been returned already.
-                raise error.as_refusal(streams=True) from error
+        except ReplanError as found:
             if shard is not None:
-                raise  # all shards have one form, so all have to be written again
-            if job.options.encoding == "pixels":
-                raise error.as_refusal() from error
-        return attempt(keeps_files(job))
-
-    # What an earlier run left was resized by one of the two, and must not be discarded on a guess.
-    if job.plan.resizer != "torch" or find_orphans(out):
-        return write(settled(job))
-    try:
-        return write(job, readies_torch=True)
-    except UnusableTorchError:
-        return write(by_pillow(job))
-
-
-def keeps_files(job: PackJob) -> PackJob:
-    """Return the same job with the original image files stored.
-
-    `"auto"` does this when an image differs in size from the few that were examined.
-    """
-    encoded = plan_pack(job.table, replace(job.options, encoding="encoded"), facts=(), free_bytes=None)
-    plan = replace(encoded, reason=why_kept(image_options(job.table, job.options)))
-    return replace(job, plan=plan)
+                raise
+            job = found.plan_again(job, fixed=fixed)
 
 
 def animation_notes(names: Sequence[str]) -> tuple[str, ...]:
@@ -216,20 +184,6 @@ def animation_notes(names: Sequence[str]) -> tuple[str, ...]:
         return ()
     have = counted(len(names), "images", "have")
     return (f"{have} several frames or pages (first '{names[0]}'): the first of each counts",)
-
-
-class ShardName(NamedTuple):
-    """The identity of one file in a set that was written together."""
-
-    made_of: str
-    """Hexadecimal digits that all files of the set share, and no other set has."""
-    number: int
-    """The number of the file, from 0."""
-    total: int
-    """How many files there are."""
-
-    def __str__(self) -> str:
-        return f"{self.made_of} {self.number}/{self.total}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,15 +198,14 @@ class _PackRun:
     address: str
     shard: ShardName | None
     stream: PackStream | None
-    readies_torch: bool = False
-    """Whether torch is to resize, and its kernel is made ready while the first files are read."""
+    overwrite: bool
 
     def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         """Write beside the target, then publish; work is kept for the next attempt where that may succeed."""
-        keeps = only_for(*KEPT_AFTER)
         with (
             typed_write_errors(self.out),
-            open_workspace(self.out, keeps=keeps) as workspace,
+            # What has come to the target meanwhile can be moved away.
+            open_workspace(self.out, keeps=only_for(*KEPT_AFTER, TargetExistsError)) as workspace,
             typed_write_errors(self.out),  # also inside, since the type of the error decides whether work is kept
         ):
             _take_back(self.out, workspace.path)
@@ -290,7 +243,7 @@ class _PackRun:
         written = (
             FORMAT_VERSION,
             version("colabstage"),
-            RECORD.descr,
+            FACTS.descr,
             options,
             plan.resizer,
             fields,
@@ -328,142 +281,174 @@ class _PackRun:
 
     def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> tuple[Path, PackReport]:
         """Make the final file, which is not in its place yet. Data about single samples is freed when this returns."""
-        data, spool, contents, values = (workspace / name for name in ("data.h5", "spool", "contents", "values"))
-        inputs = self.job.table.inputs
-        coder = SampleCoder(self.job.table, self.job.plan, self.job.options)
-        content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
+        table = self.job.table
         # Stable, because the journal counts positions: two samples of one file must keep their order in the next run.
-        order = np.argsort(coder.positions, kind="stable")
-        # Of most packs every byte has its place from the start, and nothing is learnt that is needed at the end.
-        is_noted = self.job.plan.is_open or isinstance(self.job.table.targets, Boxes)
+        order = np.argsort(sample_positions(table), kind="stable")
         with (
             PackJournal(
                 workspace / "journal",
                 fingerprint=self._fingerprint(order),
                 samples=len(order),
-                stamp=lambda position: coder.stamp(int(order[position])),
+                stamp=lambda position: sample_stamp(table, int(order[position])),
                 keep_skipped=self.job.options.skip_share is not None,
             ) as journal,
-            SampleFacts(workspace / "facts", len(order)) if is_noted else nullcontext() as facts,
+            ExitStack() as stack,
         ):
-            offsets = reserved_offsets(data, content) if journal.resumed else None
-            if offsets is None:
-                journal.forget()
-                if facts is not None:
-                    facts.forget()
-                for leftover in (data, spool, contents, values):
-                    remove_own(leftover)
-            # What has unknown lengths takes its space twice, in the spool, and then in the file. Boxes are small, but
-            # the file that has room for them is another one.
-            plan = self.job.plan
-            copied = content.nbytes if plan.y is not None and plan.y.is_open else 0
-            needed = content.nbytes + copied + 2 * plan.open_bytes + OVERHEAD_BYTES
-            check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
-            if offsets is None:
-                release_freed_memory()  # of finding and sorting samples: from here on packing takes most
-                offsets = create_pack(data, content)
-            del content  # which is in the file now, and has the keys of all samples
-            places = tuple(part.places(self.job.plan.splits, offsets, len(order)) for part in self.job.plan.fields)
+            facts = None
+            # Of most packs every byte has its place from the start, and nothing is learnt that is needed at the end.
+            if self.job.plan.is_open or isinstance(table.targets, Boxes):
+                facts = stack.enter_context(SampleColumn(workspace / "facts", FACTS, len(order)))
+            places, offsets = self._lay_out(workspace, journal, facts, len(order))
             release_freed_memory()  # of planning, sorting and writing names, before hours of packing
             resumed = journal.finished_samples
-            # Not earlier, because it may mean to import torch: whoever calls the system beside that waits for Python's
-            # lock after every call. Importing h5py, which making the file needs, takes 0.04 s alone and took 0.5 s
-            # beside it.
-            torch = TorchKernel() if self.readies_torch else None
             if self.stream is not None:
                 self.stream.begin(workspace, self.out, self.job, order, journal)
-                if torch is None:
-                    self.stream.let_in()
-                else:
-                    # Not before it is sure that torch resizes: readers open the file, and another would take its place.
-                    torch.when_usable(self.stream.let_in)
-            packing = time.monotonic()
-            with (
-                Spool(spool, start=facts.spool_end())
-                if facts is not None and plan.is_open
-                else nullcontext() as pieces,
-                # A shard has some of the samples, and would find what is in it alone.
-                ContentDigests(contents, inputs.source.sizes)
-                if self.shard is None
-                and isinstance(self.job.table.inputs, Images)
-                and not self.job.table.inputs.decoded
-                else nullcontext() as digests,
-                MaskLevels(values, len(order)) if coder.compares_masks else nullcontext() as levels,
-                progress.step("pack", total=len(order), unit=self.job.table.unit) as step,
-            ):
-                limits = self._limits(coder)
-                if torch is not None:
-                    # Workers wait for it; for an import some seconds, in which a fast mount sends a thousand files.
-                    limits = replace(limits, ahead=None)
-                result = write_samples(
-                    WriteJob(
-                        replace(coder, torch=torch), order, places, data, pieces, facts, RetryPolicy(), digests, levels
-                    ),
-                    journal,
-                    limits=limits,
-                    step=step,
-                    cancellation=cancellation,
-                    stream=self.stream,
-                )
-            if self.stream is not None:
-                # Whatever is said of torch, all rows are there.
                 self.stream.let_in()
-            packing_s = time.monotonic() - packing
-            positions = sorted(journal.skipped)
-            skipped = tuple(journal.skipped[position] for position in positions)
-            animated = tuple(self.job.table.inputs.source.name(int(order[i])) for i in sorted(journal.animated))
-            # Usually every sample is in its final place now.
-            final, odd = data, OddBoxes()
-            if skipped or is_noted:
-                final, plan, odd = finish_pack(
-                    self.job,
-                    DecodedPack(data, places, offsets, spool, facts),
-                    left_out=order[positions],
-                    skipped=skipped,
-                    attributes=self._attributes(),
+            packing = time.monotonic()
+            work = self._open_work(workspace, stack, order, places, facts)
+            with progress.step("pack", total=len(order), unit=table.unit) as step:
+                result = write_samples(
+                    work, journal, limits=self._limits(), step=step, cancellation=cancellation, stream=self.stream
                 )
-        learnt = (
-            *(() if levels is None else _compared_masks(self.job.table.targets, levels)),
-            *(() if digests is None else repeated_notes(digests, self.job.table, plan.splits)),
+            packing_s = time.monotonic() - packing
+            decoded = DecodedPack(workspace / "data.h5", places, offsets, workspace / "spool", facts)
+            final, plan, odd = self._finish(decoded, journal, order)
+            learnt = (
+                *self._compare_masks(work),
+                *(() if work.contents is None else repeated_notes(work.contents.read(), table, plan.splits)),
+            )
+            report = self._report(final, plan, journal, order, result, odd, learnt)
+        return final, replace(report, packing_s=packing_s, resumed=resumed)
+
+    def _lay_out(
+        self, workspace: Path, journal: PackJournal, facts: SampleColumn | None, count: int
+    ) -> tuple[tuple[NDArray[np.int64], ...], dict[str, int]]:
+        """Make the file that samples are written to, unless an earlier run did.
+
+        Returns:
+            Where in it each field's samples begin, and its datasets.
+        """
+        data, plan = workspace / "data.h5", self.job.plan
+        content = pack_content(self.job.table, plan, self.job.options, attributes=self._attributes())
+        offsets = reserved_offsets(data, content) if journal.resumed else None
+        if offsets is None:
+            journal.forget()
+            if facts is not None:
+                facts.forget()
+            for leftover in ("data.h5", "spool", "contents", "values"):
+                remove_own(workspace / leftover)
+        # What has unknown lengths takes its space twice, in the spool, and then in the file. Boxes are small, but the
+        # file that has room for them is another one.
+        copied = content.nbytes if plan.y is not None and plan.y.is_open else 0
+        needed = content.nbytes + copied + 2 * plan.open_bytes + OVERHEAD_BYTES
+        check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
+        if offsets is None:
+            release_freed_memory()  # of finding and sorting samples: from here on packing takes most
+            offsets = create_pack(data, content)
+        return tuple(part.places(plan.splits, offsets, count) for part in plan.fields), offsets
+
+    def _open_work(
+        self,
+        workspace: Path,
+        stack: ExitStack,
+        order: NDArray[np.int64],
+        places: tuple[NDArray[np.int64], ...],
+        facts: SampleColumn | None,
+    ) -> WriteJob:
+        """Return what the writer works on, with the columns that it notes facts in."""
+        table = self.job.table
+        work = WriteJob(self.job, order, places, workspace / "data.h5", facts=facts)
+        if facts is not None and self.job.plan.is_open:
+            spool = stack.enter_context(Spool(workspace / "spool", start=spool_end(facts)))
+            work = replace(work, spool=spool)
+        # A shard has some of the samples, and would find what is in it alone.
+        if self.shard is None and isinstance(table.inputs, Images) and not table.inputs.decoded:
+            contents = stack.enter_context(ContentDigests(workspace / "contents", table.inputs.source.sizes))
+            work = replace(work, contents=contents)
+        if compares_masks(table):
+            work = replace(work, levels=stack.enter_context(SampleColumn(workspace / "values", LEVELS, len(order))))
+        return work
+
+    def _finish(
+        self, decoded: DecodedPack, journal: PackJournal, order: NDArray[np.int64]
+    ) -> tuple[Path, PackPlan, OddBoxes]:
+        positions = sorted(journal.skipped)
+        # Usually every sample is in its final place now.
+        if not positions and decoded.facts is None:
+            return decoded.data, self.job.plan, OddBoxes()
+        return finish_pack(
+            self.job,
+            decoded,
+            left_out=order[positions],
+            skipped=tuple(journal.skipped[position] for position in positions),
+            attributes=self._attributes(),
         )
-        report = PackReport(
+
+    def _compare_masks(self, work: WriteJob) -> tuple[str, ...]:
+        """Return notes on the values of all masks."""
+        if work.levels is None:
+            return ()
+        masks = self.job.table.targets
+        assert isinstance(masks, Masks)
+        is_foreground, found = compare_with_all(masks, work.levels.read())
+        if is_foreground:
+            msg = (
+                "The masks have the values 0 and 255 alone, which is a foreground, and those that were looked at first "
+                "had no 255. Pack them into one file, without streaming=True."
+            )
+            # All shards have to mean the same, and this one knows its own masks alone.
+            raise ReplanError(msg, with_foreground if self.shard is None else None)
+        return found
+
+    def _report(  # noqa: PLR0917 - what one run has found, each named once
+        self,
+        final: Path,
+        plan: PackPlan,
+        journal: PackJournal,
+        order: NDArray[np.int64],
+        result: PipelineResult,
+        odd: OddBoxes,
+        learnt: tuple[str, ...],
+    ) -> PackReport:
+        table = self.job.table
+        animated = tuple(table.inputs.source.name(int(order[position])) for position in sorted(journal.animated))
+        return PackReport(
             path=self.out,
             encoding=plan.encoding,
             reason=plan.reason,
             samples={split.name: len(split.samples) for split in plan.splits},
-            classes=self.job.table.classes,
-            skipped=skipped,
+            classes=table.classes,
+            skipped=tuple(journal.skipped[position] for position in sorted(journal.skipped)),
             nbytes=final.stat().st_size,
             seconds=0.0,
-            packing_s=packing_s,
-            resumed=resumed,
+            packing_s=0.0,
+            resumed=0,
             readers=result.readers,
             notes=(*self.job.notes, *animation_notes(animated), *odd.notes(), *learnt),
             animated=animated,
             odd_boxes=odd,
             learnt=learnt,
             resizer=plan.resizer,
-            unit=self.job.table.unit,
+            unit=table.unit,
         )
-        return final, report
 
-    def _limits(self, coder: SampleCoder) -> PipelineLimits:
-        kept = self.job.plan.x.lengths is not None
-        samples = len(self.job.table)
+    def _limits(self) -> PipelineLimits:
+        table, kept = self.job.table, self.job.plan.x.lengths is not None
         return pipeline_limits(
             self.job.tree,
             slow=self.slow,
             # Images that are stored as files are looked through as well, to find broken ones.
-            decodes=not kept or isinstance(self.job.table.inputs, Images),
-            tiny=int(coder.costs.sum()) < samples * (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES),
+            decodes=not kept or isinstance(table.inputs, Images),
+            tiny=int(sample_costs(table).sum()) < len(table) * (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES),
             is_part=self.shard is not None,
         )
 
     def _publish(self, file: Path, report: PackReport) -> None:
+        state = {STAMPS: self.shard.state} if self.shard is not None and self.shard.state else {}
         manifest = manifest_of_pack(
             file,
             key=self.key,
-            identity=self.identity(),
+            identity={**self.identity(), **state},
             samples=report.samples,
             skipped=report.skipped,
             shard="" if self.shard is None else str(self.shard),
@@ -471,25 +456,8 @@ class _PackRun:
         write_manifest(file, manifest)
         # A copy stays in the workspace: by it the next call recognises the file if this one dies between two renames.
         write_manifest(file.with_name(_PUBLISHED), manifest)
-        place_pack(file, self.out, staged=bool(self.key))
-
-
-def _compared_masks(masks: Targets | None, levels: MaskLevels) -> tuple[str, ...]:
-    """Return notes on the values of all masks.
-
-    Raises:
-        MixedMasksError: they are a foreground, of which the few that were looked at had nothing.
-        BrokenDatasetError: they are neither a foreground nor class indices.
-    """
-    assert isinstance(masks, Masks)
-    is_foreground, notes = compare_with_all(masks, levels.read())
-    if is_foreground:
-        msg = (
-            "The masks have the values 0 and 255 alone, which is a foreground, and those that were looked at first had "
-            "no 255. Pack them into one file, without streaming=True."
-        )
-        raise MixedMasksError(msg)
-    return notes
+        may_replace = is_replaceable_pack if self.key else whatever_is_there if self.overwrite else None
+        place_pack(file, self.out, replaces=may_replace)
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:

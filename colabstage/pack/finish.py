@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.h5.manifest import manifest_of_pack, place_pack, write_manifest
+from colabstage.h5.manifest import is_replaceable_pack, manifest_of_pack, place_pack, write_manifest
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -38,7 +38,9 @@ from colabstage.h5.schema import (
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.geometry import ImageOptions, fit_boxes
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly, typed_write_errors
+from colabstage.io.ownership import whatever_is_there
 from colabstage.io.units import counted
+from colabstage.layouts.evidence import take_targets
 from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space
 from colabstage.pack.plan import SplitPlan, pack_content
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.manifest import Manifest
     from colabstage.pack.job import PackJob
-    from colabstage.pack.journal import SampleFacts
+    from colabstage.pack.journal import SampleColumn
     from colabstage.pack.plan import PackPlan
 
 # For HDF5's own structures around the samples.
@@ -72,12 +74,9 @@ def without_samples(plan: PackPlan, left_out: NDArray[np.int64]) -> PackPlan:
 def copy_rows(
     plan: PackPlan, sources: Sequence[tuple[Path, NDArray[np.int64]]], *, target: Path, offsets: Mapping[str, int]
 ) -> None:
-    """Copy `plan`'s samples to their places in a new file.
+    """Copy a plan's samples to their places in a new file, which has room for them at `offsets`.
 
-    Args:
-        plan: the plan of the samples that remain.
-        sources: where each field's samples are now: a file, and the byte offset of each in it.
-        target: the new file, which has room for them at `offsets`, as `create_pack` returned them.
+    `sources`: where each field's samples are now: a file, and the byte offset of each in it.
     """
     kept = np.concatenate([split.samples for split in plan.splits])
     with TargetFile(target, fresh=False) as new:
@@ -111,7 +110,7 @@ class DecodedPack(NamedTuple):
     """Byte offsets of its datasets."""
     spool: Path
     """The file of bytes that had no place yet."""
-    facts: SampleFacts | None
+    facts: SampleColumn | None
     """What was recorded about each sample; `None` where nothing had to be."""
 
     @property
@@ -131,18 +130,8 @@ def finish_pack(
 ) -> tuple[Path, PackPlan, OddBoxes]:
     """Make the final file from decoded samples. May be called again after it was interrupted.
 
-    Args:
-        job: the plan.
-        decoded: the samples.
-        left_out: int64, samples that could not be decoded; `skipped` says why, one sentence for each.
-        attributes: those of the file's root.
-
     Returns:
         The file to publish; the plan that it follows, without the samples that were left out; and their odd boxes.
-
-    Raises:
-        LayoutError: nothing is left.
-        NotEnoughSpaceError: the disk cannot hold a second file beside the first.
     """
     # Every sample is in its final place, so nothing has to be copied.
     if not skipped and not job.plan.is_open:
@@ -191,18 +180,13 @@ def _split_boxes(
 ) -> dict[str, NDArray[Any]]:
     """Return the content of the datasets that `reserve_boxes` names.
 
-    Args:
-        boxes: those of all samples.
-        split: the split, with its samples in row order.
-        sizes: int64 `(N, 2)`, height and width of every sample's upright image before it was resized.
-        options: how the stored image was made from it; without a size, boxes stay where they are.
+    `sizes`: int64 `(N, 2)`, height and width of every sample's upright image before it was resized.
     """
-    counts = np.diff(boxes.offsets)[split.samples]
-    owner = np.repeat(np.arange(len(split.samples)), counts)
-    rows = np.repeat(boxes.offsets[split.samples] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
-    rows = (rows + np.arange(len(rows))).astype(np.int64)
+    own_boxes = take_targets(boxes, split.samples)
+    assert isinstance(own_boxes, Boxes)
+    owner = np.repeat(np.arange(len(own_boxes)), np.diff(own_boxes.offsets))
     own = sizes[split.samples][owner]
-    places = boxes.boxes[rows].astype(np.float64)
+    places = own_boxes.boxes.astype(np.float64)
     # YOLO and others give fractions of the image's sides.
     if boxes.relative:
         places *= own[:, [1, 0, 1, 0]]
@@ -212,11 +196,11 @@ def _split_boxes(
     group = y_name(split.name)
     found: dict[str, NDArray[Any]] = {
         f"{group}/{OFFSETS}": np.concatenate([[0], np.cumsum(kept_counts)]).astype(np.int64),
-        f"{group}/{BOXES}": _filled(places[kept].astype(np.float32), len(rows), 0),
+        f"{group}/{BOXES}": _filled(places[kept].astype(np.float32), len(owner), 0),
     }
-    for name, values in boxes.columns.items():
+    for name, values in own_boxes.columns.items():
         unused = 0 if values.dtype.kind in "bu" else _UNUSED
-        found[f"{group}/{name}"] = _filled(values[rows[kept]], len(rows), unused)
+        found[f"{group}/{name}"] = _filled(values[kept], len(owner), unused)
     return found
 
 
@@ -262,14 +246,7 @@ _EDGE_SLACK, _EDGE_SLACK_OF_PARTS = 1.0, 0.01
 def odd_boxes(
     boxes: Boxes, sizes: NDArray[np.int64], samples: NDArray[np.int64], name: Callable[[int], str]
 ) -> OddBoxes:
-    """Count the odd boxes of some samples.
-
-    Args:
-        boxes: those of all samples.
-        sizes: int64 `(N, 2)`, height and width of each sample's upright image, zeros where it is no image.
-        samples: which count.
-        name: returns what the image of a sample is called.
-    """
+    """Count the odd boxes of some samples; `sizes`: as for `_split_boxes`, zeros where a sample is no image."""
     counts = np.zeros(len(boxes), np.bool_)
     counts[samples] = True
     of_image = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets))
@@ -313,18 +290,9 @@ def place_joined(
     identity: Mapping[str, Any],
     address: str,
 ) -> Manifest:
-    """Join shards in `folder`, and put the pack with its manifest, which is returned, in its place.
+    """Join all shards of a set in `folder`, and put the pack with its manifest, which is returned, in its place.
 
-    Args:
-        shards: all of one set, in order.
-        folder: a folder on the disk of `out`, to work in.
-        out: the pack.
-        samples: rows of each split, in the order of the file.
-        skipped: one sentence for each sample that was left out.
-        key, identity, address: as for `run_pack`.
-
-    Raises:
-        NotEnoughSpaceError, TargetNotWritableError: it could not be written; what was at `out` is unchanged.
+    `samples`: rows of each split, in the order of the file.
     """
     nbytes = sum(shard.stat().st_size for shard in shards)
     check_space(out.parent, nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
@@ -335,7 +303,7 @@ def place_joined(
     stored = {name: rows for name, rows in samples.items() if rows}
     manifest = manifest_of_pack(joined, key=key, identity=identity, samples=stored, skipped=skipped)
     write_manifest(joined, manifest)
-    place_pack(joined, out, staged=bool(key))
+    place_pack(joined, out, replaces=is_replaceable_pack if key else whatever_is_there)
     return manifest
 
 
@@ -358,151 +326,114 @@ def _first_byte(node: Any) -> int:
     return int(data.id.get_offset() or 0)
 
 
-def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:
-    """Write the file that the shards are parts of.
-
-    Args:
-        shards: all of one set, in order.
-        out: the file to make; one that exists is overwritten.
-        splits: in the order of the file.
-        attributes: of its root, in place of the shards' own.
-    """
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(open_with_any_locking(path)) for path in shards]
-        parts = [_Joined.of(split, files) for split in splits]
-        content = _joined_content(files, parts, attributes)
-        offsets = create_pack(out, content)
-        # Without HDF5, which would copy through its own buffers, holding its lock.
-        with TargetFile(out, fresh=False) as target:
-            for part in parts:
-                for name, pieces in part.pieces.items():
-                    place = offsets.get(name, 0)
-                    for data in _bytes_of(pieces):
-                        target.write(data, place)
-                        place += len(data)
-
-
 # The value of other columns in rows that cropping left without a box; these rows come last.
 _UNUSED = -1
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """Bytes in a shard's file."""
+class _Column(NamedTuple):
+    """A dataset of a joined file."""
 
-    path: Path | str
-    """The shard."""
-    start: int
-    """Where they begin in it."""
-    nbytes: int
-    """How many there are."""
+    name: str
+    """Its path."""
+    nodes: list[Any]
+    """The datasets of the shards that it is made of, in order."""
+    used: list[int]
+    """How many rows of each come first; unused ones of all come last."""
+    values: NDArray[Any] | None
+    """All of it, where it is not copied."""
 
+    @property
+    def is_reserved(self) -> bool:
+        """Return whether it was created to be written without HDF5."""
+        from h5py import h5d
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """One split of the joined file."""
+        # HDF5 stores this property, and for small datasets it is another one.
+        found: bool = self.nodes[0].id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
+        return found
 
-    arrays: dict[str, NDArray[Any]]
-    """Its small datasets."""
-    reserved: list[ReservedDataset]
-    """Its large datasets, to be written without HDF5."""
-    pieces: dict[str, list[_Stored | NDArray[Any]]]
-    """The pieces of each large dataset, in order."""
-    group_attributes: dict[str, dict[str, Any]]
-    """The attributes of its groups."""
+    @property
+    def reserved(self) -> ReservedDataset:
+        """Return the dataset to be written later."""
+        rows = sum(len(node) for node in self.nodes) if self.values is None else len(self.values)
+        return ReservedDataset(self.name, (rows, *self.nodes[0].shape[1:]), self.nodes[0].dtype)
 
-    @classmethod
-    def of(cls, split: str, files: Sequence[Any]) -> _Joined:
-        """Return the split, from those shards that have rows of it."""
-        joined = cls({}, [], {}, {})
-        # A small split may have fewer rows than there are shards.
-        having = [file for file in files if key_name(split) in file]
-        keys = [text for file in having for text in file[key_name(split)][()].tolist()]
-        joined.arrays[key_name(split)] = _decoded_texts(keys)
-        for top in (x_name(split), y_name(split)):
-            nodes = [file[top] for file in having if top in file]
-            if nodes and hasattr(nodes[0], "keys"):
-                joined.group_attributes.update({top: _attributes(nodes[0])} if len(nodes[0].attrs) else {})
-                joined._add_group(top, nodes)
-            elif nodes:
-                joined._add(top, nodes)
-        # In the order in which a single process lays them out, since the bytes must not show who wrote the parts.
-        joined.reserved.sort(key=lambda spec: _rank(spec.name, split))
-        return joined
-
-    def _add_group(self, top: str, groups: Sequence[Any]) -> None:
-        """Add rows of different lengths: first those that offsets refer to, then unused ones."""
-        # Offsets count from 0 in each shard; in the joined file each continues where the one before ends.
-        counted = [group[OFFSETS][()] for group in groups]
-        used = [int(offsets[-1]) for offsets in counted]
-        starts = np.cumsum([0, *used])
-        parts = [offsets[1:] + start for offsets, start in zip(counted, starts[:-1], strict=True)]
-        whole = np.concatenate([[0], *parts]).astype(np.int64)
-        for name in groups[0]:
-            nodes = [group[name] for group in groups]
-            path = f"{top}/{name}"
-            if name != OFFSETS:
-                self._add(path, nodes, used)
-            elif _is_reserved(nodes[0]):
-                self.reserved.append(ReservedDataset(path, whole.shape, whole.dtype))
-                self.pieces[path] = [whole]
-            else:
-                self.arrays[path] = whole
-
-    def _add(self, path: str, nodes: Sequence[Any], used: Sequence[int] | None = None) -> None:
-        if not _is_reserved(nodes[0]):
-            self.arrays[path] = np.concatenate([node[()] for node in nodes])
+    def write(self, target: TargetFile, place: int) -> None:
+        """Write it from a byte on, without HDF5, which would copy through its own buffers, holding its lock."""
+        if self.values is not None:
+            target.write(array_bytes(self.values), place)
             return
-        rows = sum(len(node) for node in nodes)
-        # Every shard has its unused rows at the end; in the joined file they all come last.
-        self.reserved.append(ReservedDataset(path, (rows, *nodes[0].shape[1:]), nodes[0].dtype))
-        ends = [len(node) for node in nodes] if used is None else used
-        first = [_rows(node, 0, end) for node, end in zip(nodes, ends, strict=True)]
-        self.pieces[path] = [*first, *(_rows(node, end, len(node)) for node, end in zip(nodes, ends, strict=True))]
+        first = [(node, 0, used) for node, used in zip(self.nodes, self.used, strict=True)]
+        last = [(node, used, len(node)) for node, used in zip(self.nodes, self.used, strict=True)]
+        for node, begin, end in (*first, *last):
+            row_bytes = node.dtype.itemsize * int(np.prod(node.shape[1:], dtype=np.int64))
+            start, nbytes = (node.id.get_offset() or 0) + begin * row_bytes, (end - begin) * row_bytes
+            with open(os.fsdecode(node.file.filename), "rb") as file:
+                for offset, length in block_ranges(nbytes, _COPY_BYTES):
+                    target.write(pread_exactly(file.fileno(), length, start + offset), place + offset)
+            place += nbytes
 
 
-def _joined_content(files: Sequence[Any], parts: Sequence[_Joined], attributes: Mapping[str, Any]) -> PackContent:
-    arrays = {name: array for part in parts for name, array in part.arrays.items()}
-    # All shards of a set have the same classes: they were planned together.
-    arrays[CLASSES] = _decoded_texts(files[0][CLASSES][()].tolist())
-    skipped = [text for file in files if SKIPPED in file for text in file[SKIPPED][()].tolist()]
-    if skipped:
-        arrays[SKIPPED] = _decoded_texts(skipped)
-    # The format is written by `create_pack`; the other two would make the file a shard.
-    own = {FORMAT_ATTRIBUTE, SHARD_SET_ATTRIBUTE, "shard"}
-    return PackContent(
-        reserved=[spec for part in parts for spec in part.reserved],
-        arrays=arrays,
-        attributes={**{k: v for k, v in _attributes(files[0]).items() if k not in own}, **attributes},
-        group_attributes={name: values for part in parts for name, values in part.group_attributes.items()},
-    )
+def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:
+    """Write the file that the shards are parts of.
+
+    `splits`: in the order of the file. `attributes`: of its root, in place of the shards' own.
+    """
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open_with_any_locking(path)) for path in shards]
+        columns = [column for split in splits for column in _columns_of(split, files)]
+        large = [column for column in columns if column.is_reserved]
+        arrays = {column.name: _values(column) for column in columns if not column.is_reserved}
+        # All shards of a set have the same classes: they were planned together.
+        arrays[CLASSES] = _decoded_texts(files[0][CLASSES][()].tolist())
+        skipped = [text for file in files if SKIPPED in file for text in file[SKIPPED][()].tolist()]
+        if skipped:
+            arrays[SKIPPED] = _decoded_texts(skipped)
+        # The format is written by `create_pack`; the other two would make the file a shard.
+        left_out = {FORMAT_ATTRIBUTE, SHARD_SET_ATTRIBUTE, "shard"}
+        own = {name: value for name, value in _attributes(files[0]).items() if name not in left_out}
+        groups: dict[str, dict[str, Any]] = {}
+        for column in columns:
+            top = column.name.partition("/")[0]
+            if len(found := _attributes(column.nodes[0].file[top])):
+                groups[top] = found
+        content = PackContent([column.reserved for column in large], arrays, {**own, **attributes}, groups)
+        offsets = create_pack(out, content)
+        with TargetFile(out, fresh=False) as target:
+            for column in large:
+                column.write(target, offsets.get(column.name, 0))
 
 
-def _bytes_of(pieces: Sequence[_Stored | NDArray[Any]]) -> Iterator[bytes]:
-    for piece in pieces:
-        if not isinstance(piece, _Stored):
-            yield piece.tobytes()
+def _columns_of(split: str, files: Sequence[Any]) -> list[_Column]:
+    """Return the datasets of a split, in the order in which a single process lays them out, since the bytes must not
+    show who wrote the parts."""
+    # A small split may have fewer rows than there are shards.
+    having = [file for file in files if key_name(split) in file]
+    columns = []
+    for top in (key_name(split), x_name(split), y_name(split)):
+        if not having or top not in having[0]:
             continue
-        with open(piece.path, "rb") as file:
-            for offset, length in block_ranges(piece.nbytes, _COPY_BYTES):
-                yield pread_exactly(file.fileno(), length, piece.start + offset)
+        if not hasattr(having[0][top], "keys"):
+            nodes = [file[top] for file in having]
+            columns.append(_Column(top, nodes, [len(node) for node in nodes], None))
+            continue
+        # Offsets count from 0 in each shard; in the joined file each continues where the one before ends.
+        counted = [file[top][OFFSETS][()] for file in having]
+        used = [int(offsets[-1]) for offsets in counted]
+        starts = np.cumsum([0, *used])[:-1]
+        parts = [offsets[1:] + start for offsets, start in zip(counted, starts, strict=True)]
+        whole = np.concatenate([[0], *parts]).astype(np.int64)
+        for name in having[0][top]:
+            nodes = [file[top][name] for file in having]
+            columns.append(_Column(f"{top}/{name}", nodes, used, whole if name == OFFSETS else None))
+    return sorted(columns, key=lambda column: _rank(column.name, split))
 
 
-def _rows(node: Any, first: int, end: int) -> _Stored:
-    """Return where some rows of a contiguous dataset are stored."""
-    row_bytes = node.dtype.itemsize * int(np.prod(node.shape[1:], dtype=np.int64))
-    return _Stored(
-        os.fsdecode(node.file.filename), (node.id.get_offset() or 0) + first * row_bytes, (end - first) * row_bytes
-    )
-
-
-def _is_reserved(node: Any) -> bool:
-    """Return whether a dataset was created to be written without HDF5."""
-    from h5py import h5d
-
-    # HDF5 stores this property, and for small datasets it is another one.
-    found: bool = node.id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
-    return found
+def _values(column: _Column) -> NDArray[Any]:
+    if column.values is not None:
+        return column.values
+    if column.nodes[0].dtype.kind == "S":
+        return _decoded_texts([text for node in column.nodes for text in node[()].tolist()])
+    return np.concatenate([node[()] for node in column.nodes])
 
 
 def _rank(path: str, split: str) -> tuple[int, int, str]:

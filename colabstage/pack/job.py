@@ -2,10 +2,11 @@
 
 A part of the samples of a planned job is a job as well, which is how shards are made.
 
-What resizes images is planned before torch is looked at, and settled during the first reads: to load its kernel takes a
-core 0.2 s, and where torch has to be imported for it two seconds, as long as a slow mount takes to send the first
-thousand files. So the plan goes by whether torch is installed, and a thread makes the kernel ready during the reads. If
-it turns out to be unusable, everything written so far is discarded, and the pack starts over with Pillow.
+What resizes images is planned by whether torch is installed, because importing it may take two seconds. That is done
+before the first read (`settled`), and if torch turns out to be unusable, Pillow resizes.
+
+A plan goes by a few samples. If another one contradicts it, `ReplanError` says how to plan again, and packing starts
+over.
 """
 
 from __future__ import annotations
@@ -33,7 +34,16 @@ from colabstage.layouts.reading import read_each
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
 from colabstage.machine.resources import release_freed_memory
-from colabstage.pack.plan import PackPlan, SplitPlan, gains_by_torch, image_options, needs_facts, plan_pack
+from colabstage.pack.plan import (
+    PackPlan,
+    SplitPlan,
+    gains_by_torch,
+    image_options,
+    needs_facts,
+    plan_pack,
+    plan_target,
+    why_kept,
+)
 from colabstage.sources.opening import Opening, open_part
 from colabstage.sources.parse import LocalSource
 
@@ -42,15 +52,38 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.layouts.detect import LayoutFunction
     from colabstage.layouts.formats.items import IndexableDataset
     from colabstage.layouts.samples import Content, SampleSource
-    from colabstage.layouts.table import SampleTable
+    from colabstage.layouts.table import Inputs, SampleTable
     from colabstage.machine.mounts import InCaller
     from colabstage.pack.options import PackOptions
     from colabstage.trees.listing import Tree
 
     PackSource = str | os.PathLike[str] | IndexableDataset
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+class ReplanError(LayoutError):
+    """The samples that a plan was made by are not as all are.
+
+    `again`: makes the plan of all.
+    """
+
+    def __init__(self, message: str, again: Callable[[PackJob], PackJob] | None = None) -> None:
+        super().__init__(message)
+        # Not an argument of the exception, whose arguments are its text; what a worker raises is pickled with both.
+        self.again = again
+
+    def plan_again(self, job: PackJob, *, fixed: str = "") -> PackJob:
+        """Return the job that all samples agree with; `fixed`: why only `job` will do, where that is so."""
+        if self.again is keeps_files and (fixed or job.options.encoding == "pixels"):
+            msg = f"These images cannot be stored as pixels{fixed}: {self}."
+            raise LayoutError(msg) from self
+        if self.again is None or fixed:
+            raise self
+        return self.again(job)
+
 
 # Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
 SAMPLES = 16
@@ -71,38 +104,37 @@ class CallersDataset:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSamples:
-    """Samples whose source is open."""
+class OpenSource:
+    """What samples are read from, open."""
 
     tree: Tree | None
     """The source's files; `None` for a dataset of Python objects."""
-    table: SampleTable
-    """The samples."""
+    dataset: IndexableDataset | CallersDataset | None
+    """The dataset; `None` for files."""
+    layout: str | LayoutFunction | TableFile
+    """How samples are found in the files."""
     slow: bool
     """Whether reads take long."""
     identity: Callable[[], Mapping[str, int]]
     """Returns size and time of an archive, which tell it from one that has members of the same names, sizes and times;
     `SourceChangedError` if it was written to since it was opened."""
 
+    def find(self, *, is_more: bool = False) -> SampleTable:
+        """Return the samples; `is_more`: whether they are to be appended to a dataset."""
+        if self.tree is not None:
+            return detect_layout(self.tree, self.layout, is_more=is_more)
+        assert self.dataset is not None
+        return self.dataset.table() if isinstance(self.dataset, CallersDataset) else read_dataset(self.dataset)
+
 
 @contextmanager
-def open_samples(
-    source: PackSource | CallersDataset, options: PackOptions, *, beside: Path, is_more: bool = False
-) -> Iterator[OpenSamples]:
-    """Open a source and find its samples.
+def open_source(source: PackSource | CallersDataset, options: PackOptions, *, beside: Path) -> Iterator[OpenSource]:
+    """Open a path on this machine, or a dataset.
 
-    Args:
-        source: a path on this machine, or a dataset.
-        options: how samples are found.
-        beside: a file on the disk that has space for the unpacked form of a compressed tar, which goes beside it.
-        is_more: whether the samples are to be appended to a dataset.
-
-    Raises:
-        SourceNotFoundError, SourceReadError, ArchiveError, LayoutError, NotEnoughSpaceError: as `pack_dataset`.
+    `beside`: a file on the disk that has space for the unpacked form of a compressed tar, which goes beside it.
     """
     if not isinstance(source, str | os.PathLike):
-        table = source.table() if isinstance(source, CallersDataset) else read_dataset(source)
-        yield OpenSamples(None, table, slow=False, identity=dict)
+        yield OpenSource(None, source, options.layout, slow=False, identity=dict)
         return
     place, layout = Path(source), options.layout
     if is_table_file(place, layout):
@@ -122,31 +154,34 @@ def open_samples(
                 raise SourceChangedError(msg)
             return {"nbytes": part.file.facts.size or 0, "mtime_ns": part.file.facts.mtime_ns}
 
-        tree = part.open_tree(spool)
-        yield OpenSamples(tree, detect_layout(tree, layout, is_more=is_more), part.reads_slowly, identity)
+        yield OpenSource(part.open_tree(spool), None, layout, part.reads_slowly, identity)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """Makes what `prepare` returns of a sample's content."""
+
+    inputs: Inputs
+    prepare: Prepare
+    options: ImageOptions
+
+    def __call__(self, content: Content) -> NDArray[Any]:
+        if isinstance(self.inputs, Arrays):
+            x = self.inputs.to_array(content)
+        elif isinstance(content, bytes):
+            x = decode_image(content, self.options)
+        else:
+            x = fit_pixels(content, self.options)
+        return np.asarray(self.prepare(x))
 
 
 def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) -> SampleTable:
-    """Return the table with `prepare(x)` for every x; its shape and dtype are those of the first sample.
-
-    Raises:
-        OptionError: there are masks or boxes, which would have to change with x in a way that is unknown.
-        LayoutError: it does not return an array of numbers.
-        DecodeError: the first sample is broken.
-    """
+    """Return the table with `prepare(x)` for every x; its shape and dtype are those of the first sample."""
     if isinstance(table.targets, Masks | Boxes | UnreadBoxes):
         kind = "masks" if isinstance(table.targets, Masks) else "boxes"
         msg = f"prepare= changes the inputs, and the {kind} on them would not follow."
         raise OptionError(msg)
-    inputs, source = table.inputs, table.inputs.source
-
-    def prepared(content: Content) -> NDArray[Any]:
-        if isinstance(inputs, Arrays):
-            x = inputs.to_array(content)
-        else:
-            x = decode_image(content, options) if isinstance(content, bytes) else fit_pixels(content, options)
-        return np.asarray(prepare(x))
-
+    source, prepared = table.inputs.source, _Prepared(table.inputs, prepare, options)
     first = prepared(read_with_retry(lambda: source.read(0), source.name(0), policy=RetryPolicy()))
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{source.name(0)}'; expected an array of numbers."
@@ -182,12 +217,7 @@ class PackJob:
 
 
 def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) -> PackJob:
-    """Find the samples of a tree and plan their pack, reading names, and the headers of a few images where needed.
-
-    Raises:
-        LayoutError, OptionError: as `pack_dataset`.
-        SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source cannot be read.
-    """
+    """Find the samples of a tree and plan their pack, reading names, and the headers of a few images where needed."""
     return plan_job(tree, detect_layout(tree, options.layout), options, free_bytes=free_bytes)
 
 
@@ -222,9 +252,8 @@ def plan_job(
     if has_torch is None:
         has_torch = gains_by_torch(table, options) and expects_torch()
     release_freed_memory()  # of listing and sorting, as planning takes some for each sample again
-    return PackJob(
-        tree, table, plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch), options
-    )
+    plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
+    return PackJob(tree, table, plan, options)
 
 
 def seen_facts(tree: Tree | None, table: SampleTable, options: PackOptions) -> Sequence[ImageFacts]:
@@ -322,14 +351,31 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
     return notes
 
 
-def by_pillow(job: PackJob) -> PackJob:
-    """Return the same job, with images resized by Pillow."""
+def settled(job: PackJob) -> PackJob:
+    """Return the job with a resizer that works, importing torch where the plan has it."""
+    if job.plan.resizer != "torch" or can_torch_resize():
+        return job
     return replace(job, plan=replace(job.plan, resizer="pillow"))
 
 
-def settled(job: PackJob) -> PackJob:
-    """Return the job with a resizer that works, loading torch's kernel where the plan has it."""
-    return job if job.plan.resizer != "torch" or can_torch_resize() else by_pillow(job)
+def keeps_files(job: PackJob) -> PackJob:
+    """Return the same job with the original image files stored, as for images that differ in size."""
+    encoded = plan_pack(job.table, replace(job.options, encoding="encoded"), facts=(), free_bytes=None)
+    return replace(job, plan=replace(encoded, reason=why_kept(image_options(job.table, job.options))))
+
+
+def with_foreground(job: PackJob) -> PackJob:
+    """Return the same job for masks that are of 0 and 255 alone."""
+    assert isinstance(job.table.targets, Masks)
+    masks = replace(job.table.targets, foreground=True)
+    table = replace(job.table, targets=masks, classes=masks.classes)
+    return replace(job, table=table, plan=replace(job.plan, y=plan_target(table, job.options, job.plan.x.shape)))
+
+
+def target_source(table: SampleTable) -> SampleSource | None:
+    """Return where targets are read from; `None` where they are known beforehand."""
+    targets = table.targets
+    return targets.source if isinstance(targets, Arrays | Masks | UnreadBoxes) else None
 
 
 def take_rows(plan: PackPlan, chosen: NDArray[np.int64], splits: Sequence[SplitPlan]) -> PackPlan:

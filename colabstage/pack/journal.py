@@ -5,9 +5,7 @@ block of samples. A line cannot be verified without decoding the samples again, 
 that wrote it: a crash of the machine may keep the line and lose the pixels. The local disk of a rented machine does not
 outlive a boot anyway.
 
-`Spool` has the bytes that have no place yet, `SampleFacts` what is learnt about each sample and needed at the end. A
-sample's record is written before the journal counts the sample as finished, so a continued run finds the records of all
-finished samples, as it finds their pixels. `ContentDigests` has a digest of each image file that another may equal.
+`Spool` has the bytes that have no place yet, and each `SampleColumn` what one fact is of each sample.
 """
 
 from __future__ import annotations
@@ -38,16 +36,7 @@ KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError, Decode
 # The stamp of an unfinished block. No finished one has it: a stamp that would be 0 is written as 1.
 _NO_STAMP = 0
 # For each sample: the size of its upright image, and which bytes of the spool are its x, and its y.
-RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))])
-
-
-_DIGEST = np.dtype("<u8")
-# A bit for each value of a byte.
-_LEVEL_BYTES = 32
-# Lengths are told apart by their lowest bits, in a table that is as large for ten files as for ten million.
-_LENGTHS = 1 << 18
-# Samples of which columns may be made; of all of them there is no more than one.
-_PAGE = 1 << 18
+FACTS = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))])
 
 
 class PackJournal(Closing):
@@ -222,119 +211,41 @@ class Spool:
         self._file.__exit__(*how)
 
 
-class SampleFacts(Closing):
-    """One record for each of N samples: its image's own size, and where its bytes are in a spool."""
+class SampleColumn(Closing):
+    """One fact about each of N samples, in a file: written in any order, from any thread, and read when all are there.
 
-    def __init__(self, path: Path, count: int) -> None:
-        """Open the file, or make it."""
-        self._path = path
-        self._count = count
-        if not path.exists():
-            path.touch()
-        # The file reads as zeros without a write, so records may be written in any order.
-        cut_own(path, count * RECORD.itemsize)
-        self._file = TargetFile(path, fresh=False)
+    Zeros where nothing was written, as for samples that were left out.
+    """
 
-    def note(self, index: int, *, size: tuple[int, int] = (0, 0), pieces: Sequence[tuple[int, int]] = ()) -> None:
-        """Write a sample's record: the size of its image, and where its x and y begin in the spool, with their lengths.
-
-        May be called from any thread.
-        """
-        record = np.zeros(1, RECORD)
-        record["height"], record["width"] = size
-        for place, (start, length) in enumerate(pieces):
-            record["start"][0, place], record["length"][0, place] = start, length
-        self._file.write(record.tobytes(), index * RECORD.itemsize)
-
-    def read(self) -> NDArray[np.void]:
-        """Return all records, `(N,)`; zeros for samples that have none."""
-        return np.fromfile(self._path, RECORD, self._count)
-
-    def forget(self) -> None:
-        """Remove all records."""
-        cut_own(self._path, 0)
-        cut_own(self._path, self._count * RECORD.itemsize)
-
-    def spool_end(self) -> int:
-        """Return the end of the last piece of the spool that belongs to a sample, in bytes."""
-        # Pieces behind it were written by a run that died before it recorded them.
-        noted = self.read()
-        return int((noted["start"] + noted["length"]).max(initial=0))
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
-
-
-class MaskLevels(Closing):
-    """Which values the pixels of each of N masks have."""
-
-    def __init__(self, path: Path, count: int) -> None:
+    def __init__(self, path: Path, dtype: np.dtype[Any], count: int) -> None:
         """Open the file of an earlier run, or make it."""
-        self._path, self._count = path, count
+        self._path, self._dtype, self._count = path, dtype, count
+        self.is_new = not path.exists()
         path.touch()
-        # Zeros where nothing was written, as of masks that were left out.
-        cut_own(path, count * _LEVEL_BYTES)
-        self._file = TargetFile(path, fresh=False)
-
-    def note(self, index: int, levels: NDArray[np.bool_]) -> None:
-        """Write down which values a mask has, `(256,)`. May be called from any thread."""
-        self._file.write(np.packbits(levels).tobytes(), index * _LEVEL_BYTES)
-
-    def read(self) -> NDArray[np.uint8]:
-        """Return `(N, 32)`, a bit for each value."""
-        return np.fromfile(self._path, np.uint8, self._count * _LEVEL_BYTES).reshape(self._count, _LEVEL_BYTES)
-
-    def close(self) -> None:
-        """Let go of the file, which can still be read."""
-        self._file.close()
-
-
-class ContentDigests(Closing):
-    """The digest of each image file that another may equal, for N samples."""
-
-    def __init__(self, path: Path, sizes: NDArray[np.int64]) -> None:
-        """Open the file of an earlier run, or make it. `sizes`: int64 `(N,)`, the lengths of the image files in bytes.
-
-        Raises:
-            OSError: the disk has no room.
-        """
-        counts = np.zeros(_LENGTHS, np.int32)
-        for first in range(0, len(sizes), _PAGE):
-            np.add.at(counts, sizes[first : first + _PAGE] % _LENGTHS, 1)
-        self._is_repeated = counts > 1
-        self._path, self._count = path, len(sizes)
-        # What an earlier run noted may be of files that were replaced since.
-        self._is_new = not path.exists()
-        path.touch()
-        # 0, as a file reads where nothing was written, stands for a file of which no digest was taken.
-        cut_own(path, self._count * _DIGEST.itemsize)
+        cut_own(path, count * dtype.itemsize)
         # Not mapped: what is mapped counts as memory of this process for as long as it packs.
         self._file = TargetFile(path, fresh=False)
 
-    def note(self, index: int, content: bytes) -> None:
-        """Take the digest of a sample's file, if another has its length. May be called from any thread."""
-        may_repeat = self._is_repeated[len(content) % _LENGTHS]
-        if may_repeat or not self._is_new:
-            digest = xxhash.xxh3_64_intdigest(content) if may_repeat else 0
-            self._file.write(digest.to_bytes(_DIGEST.itemsize, "little"), index * _DIGEST.itemsize)
+    def write(self, index: int, value: bytes) -> None:
+        """Write the bytes of one sample's fact."""
+        self._file.write(value, index * self._dtype.itemsize)
 
-    def repeated(self) -> NDArray[np.uint64]:
-        """Return the digests that several samples have, uint64 `(R,)`, each once, ascending."""
-        # The only column of all samples, and sorted where it is: which samples repeat is found page by page.
-        ordered = np.fromfile(self._path, _DIGEST, self._count)
-        ordered.sort()
-        found = [np.zeros(0, np.uint64)]
-        for first in range(0, len(ordered), _PAGE):
-            page = ordered[first : first + _PAGE + 1]
-            found.append(np.unique(page[1:][(page[1:] == page[:-1]) & (page[1:] != 0)]))
-        return np.unique(np.concatenate(found))
+    def read(self, first: int = 0, count: int = -1) -> NDArray[Any]:
+        """Return the facts of all samples, or of `count` from `first` on."""
+        return np.fromfile(self._path, self._dtype, count, offset=first * self._dtype.itemsize)
 
-    def pages(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-        """Iterate over the digests of all samples in order, some at a time, with the number of the first of them."""
-        for first in range(0, self._count, _PAGE):
-            yield first, np.fromfile(self._path, _DIGEST, _PAGE, offset=first * _DIGEST.itemsize)
+    def forget(self) -> None:
+        """Remove all facts."""
+        cut_own(self._path, 0)
+        cut_own(self._path, self._count * self._dtype.itemsize)
 
     def close(self) -> None:
         """Let go of the file, which can still be read."""
         self._file.close()
+
+
+def spool_end(facts: SampleColumn) -> int:
+    """Return the end of the last piece of the spool that belongs to a sample, in bytes."""
+    # Pieces behind it were written by a run that died before it recorded them.
+    noted = facts.read()
+    return int((noted["start"] + noted["length"]).max(initial=0))

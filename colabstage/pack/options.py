@@ -59,11 +59,7 @@ Splits = Mapping[str, float] | Sequence[float] | Sequence[tuple[str, float]] | f
 
 
 def remedies_for_batches(loader: str) -> dict[str, str]:
-    """Return what to write instead of the loader's arguments, which packing does not have.
-
-    Args:
-        loader: the call that makes a loader, without its closing bracket.
-    """
+    """Return what to write instead of the loader's arguments; `loader`: its call, without the closing bracket."""
     remedies = {name: f"It is an argument of the loader: {loader}, {name}=…)." for name in _FOR_BATCHES}
     remedies["batch_size"] = f"It is an argument of the loader: {loader})."
     for name in ("augment", "augmentation", "transform", "transforms"):
@@ -240,11 +236,7 @@ class PackOptions:
         return tuple(dict.fromkeys(name for one in self.functions if one for name in one.unknown))
 
     def check_code(self) -> None:
-        """Refuse functions whose code in this worker differs from the caller's.
-
-        Raises:
-            SourceChangedError: a module has another version here than the caller's.
-        """
+        """Refuse functions whose code in this worker differs from the caller's."""
         for name, function, known in zip(
             ("layout", "prepare"), (self.layout, self.prepare), self.functions, strict=True
         ):
@@ -310,11 +302,7 @@ def _digest_of_values(values: list[Any]) -> str:
 
 
 def square(size: object) -> tuple[int, int] | None:
-    """Return an `image_size=` argument as `(height, width)`: one number is a square's side.
-
-    Raises:
-        OptionError: it is no size.
-    """
+    """Return an `image_size=` argument as `(height, width)`: one number is a square's side."""
     if size is None:
         return None
     sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
@@ -329,11 +317,7 @@ _SPLIT_NAMES = {1: ("train",), 2: ("train", "test"), 3: ("train", "val", "test")
 
 
 def split_fractions(splits: Splits | None) -> tuple[tuple[str, float], ...] | None:
-    """Return a `splits=` argument as `(name, fraction)` pairs.
-
-    Raises:
-        OptionError: it is not of that kind; or one number below 0.5, which may be meant as the held-out part.
-    """
+    """Return a `splits=` argument as `(name, fraction)` pairs."""
     if splits is None:
         return None
     found: Any = splits

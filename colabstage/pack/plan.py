@@ -114,11 +114,6 @@ def split_rows(
 
     Returns:
         Split name to int64 sample indices into `table`; no split is empty.
-
-    Raises:
-        OptionError: fractions are given for a source that has splits of its own, or are so small that a split would
-            get nothing.
-        LayoutError: there are no samples, or one file has samples in two splits or in two groups.
     """
     if len(table) == 0:
         msg = "The source has no samples to split."
@@ -214,11 +209,7 @@ def _strata(table: SampleTable) -> NDArray[np.int64]:
 
 
 def groups_of_keys(keys: Sequence[str], pattern: str) -> tuple[str, ...]:
-    """Return what a regular expression finds in each key: its first group where it has one, else all that matches.
-
-    Raises:
-        OptionError: it finds nothing in some key; the message names one.
-    """
+    """Return what a regular expression finds in each key: its first group where it has one, else all that matches."""
     found = [re.search(pattern, key) for key in keys]
     missing = next((key for key, match in zip(keys, found, strict=True) if match is None), None)
     if missing is not None:
@@ -497,10 +488,6 @@ def plan_pack(
         facts: those of a few images, where `needs_facts` says so.
         free_bytes: the free space of the disk; `None` to skip the question whether the pack fits.
         has_torch: whether torch's kernel is available to resize images.
-
-    Raises:
-        LayoutError: pixels are asked for, but the images have different sizes.
-        OptionError: splits are given for a source that has its own, or an encoding that these samples cannot have.
     """
     rows = split_rows(table, options.fractions, seed=options.seed, group_by=options.group_by)
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())
@@ -521,7 +508,7 @@ def _plan_arrays(inputs: Arrays, table: SampleTable, options: PackOptions, split
         )
         raise OptionError(msg)
     x = StoredField("x", inputs.shape, inputs.dtype)
-    return PackPlan("arrays", "the samples are arrays of one shape", x, _plan_target(table, options, None), splits)
+    return PackPlan("arrays", "the samples are arrays of one shape", x, plan_target(table, options, None), splits)
 
 
 def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on once
@@ -536,7 +523,7 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
         group = {IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
         # The listing has the lengths of the files, so their places are known before one is read.
         x = StoredField("x", None, np.dtype(np.uint8), lengths=images.source.sizes, attributes=group)
-        return PackPlan("encoded", reason, x, _plan_target(table, options, None), splits)
+        return PackPlan("encoded", reason, x, plan_target(table, options, None), splits)
 
     if options.jpeg_quality is not None:
         return _plan_jpeg(images, table, options, splits)
@@ -552,7 +539,7 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
             raise LayoutError(msg)
         return encoded(f"{trouble}, so they are kept as they are{LISTS.format(remedy)}")
     x = StoredField("x", shape, dtype)
-    pixels = PackPlan("pixels", "", x, _plan_target(table, options, shape), splits)
+    pixels = PackPlan("pixels", "", x, plan_target(table, options, shape), splits)
     if options.encoding == "pixels":
         return replace(pixels, reason="encoding='pixels' was asked for")
     size = f"{shape[0]}x{shape[1]}x{shape[2]}"
@@ -575,15 +562,13 @@ def _plan_jpeg(images: Images, table: SampleTable, options: PackOptions, splits:
     x = StoredField(
         "x", None, np.dtype(np.uint8), attributes={IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
     )
-    y = _plan_target(table, options, None if size is None else (*size, 3))
+    y = plan_target(table, options, None if size is None else (*size, 3))
     # Only for the check of free space; the file becomes as large as its JPEGs are.
     guess = int(images.source.sizes.sum()) if size is None else len(table) * size[0] * size[1] // _PIXELS_OF_A_BYTE
     return PackPlan(options.encoding, f"encoding='{options.encoding}' was asked for", x, y, splits, guess)
 
 
-def _plan_target(
-    table: SampleTable, options: PackOptions, image_shape: tuple[int, int, int] | None
-) -> StoredField | None:
+def plan_target(table: SampleTable, options: PackOptions, image_shape: tuple[int, ...] | None) -> StoredField | None:
     """Plan how targets that are read with the samples are stored; masks like their images."""
     targets = table.targets
     if isinstance(targets, Arrays):
@@ -602,14 +587,6 @@ def _plan_target(
 def mask_options(masks: Masks, options: PackOptions) -> MaskOptions:
     """Return how masks become class indices, with the geometry of their images."""
     return MaskOptions(options.image.size, options.image.resize, masks.colors, masks.foreground)
-
-
-def as_foreground(table: SampleTable, plan: PackPlan, options: PackOptions) -> tuple[SampleTable, PackPlan]:
-    """Return the same for masks that turned out to be of 0 and 255 alone."""
-    assert isinstance(table.targets, Masks)
-    masks = replace(table.targets, foreground=True)
-    table = replace(table, targets=masks, classes=masks.classes)
-    return table, replace(plan, y=_plan_target(table, options, plan.x.shape))  # type: ignore[arg-type]
 
 
 def has_files(table: SampleTable) -> bool:

@@ -1,7 +1,7 @@
 """Notes on image files that are in a dataset several times, byte for byte: with two labels, or in two splits.
 
 A person would take either for a mistake, and neither shows in a listing. Bytes are read while a pack is made, so it is
-found then, for the price of a digest of those files that another may equal (`pack.journal.ContentDigests`).
+found then, for the price of a digest of those files that another may equal.
 """
 
 from __future__ import annotations
@@ -9,96 +9,87 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from colabstage.io.units import format_count
 from colabstage.layouts.table import Values
+from colabstage.pack.journal import SampleColumn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleTable
-    from colabstage.pack.journal import ContentDigests
     from colabstage.pack.plan import SplitPlan
 
-
-class _Differing:
-    """Which of R files have copies that differ in one respect."""
-
-    def __init__(self, repeated: int) -> None:
-        self._differs = np.zeros(repeated, np.bool_)
-        self.pair: tuple[int, int] | None = None
-        """The first copy that differs, behind the first one of the same file; samples."""
-
-    @property
-    def count(self) -> int:
-        """Return how many of the files have copies that differ."""
-        return int(np.count_nonzero(self._differs))
-
-    def compare(
-        self, files: NDArray[np.intp], samples: NDArray[np.int64], firsts: NDArray[np.int64], values: NDArray[Any]
-    ) -> None:
-        """Compare samples with the first ones of the same files.
-
-        Args:
-            files: `(M,)`, which file each sample is a copy of.
-            samples: `(M,)`, ascending.
-            firsts: `(M,)`, the first copy of the file of each.
-            values: `(N, …)`, what is compared, for all samples.
-        """
-        here, there = (values[which].reshape(len(samples), -1) for which in (samples, firsts))
-        # A value that is missing is NaN, which would differ from itself.
-        differs = ((here != there) & ~((here != here) & (there != there))).any(axis=1)  # noqa: PLR0124 - only NaN does
-        self._differs[files[differs]] = True
-        if self.pair is None and differs.any():
-            place = int(np.argmax(differs))
-            self.pair = int(firsts[place]), int(samples[place])
+# 0 stands for a file of which no digest was taken.
+_DIGEST = np.dtype("<u8")
+# Lengths are compared by their lowest bits, in a table that is as large for ten files as for ten million.
+_LENGTHS = 1 << 18
 
 
-def repeated_notes(digests: ContentDigests, table: SampleTable, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
+class ContentDigests(SampleColumn):
+    """The digest of each image file that another may equal, for N samples."""
+
+    def __init__(self, path: Path, sizes: NDArray[np.int64]) -> None:
+        """Open the file of an earlier run, or make it; `sizes`: int64 `(N,)`, of the image files."""
+        super().__init__(path, _DIGEST, len(sizes))
+        self._is_repeated = np.bincount(sizes % _LENGTHS, minlength=_LENGTHS) > 1
+
+    def note(self, index: int, content: bytes) -> None:
+        """Take the digest of a sample's file, if another has its length. May be called from any thread."""
+        may_repeat = self._is_repeated[len(content) % _LENGTHS]
+        # What an earlier run noted may be of a file that was replaced since.
+        if may_repeat or not self.is_new:
+            digest = xxhash.xxh3_64_intdigest(content) if may_repeat else 0
+            self.write(index, digest.to_bytes(_DIGEST.itemsize, "little"))
+
+
+def repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
     """Return a note on images that have several labels, and one on those that are in several splits.
 
     Images that are there twice with one label, in one split, are no mistake that anybody need hear of.
 
-    Args:
-        digests: the digests of all samples; read once more, in pages, if several samples have one.
-        table: the samples.
-        splits: what was packed of them.
+    `splits`: what was packed of the table.
     """
-    repeated = digests.repeated()
+    ordered = np.sort(digests)
+    repeated = np.unique(ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)])
     if not len(repeated):
         return ()
     # Samples that were left out are in no split.
     split_of = np.full(len(table), -1, np.int16)
     for number, split in enumerate(splits):
         split_of[split.samples] = number
-    targets, name = table.targets, table.inputs.source.name
-    first_of = np.full(len(repeated), -1, np.int64)
-    by_label, by_split = _Differing(len(repeated)), _Differing(len(repeated))
-    for start, page in digests.pages():
-        files = np.minimum(np.searchsorted(repeated, page), len(repeated) - 1)
-        places = np.flatnonzero((repeated[files] == page) & (split_of[start : start + len(page)] >= 0))
-        if not len(places):
-            continue
-        samples, files = start + places, files[places]
-        met, at = np.unique(files, return_index=True)
-        is_new = first_of[met] < 0
-        first_of[met[is_new]] = samples[at[is_new]]
-        if isinstance(targets, Values):
-            by_label.compare(files, samples, first_of[files], targets.values)
-        by_split.compare(files, samples, first_of[files], split_of)
-    notes = []
-    if by_label.pair is not None and isinstance(targets, Values):
-        said = " and ".join(f"'{name(one)}' ({_label_of(table, targets, one)})" for one in by_label.pair)
+    files = np.minimum(np.searchsorted(repeated, digests), len(repeated) - 1)
+    samples = np.flatnonzero((repeated[files] == digests) & (split_of >= 0))
+    files = files[samples]
+    first_of = np.zeros(len(repeated), np.int64)
+    first_of[files[::-1]] = samples[::-1]  # of several values for one place the last one stays
+    firsts = first_of[files]
+
+    def compare(values: NDArray[Any]) -> tuple[int, tuple[int, int]] | None:
+        """Return how many files have copies that differ, and the first such copy behind the first one of its file."""
+        here, there = (values[which].reshape(len(samples), -1) for which in (samples, firsts))
+        # A value that is missing is NaN, which would differ from itself.
+        differs = ((here != there) & ~((here != here) & (there != there))).any(axis=1)  # noqa: PLR0124 - only NaN does
+        if not differs.any():
+            return None
+        first = int(np.argmax(differs))
+        return len(np.unique(files[differs])), (int(firsts[first]), int(samples[first]))
+
+    name, targets, notes = table.inputs.source.name, table.targets, []
+    if isinstance(targets, Values) and (found := compare(targets.values)) is not None:
+        said = " and ".join(f"'{name(one)}' ({_label_of(table, targets, one)})" for one in found[1])
         notes.append(
-            f"{_counted(by_label.count)} there with different labels, byte for byte the same (first {said}). At most "
+            f"{_counted(found[0])} there with different labels, byte for byte the same (first {said}). At most "
             "one of them is right: correct the others, or take them out."
         )
-    if by_split.pair is not None:
-        said = " and ".join(f"'{name(one)}' ({splits[split_of[one]].name})" for one in by_split.pair)
+    if (found := compare(split_of)) is not None:
+        said = " and ".join(f"'{name(one)}' ({splits[split_of[one]].name})" for one in found[1])
         notes.append(
-            f"{_counted(by_split.count)} in several splits, byte for byte the same (first {said}). A model looks "
+            f"{_counted(found[0])} in several splits, byte for byte the same (first {said}). A model looks "
             "better than it is when it is tested on images that it was trained on: keep each in one split."
         )
     return tuple(notes)

@@ -22,6 +22,7 @@ from colabstage.h5.parts import (
     PartName,
     appended_beside,
     boxes_schema,
+    encoded_schema,
     find_parts,
     next_appended,
     pack_schema,
@@ -33,17 +34,18 @@ from colabstage.h5.parts import (
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.geometry import ImageOptions
-from colabstage.io.arguments import GOES_ON, read_options, stops_with, takes
+from colabstage.io.arguments import GOES_ON, read_options, refuse_argument, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.redaction import show_address
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
 from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
-from colabstage.pack.job import CallersDataset, open_samples, plan_job
+from colabstage.pack.job import CallersDataset, open_source, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image, remedies_for_batches
-from colabstage.pack.remote_target import RemoteTarget
+from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import ShardSet
 from colabstage.sources.parse import absolute_path, check_outside, refuse_address
 
@@ -60,12 +62,7 @@ if TYPE_CHECKING:
 
 
 def read_base(target: Path) -> PackInfo:
-    """Return the pack that is appended to: the file `target`, or the first of its shards.
-
-    Raises:
-        SourceNotFoundError: there is neither, or shards are missing.
-        PackFormatError, NewerFormatError, DamagedPackError: it cannot be read.
-    """
+    """Return the pack that is appended to: the file `target`, or the first of its shards."""
     # `find_parts` refuses an incomplete set. One shard speaks for all, because they have one form.
     shards = [] if target.exists() else shards_beside(target)
     if shards:
@@ -111,11 +108,7 @@ def with_classes(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
 
 
 def check_fits(base: PackInfo, table: SampleTable, plan: PackPlan, options: PackOptions) -> None:
-    """Make sure that what is planned can be read as one with `base`.
-
-    Raises:
-        OptionError: it cannot; the message says how it differs.
-    """
+    """Make sure that what is planned can be read as one with `base`."""
     expected = pack_schema(base, next(iter(base.splits)))
     difference = schema_difference(expected, _planned_schema(table, plan))
     # Shapes may agree although values differ: a function is compared by its code, the encoding by its name.
@@ -147,7 +140,7 @@ def _planned_schema(table: SampleTable, plan: PackPlan) -> PackSchema:
     """Return what `pack_schema` will return for the file once it is written."""
     targets = table.targets
     if isinstance(targets, Values):
-        y: FieldSchema | None = rows_schema(targets.values.shape[1:], targets.values.dtype)
+        y = rows_schema(targets.values.shape[1:], targets.values.dtype)
     elif isinstance(targets, Boxes):
         y = boxes_schema(("boxes", *targets.columns))
     elif isinstance(targets, UnreadBoxes):
@@ -160,9 +153,10 @@ def _planned_schema(table: SampleTable, plan: PackPlan) -> PackSchema:
 def _stored_schema(field: StoredField) -> FieldSchema:
     if field.shape is not None:
         return rows_schema(field.shape, field.dtype)
-    if MASK_OPTIONS_ATTRIBUTE in field.attributes:
-        return FieldSchema("encoded masks", {"mask_options": field.attributes[MASK_OPTIONS_ATTRIBUTE]})
-    return FieldSchema("encoded images", field.attributes.get(IMAGE_OPTIONS_ATTRIBUTE, {}))
+    masks = field.attributes.get(MASK_OPTIONS_ATTRIBUTE)
+    return encoded_schema(
+        field.attributes.get(IMAGE_OPTIONS_ATTRIBUTE, {}) if masks is None else masks, masks=masks is not None
+    )
 
 
 @takes(
@@ -216,6 +210,10 @@ def pack_dataset(
     Whatever is raised, nothing at `target` has changed.
     """
     packing = read_options(PackOptions, options, arguments)
+    if executor is not None and not hasattr(executor, "submit"):
+        refuse_argument(
+            "executor", executor, "a concurrent.futures.Executor", remedy="For example ProcessPoolExecutor(5)."
+        )
     shown = resolve_progress(progress)
     # Before any mount is asked for: these names may be ones that no path can have.
     target, append_to = (None if place is None else _as_meant(place) for place in (target, append_to))
@@ -240,12 +238,14 @@ def pack_dataset(
         if target is None:
             msg = "Neither target nor append_to= says where the pack goes; give a file's name, for example 'data.h5'."
             raise OptionError(msg)
-        remote = RemoteTarget.of(target)
+        remote = remote_address(target)
         if remote is not None:
             if not in_shards:
-                msg = f"target='{remote.label}' is an address, where shards are written; give shards=, or a path."
+                msg = (
+                    f"target='{show_address(remote)}' is an address, where shards are written; give shards=, or a path."
+                )
                 raise OptionError(msg)
-            return ShardSet(source, remote.scratch, packing, shards, executor, overwrite, remote.write).pack(shown)
+            return ShardSet(source, remote, packing, shards, executor, overwrite=overwrite).pack(shown)
         path = Path(target)
         if isinstance(source, str | os.PathLike):
             _check_apart(Path(source), path, in_shards=in_shards)
@@ -257,8 +257,8 @@ def pack_dataset(
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if in_shards:
             return ShardSet(source, path, packing, shards, executor, overwrite=overwrite).pack(shown)
-        with open_samples(source, packing, beside=path) as opened:
-            job = plan_job(opened.tree, opened.table, packing, free_bytes=space_for(path))
+        with open_source(source, packing, beside=path) as opened:
+            job = plan_job(opened.tree, opened.find(), packing, free_bytes=space_for(path))
             make_folder(path.parent)
             return run_pack(
                 job,
@@ -267,13 +267,14 @@ def pack_dataset(
                 progress=shown,
                 cancellation=cancellation_of(shown),
                 identity=opened.identity,
+                overwrite=overwrite,
             )
 
     # All of them are watched: the work ends with a reason whichever of the mounts dies.
     places = [place for place in (target, append_to) if place is not None]
 
     def pack_there(source: PackSource | CallersDataset) -> PackReport:
-        with required_to_stay(*(place for place in places if RemoteTarget.of(place) is None)):
+        with required_to_stay(*(place for place in places if remote_address(place) is None)):
             return pack(source)
 
     if isinstance(source, str | os.PathLike):
@@ -282,24 +283,15 @@ def pack_dataset(
 
 
 def _as_meant(place: str | PathLike[str]) -> str | PathLike[str]:
-    """Return where a pack goes, with `~` expanded; an address as it is.
-
-    Raises:
-        OptionError: no path can be called so.
-    """
-    if RemoteTarget.of(place) is not None:
+    """Return where a pack goes, with `~` expanded; an address as it is."""
+    if remote_address(place) is not None:
         return place
     absolute_path(place)
     return os.path.expanduser(place)  # noqa: PTH111 - a Path would lose the slash of a folder
 
 
 def _check_apart(source: Path, target: Path, *, in_shards: bool) -> None:
-    """Refuse a pack that would replace its own source, or be a part of it.
-
-    Raises:
-        OptionError: it would.
-        DriveDisconnectedError: the mount of the source does not answer.
-    """
+    """Refuse a pack that would replace its own source, or be a part of it."""
     require_answer(source)
     goes = {source: target, manifest_path(target): source}
     # All shards of the set that was there are removed.
@@ -332,8 +324,8 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
         target = next_appended(dataset)
         if isinstance(source, str | os.PathLike):
             check_outside([Path(source)], target, "append_to")
-        with open_samples(source, options, beside=target, is_more=True) as opened:
-            table = with_classes(opened.table, base.classes)
+        with open_source(source, options, beside=target) as opened:
+            table = with_classes(opened.find(is_more=True), base.classes)
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
             check_fits(base, job.table, job.plan, options)
             report = run_pack(
@@ -343,6 +335,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
                 progress=progress,
                 cancellation=cancellation_of(progress),
                 identity=opened.identity,
+                overwrite=False,
             )
         # A note and not an error: names repeat where two sources number their files from 1.
         again = repeated_names(dataset, job.table, but=target)

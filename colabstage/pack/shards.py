@@ -1,17 +1,19 @@
 """One dataset in several files, each written by a task of its own, here or on another machine.
 
 Which rows a shard holds follows from the samples and the number of shards alone, so the files have the same bytes
-whoever writes them. A task opens the source by its address, plans as the caller did, and makes sure that the plans
-agree; it writes into a folder beside the target. When all shards are finished, they are moved to their places.
+whoever writes them. A task has the rows that were planned for it, opens the source by its address, and makes sure that
+it is the same there. When all shards are finished, they are moved to their places (`set_stores`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import io
+import pickle
+import tempfile
 import time
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
@@ -19,58 +21,46 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import (
-    MissingDependencyError,
-    OptionError,
-    SourceChangedError,
-    TargetExistsError,
-)
-from colabstage.h5.manifest import (
-    is_as_written,
-    is_replaceable_pack,
-    place_pack,
-    read_manifest,
-    remove_manifest,
-)
-from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
+from colabstage.errors import MissingDependencyError, OptionError, SourceChangedError, TargetExistsError
+from colabstage.h5.parts import shard_pattern
 from colabstage.images.resample import can_torch_resize
 from colabstage.io.files import make_folder
-from colabstage.io.ownership import remove_vouched, whatever_is_there
-from colabstage.io.progress import Cancellation, NullProgress, start_at
-from colabstage.io.workspace import disk_use, open_workspace, remove_own, unless
+from colabstage.io.progress import Cancellation, NullProgress, cancellation_of, start_at
+from colabstage.io.redaction import show_address
+from colabstage.io.workspace import disk_use, open_workspace, unless
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
+from colabstage.layouts.samples import TreeFiles
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.dispatch import run_tasks
-from colabstage.pack.execute import (
-    PackReport,
-    ShardName,
-    animation_notes,
-    keeps_files,
-    run_pack,
-    target_arrays,
-)
+from colabstage.pack.execute import PackReport, animation_notes, run_pack, target_arrays
 from colabstage.pack.finish import OddBoxes, place_joined
 from colabstage.pack.job import (
     CallersDataset,
-    open_samples,
+    PackJob,
+    ReplanError,
+    open_source,
     plan_job,
-    seen_facts,
     settled,
     take_rows,
+    target_source,
 )
 from colabstage.pack.plan import SplitPlan
-from colabstage.pack.writer import MixedImagesError, check_share
+from colabstage.pack.set_stores import LocalStore, RemoteStore, ShardName, ShardResult
+from colabstage.pack.writer import check_share, sample_stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
+    from typing import Self
 
-    from colabstage.h5.manifest import Manifest
-    from colabstage.images.decode import ImageFacts
-    from colabstage.images.resample import Resizer
-    from colabstage.io.progress import Progress
-    from colabstage.pack.job import OpenSamples, PackJob, PackSource
+    from numpy.typing import NDArray
+
+    from colabstage.io.progress import Progress, ProgressStep
+    from colabstage.layouts.table import SampleTable
+    from colabstage.pack.job import OpenSource, PackSource
     from colabstage.pack.options import PackOptions
+    from colabstage.pack.plan import PackPlan
+    from colabstage.pack.set_stores import SetStore
 
 # Large enough that opening and uploading a file does not count, small enough that a lost one is soon written again.
 _SHARD_BYTES = 1_000_000_000
@@ -79,73 +69,10 @@ _FEWEST = 8
 _FEWEST_SAMPLES = 64
 # Names have five digits.
 _MOST = 99_999
-# A file in the folder of unfinished shards: workers continue as long as it exists. A shared folder is the one thing
-# that all executors' workers have in common, so cancelling works for each of them.
-WANTED = "wanted"
-_LOOK_S = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class ShardTask:
-    """Everything that a worker needs to write one shard. Picklable if `source` and the functions in `options` are."""
-
-    source: PackSource
-    """What is packed, under the name by which the worker can open it."""
-    folder: str
-    """The folder to write to."""
-    target: str
-    """The file whose shards these are, for their names."""
-    options: PackOptions
-    """How samples become a file."""
-    facts: tuple[ImageFacts, ...]
-    """The images that the caller planned with."""
-    free_bytes: int
-    """The free space that the caller planned with."""
-    encoded: bool
-    """Whether images turned out to have many sizes, so that their files are stored."""
-    resizer: Resizer | None
-    """What resizes the images, on every worker."""
-    name: ShardName
-    """Which of the shards this is."""
-
-    @property
-    def path(self) -> Path:
-        """Return the shard's file."""
-        return shard_path(Path(self.folder) / Path(self.target).name, self.name.number, self.name.total)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardResult:
-    """What one task has written."""
-
-    samples: dict[str, int]
-    """Rows of each split."""
-    skipped: tuple[str, ...]
-    """One sentence for each sample that was left out."""
-    resumed: int
-    """Samples that were in place before."""
-    readers: int
-    """The largest number of reads in flight."""
-    animated: tuple[str, ...] = ()
-    """The names of animations, as far as this run has seen them."""
-    odd_boxes: OddBoxes = field(default_factory=OddBoxes)
-    """How many boxes a model may refuse or misread, as far as this run has seen them."""
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> ShardResult:
-        """Return the result of a shard that was finished before."""
-        return cls(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
-
-    @classmethod
-    def of_report(cls, report: PackReport) -> ShardResult:
-        """Return the result of a shard that was written now."""
-        samples = dict(report.samples)
-        return cls(samples, report.skipped, report.resumed, report.readers, report.animated, report.odd_boxes)
-
-    @property
-    def rows(self) -> int:
-        """Return how many samples are done, whether stored or left out."""
-        return sum(self.samples.values()) + len(self.skipped)
+# Rows that are sent to a worker; more for each sample would be a whole listing or the contents themselves.
+_MOST_SENT_BYTES, _SENT_BYTES_OF_SAMPLE = 1 << 20, 1024
+# A worker whose storage is far gives no sign between the beginning of a shard and its end.
+_LONGEST_SHARD_S = 4 * 3600.0
 
 
 def default_shards(job: PackJob) -> int:
@@ -156,11 +83,7 @@ def default_shards(job: PackJob) -> int:
 
 
 def check_shards(count: int, job: PackJob) -> int:
-    """Return `count` if that many shards can be made.
-
-    Raises:
-        OptionError: they cannot, because some would be empty.
-    """
+    """Return `count` if that many shards can be made."""
     # A shard without a row in any split would be a file that nobody can read.
     most = min(_MOST, max(len(split.samples) for split in job.plan.splits))
     if not 1 <= count <= most:
@@ -182,15 +105,33 @@ def shard_splits(splits: Sequence[SplitPlan], number: int, count: int) -> list[S
     return parts
 
 
-def shard_job(job: PackJob, number: int, count: int) -> PackJob:
-    """Return the part of a job that is one shard; how many samples may be left out, all shards say together."""
-    options = job.options if job.options.skip_share is None else replace(job.options, on_error="skip")
-    splits = shard_splits(job.plan.splits, number, count)
-    # Ascending, which is the order of the source: a worker reads its part of it from front to back.
-    chosen = np.sort(np.concatenate([split.samples for split in splits]))
-    return replace(
-        job, table=take_rows_of_table(job.table, chosen), plan=take_rows(job.plan, chosen, splits), options=options
-    )
+@dataclass(frozen=True, slots=True)
+class ShardRows:
+    """The samples of one shard."""
+
+    chosen: NDArray[np.int64]
+    """Their numbers in the whole table, ascending, which is the order of the source: a worker reads its part of it from
+    front to back."""
+    plan: PackPlan
+    """The plan for them."""
+
+    @classmethod
+    def of(cls, plan: PackPlan, name: ShardName) -> Self:
+        """Return the rows of a shard, given the plan of all samples."""
+        splits = shard_splits(plan.splits, name.number, name.total)
+        chosen = np.sort(np.concatenate([split.samples for split in splits]))
+        return cls(chosen, take_rows(plan, chosen, splits))
+
+
+def shard_job(job: PackJob, name: ShardName) -> PackJob:
+    """Return the part of a job that is one shard."""
+    rows = ShardRows.of(job.plan, name)
+    return replace(job, table=take_rows_of_table(job.table, rows.chosen), plan=rows.plan, options=_shard_options(job))
+
+
+def _shard_options(job: PackJob) -> PackOptions:
+    # How many samples may be left out, all shards say together.
+    return job.options if job.options.skip_share is None else replace(job.options, on_error="skip")
 
 
 def made_of(job: PackJob, count: int) -> str:
@@ -206,53 +147,160 @@ def made_of(job: PackJob, count: int) -> str:
         count,
     )
     digest.update(repr(facts).encode(errors="surrogateescape"))
-    # A key may hold what is not UTF-8, as file names on Linux can.
-    for text in (*job.table.classes, *job.table.keys):
-        digest.update(f"{text}\n".encode(errors="surrogateescape"))
-    # Lengths stand for contents: hashing all images would read the source twice.
-    rows = (job.table.inputs.source.sizes, *target_arrays(job.table), *(split.samples for split in job.plan.splits))
-    for values in rows:
-        digest.update(np.ascontiguousarray(values).tobytes())
+    _hash_table(digest, job.table)
+    for split in job.plan.splits:
+        digest.update(np.ascontiguousarray(split.samples).tobytes())
     return digest.hexdigest()[:16]
 
 
-def shard_names(job: PackJob, count: int) -> list[ShardName]:
-    """Return all shards of the set that a job makes, in order."""
+def _hash_table(digest: hashlib._Hash, table: SampleTable) -> None:
+    # A key may hold what is not UTF-8, as file names on Linux can.
+    for text in (*table.classes, *table.keys):
+        digest.update(f"{text}\n".encode(errors="surrogateescape"))
+    # Lengths stand for contents: hashing all images would read the source twice.
+    for values in (table.inputs.source.sizes, *target_arrays(table)):
+        digest.update(np.ascontiguousarray(values).tobytes())
+
+
+def _digest_of_table(table: SampleTable) -> str:
+    digest = hashlib.sha256()
+    _hash_table(digest, table)
+    return digest.hexdigest()
+
+
+def shard_names(job: PackJob, count: int, identity: Mapping[str, Any] | None = None) -> list[ShardName]:
+    """Return all shards of the set that a job makes, in order.
+
+    `identity`: the state of an archive; with it names have the state of their samples.
+    """
     made = made_of(job, count)
-    return [ShardName(made, number, count) for number in range(count)]
+    names = [ShardName(made, number, count) for number in range(count)]
+    if identity is None:
+        return names
+    found = []
+    for name in names:
+        # Not part of what the set is made of, which is in the file: another machine may have other times.
+        digest = hashlib.sha256(repr(sorted(identity.items())).encode())
+        for sample in ShardRows.of(job.plan, name).chosen.tolist():
+            digest.update(sample_stamp(job.table, sample).encode(errors="surrogateescape"))
+        found.append(name._replace(state=digest.hexdigest()[:16]))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """Everything that a worker needs to write one shard. Picklable if `source` and the functions in `options` are."""
+
+    source: PackSource
+    """What is packed, under the name by which the worker can open it."""
+    store: LocalStore | RemoteStore
+    """Where the shard goes."""
+    name: ShardName
+    """Which of the shards this is."""
+    options: PackOptions
+    """How samples become a file."""
+    rows: ShardRows
+    """What was planned for it."""
+    table: bytes | None
+    """Its samples, pickled; `None` where they cannot be, and are found again."""
+    digest: str
+    """Of all samples, where they are found again."""
+
+
+class _TablePickler(pickle.Pickler):
+    """Pickles a table without the open source that its samples are read from."""
+
+    def __init__(self, file: io.BytesIO, opened: object) -> None:
+        super().__init__(file)
+        self._opened = opened
+
+    def persistent_id(self, obj: object) -> str | None:
+        return "source" if obj is self._opened else None
+
+
+class _TableUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, opened: object) -> None:
+        super().__init__(file)
+        self._opened = opened
+
+    def persistent_load(self, pid: object) -> object:
+        return self._opened
+
+
+def _pickled(table: SampleTable, opened: object) -> bytes | None:
+    """Return a table as bytes; `None` where its samples are read by functions or open files, which have none."""
+    file = io.BytesIO()
+    try:
+        _TablePickler(file, opened).dump(table)
+    # What a layout's own objects raise.
+    except Exception:  # noqa: BLE001
+        return None
+    found = file.getvalue()
+    return found if len(found) <= _MOST_SENT_BYTES + _SENT_BYTES_OF_SAMPLE * len(table) else None
 
 
 def write_shard(task: ShardTask) -> ShardResult:
-    """Write one shard unless it exists. Called in a worker, and again when a worker died.
+    """Write one shard unless it exists. Called in a worker, and again when a worker died."""
+    with task.store.open() as store:
+        if (done := store.finished(task.name)) is not None:
+            return done
+        _check_torch(task.rows.plan)
+        # Rows computed by a function that has changed since it was planned would stand beside others in one dataset.
+        task.options.check_code()
+        with store.scratch(task.name) as path, open_source(task.source, task.options, beside=path) as opened:
+            job = PackJob(opened.tree, _planned_table(task, opened), task.rows.plan, task.options)
+            report = run_pack(
+                job,
+                path,
+                slow=opened.slow,
+                progress=NullProgress(),
+                cancellation=_AsLongAs(store),
+                identity=opened.identity,
+                address=job.label,
+                shard=task.name,
+            )
+            store.keep(path, task.name)
+    return ShardResult.of(report)
 
-    Raises:
-        SourceChangedError: the source differs from the one that the caller planned with.
-        MixedImagesError: an image does not have the planned shape; all shards have to be planned again.
-        CancelledError: the caller no longer wants the shard.
-        MissingDependencyError: the caller planned with torch as the resizer, which cannot be used here.
-        Exception: as `pack_dataset`.
-    """
-    done = finished_shard(task.path, task.name)
-    if done is not None:
-        return done
-    # Asked of the plan and not of this machine: the set has one resizer, or its bytes would show who wrote them.
-    has_torch = task.resizer == "torch"
-    if has_torch:
-        _check_torch()
-    with open_samples(task.source, task.options, beside=task.path) as opened:
-        job = plan_job(
-            opened.tree,
-            opened.table,
-            task.options,
-            free_bytes=task.free_bytes,
-            facts=task.facts,
-            has_torch=has_torch,
+
+def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
+    """Return the samples that were planned."""
+    if task.table is not None:
+        table: SampleTable = _TableUnpickler(io.BytesIO(task.table), opened.tree or opened.dataset).load()
+        is_same = _is_listed(table, opened)
+    else:
+        whole = opened.find()
+        is_same = _digest_of_table(whole) == task.digest
+        table = take_rows_of_table(whole, task.rows.chosen) if is_same else whole
+    if not is_same:
+        label = "the dataset" if opened.tree is None else f"'{opened.tree.label}'"
+        msg = (
+            f"{label} has other files here than where the pack was planned, or changed meanwhile. Make sure that all "
+            "workers see the same source, and pack it again."
         )
-        return write_shard_of(keeps_files(job) if task.encoded else job, opened, task)
+        raise SourceChangedError(msg[0].upper() + msg[1:])
+    return table
 
 
-def _check_torch() -> None:
-    if not can_torch_resize():
+def _is_listed(table: SampleTable, opened: OpenSource) -> bool:
+    """Tell whether a source has the files of a table, of the same lengths and, in an archive, in the same places."""
+    tree = opened.tree
+    if tree is None:
+        return True
+    places = tree.entries.positions if tree.kind != "folder" else np.zeros(len(tree.entries), np.int64)
+    listed = dict(zip(tree.entries.names, zip(tree.entries.sizes.tolist(), places.tolist(), strict=True), strict=True))
+    for source in (table.inputs.source, target_source(table)):
+        if isinstance(source, TreeFiles) and source.tree is tree:
+            places = source.positions if tree.kind != "folder" else np.zeros(len(source), np.int64)
+            wanted = zip(source.entries.names, source.sizes.tolist(), places.tolist(), strict=True)
+            if any(listed.get(name) != (size, place) for name, size, place in wanted):
+                return False
+    return True
+
+
+def _check_torch(plan: PackPlan) -> None:
+    # Asked of the plan and not of this machine: the set has one resizer, or its bytes would show who wrote them.
+    if plan.resizer == "torch" and not can_torch_resize():
         msg = (
             "This pack was planned where torch resizes images, and on this worker torch is missing, broken, or the "
             "processor has no AVX2; another resizer would write other bytes. Install torch on every worker, or plan "
@@ -261,57 +309,22 @@ def _check_torch() -> None:
         raise MissingDependencyError(msg)
 
 
-def write_shard_of(job: PackJob, opened: OpenSamples, task: ShardTask) -> ShardResult:
-    """Write one shard of a planned job unless it exists; raises as `write_shard`."""
-    done = finished_shard(task.path, task.name)
-    if done is not None:
-        return done
-    # Rows computed by a function that has changed since it was planned would stand beside others in one dataset.
-    job.options.check_code()
-    if made_of(job, task.name.total) != task.name.made_of:
-        msg = (
-            f"'{job.label}' has other files here than where the pack was planned, or changed meanwhile. Make sure that "
-            "all workers see the same source, and pack it again."
-        )
-        raise SourceChangedError(msg)
-    report = run_pack(
-        shard_job(job, task.name.number, task.name.total),
-        task.path,
-        slow=opened.slow,
-        progress=NullProgress(),
-        cancellation=_AsLongAs(Path(task.folder) / WANTED),
-        identity=opened.identity,
-        address=job.label,
-        shard=task.name,
-    )
-    return ShardResult.of_report(report)
-
-
-def finished_shard(path: Path, name: ShardName) -> ShardResult | None:
-    """Return the result of a shard that is complete; `None` when it is not, or belongs to another set."""
-    manifest = read_manifest(path)
-    # By the manifest, which is written last: a file without one was being written when its worker died.
-    if manifest is None or manifest.shard != str(name) or not path.is_file() or path.stat().st_size != manifest.size:
-        return None
-    return ShardResult.of(manifest)
-
-
 class _AsLongAs(Cancellation):
-    """A cancellation that takes effect when a file is removed, which works for other processes and machines."""
+    """A cancellation that takes effect when a set is no longer wanted, which works for other processes and machines."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, store: SetStore) -> None:
         super().__init__()
-        self._path = path
-        self._looked = 0.0
+        self._store = store
+        self._looked = time.monotonic()
 
     @property
     def cancelled(self) -> bool:
-        """Return whether the file is gone, or `cancel` has been called."""
+        """Return whether the set is no longer wanted, or `cancel` has been called."""
         now = time.monotonic()
-        # It is asked for every sample, and the file may be on a network.
-        if now - self._looked > _LOOK_S:
+        # It is asked for every sample, and the store may be on a network.
+        if now - self._looked > self._store.look_s:
             self._looked = now
-            if not self._path.exists():
+            if not self._store.is_wanted():
                 self.cancel()
         return super().cancelled
 
@@ -321,14 +334,64 @@ class _AsLongAs(Cancellation):
             super().check()
 
 
+def write_shards(
+    names: Sequence[ShardName],
+    job: PackJob,
+    done: Mapping[int, ShardResult],
+    write: Callable[[list[ShardName], Progress], Generator[tuple[ShardName, ShardResult]]],
+    progress: Progress,
+) -> list[ShardResult]:
+    """Return the results of all shards, in order: those that were `done` before, and those that are written now.
+
+    `write`: writes some shards, and shows their samples as a part of one step.
+    """
+    results = dict(done)
+    left = [name for name in names if name.number not in results]
+    with progress.step("pack", total=len(job.table), unit=job.table.unit) as step:
+        start_at(step, sum(result.rows for result in results.values()))
+        # Too many broken samples end this while tasks are running. Closing the generator stops them and waits; the
+        # garbage collector might do that in the very thread that one of them runs in.
+        with closing(write(left, _PartOfStep(step, cancellation_of(progress)))) as coming:
+            for name, result in coming:
+                results[name.number] = result
+                check_set(job, results.values())
+    check_set(job, results.values())
+    return [results[name.number] for name in names]
+
+
+class _PartOfStep:
+    """Show the steps of one shard as a part of one step of all."""
+
+    def __init__(self, step: ProgressStep, cancellation: Cancellation) -> None:
+        self._step, self.cancellation = step, cancellation
+
+    def step(self, name: str, *, total: int | None, unit: str) -> Self:
+        """Return itself; packing has no other step."""
+        return self
+
+    def advance(self, amount: int = 1) -> None:
+        """Advance the step of all."""
+        self._step.advance(amount)
+
+    def start_at(self, amount: int) -> None:
+        """Advance it by what was there before."""
+        start_at(self._step, amount)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the step of all open."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardSet:
     """What to pack, and into how many shards."""
 
     source: PackSource | CallersDataset
     """What is packed."""
-    target: Path
-    """The single file whose shards are made."""
+    target: str | Path
+    """The single file whose shards are made: a path, or the address of one."""
     options: PackOptions
     """How samples become a file."""
     shards: int | None
@@ -337,167 +400,131 @@ class ShardSet:
     """The executor whose workers write them; `None` for this process."""
     overwrite: bool
     """Whether existing files may be replaced."""
-    write: Callable[[SetPlan, Progress, float], PackReport] | None = None
-    """A function that writes them in place of `SetPlan.execute`."""
+
+    @property
+    def _path(self) -> Path:
+        """Return the target; of an address, a path of its name in this machine's folder for temporary files."""
+        if isinstance(self.target, Path):
+            return self.target
+        return Path(tempfile.gettempdir()) / self.target.rpartition("/")[2]
 
     def pack(self, progress: Progress) -> PackReport:
-        """Write all shards.
-
-        Raises:
-            As `pack_dataset`.
-        """
+        """Write all shards."""
         began = time.monotonic()
-        with open_samples(self.source, self.options, beside=self.target) as opened:
-            # The images looked at for the plan go to the workers, who then plan the same without reading them again.
-            facts = tuple(seen_facts(opened.tree, opened.table, self.options))
-            free_bytes = free_space(self.target.parent)
+        with open_source(self.source, self.options, beside=self._path) as opened:
             # Workers use the resizer that is planned here, so it has to be certain and not only expected.
-            job = settled(plan_job(opened.tree, opened.table, self.options, free_bytes=free_bytes, facts=facts))
+            job = settled(plan_job(opened.tree, opened.find(), self.options, free_bytes=free_space(self._path.parent)))
             count = default_shards(job) if self.shards is None else check_shards(self.shards, job)
-            plan = SetPlan(self, opened, job, count, facts, free_bytes)
-            make_folder(self.target.parent)
-            write = self.write or SetPlan.execute
-            try:
-                return write(plan, progress, began)
-            except MixedImagesError as error:
-                if self.options.encoding == "pixels":
-                    raise error.as_refusal() from error
-            # Once more from the beginning: shards of pixels and shards of files cannot be read as one.
-            return write(replace(plan, job=keeps_files(job), encoded=True), progress, began)
+            make_folder(self._path.parent)
+            while True:
+                try:
+                    return self._write(opened, job, count, progress, began)
+                except ReplanError as found:
+                    # Once more from the beginning: shards of pixels and shards of files cannot be read as one.
+                    job = found.plan_again(job)
 
+    def _write(self, opened: OpenSource, job: PackJob, count: int, progress: Progress, began: float) -> PackReport:
+        """Write one planned set beside the target, then publish; finished shards are kept for the next attempt."""
+        names = shard_names(job, count, opened.identity())
+        with self._open_store(names, job) as store:
+            done = {name.number: result for name in names if (result := store.finished(name)) is not None}
 
-@dataclass(frozen=True, slots=True)
-class SetPlan:
-    """One attempt to write a planned set."""
+            def write(left: list[ShardName], shown: Progress) -> Generator[tuple[ShardName, ShardResult]]:
+                if self.executor is None:
+                    return self._write_here(opened, job, store, left, shown)
+                return self._write_elsewhere(self.executor, opened, job, store, left, shown)
 
-    wanted: ShardSet
-    """What was asked for."""
-    opened: OpenSamples
-    """The source."""
-    job: PackJob
-    """The plan of all samples."""
-    count: int
-    """How many shards."""
-    facts: tuple[ImageFacts, ...]
-    """The images that were examined."""
-    free_bytes: int
-    """The free space when it was planned."""
-    encoded: bool = False
-    """Whether image files are stored, because the images have many sizes."""
+            results = write_shards(names, job, done, write, progress)
+            # Too many broken samples have left the old set as it was.
+            store.place(names)
+            nbytes = store.nbytes(names)
+        if isinstance(store, RemoteStore):
+            base = f"{show_address(store.url).rpartition('/')[0]}/"
+            pattern: str | Path = f"{base}{shard_pattern(self._path, count).name}"
+            files: list[str | Path] = [f"{base}{name.file_of(self._path.name)}" for name in names]
+        else:
+            pattern = shard_pattern(self._path, count)
+            files = [self._path.with_name(name.file_of(self._path.name)) for name in names]
+        report = set_report(job, results, began)
+        return replace(report, path=pattern, files=tuple(files), nbytes=nbytes)
 
-    def names(self) -> list[ShardName]:
-        """Return all shards of the set, in order."""
-        return shard_names(self.job, self.count)
-
-    def execute(self, progress: Progress, began: float) -> PackReport:
-        """Write beside the target, then publish; finished shards are kept for the next attempt."""
-        target = self.wanted.target
-        names = self.names()
-        # Before any work: what must not be replaced is an error within a second, and not after hours.
-        others = self._others(names)
-        model = target.with_name(f"{target.stem}-shards{target.suffix}")
-        # After the first of these errors shards of another form are needed; before the second nothing was written.
-        with open_workspace(model, keeps=unless(MixedImagesError, TargetExistsError)) as workspace:
-            folder = workspace.path
-            try:
-                check_space(
-                    target.parent, max(0, self.job.plan.nbytes - disk_use(folder)), f"The pack of '{self.job.label}'"
-                )
-                (folder / WANTED).touch()
-                results = self._write(folder, names, progress)
-            finally:
-                remove_own(folder / WANTED)  # workers that still write a shard stop
-            # Before any is put in place: too many broken samples leave the old set as it was.
-            check_set(self.job, results)
-            for name in names:
-                file = shard_path(folder / target.name, name.number, name.total)
-                if file.exists():
-                    place_pack(file, shard_path(target, name.number, name.total))
-            for other in others:
-                # Last, when the whole new set is in place: until then the old one is all there is.
-                if remove_vouched(other, whatever_is_there if other == target else is_as_written):
-                    remove_manifest(other)
-        files = [shard_path(target, number, self.count) for number in range(self.count)]
-        nbytes = sum(file.stat().st_size for file in files)
-        return set_report(
-            self.job, results, pattern=shard_pattern(target, self.count), files=files, nbytes=nbytes, began=began
-        )
-
-    def _others(self, names: list[ShardName]) -> list[Path]:
-        """Return existing files that are removed at the end: all but this set's own shards and those to be replaced.
-
-        Raises:
-            TargetExistsError: there are such files, but they must not be replaced.
-        """
-        target = self.wanted.target
-        # Shards of this very set were placed by a run that was interrupted while it put them there.
-        own = {shard_path(target, name.number, name.total): name for name in names}
-        there = [path for path in (target, *shards_beside(target)) if os.path.lexists(path)]
-        foreign = [path for path in there if path not in own or finished_shard(path, own[path]) is None]
-        if foreign and not self.wanted.overwrite:
-            msg = f"'{foreign[0]}' exists. Choose another name, or give overwrite=True to replace it."
-            raise TargetExistsError(msg)
-        for path in foreign:
-            # The caller named `target` and gave overwrite=True for it; nobody named these.
-            if path != target and not is_replaceable_pack(path):
-                msg = f"'{path}' has the name of a shard, and colabstage did not write it as it is now. Rename it."
-                raise TargetExistsError(msg)
-        return [path for path in foreign if path not in own]
-
-    def _write(self, folder: Path, names: list[ShardName], progress: Progress) -> list[ShardResult]:
-        """Return the results of all shards, in order."""
-        target = self.wanted.target
-        results: dict[int, ShardResult] = {}
-        for name in names:
-            placed = finished_shard(shard_path(target, name.number, name.total), name)
-            if placed is not None:
-                results[name.number] = placed
-        tasks = [self.task(name, folder.absolute()) for name in names if name.number not in results]
-        return self.collect(results, self._run(tasks, folder), progress)
-
-    def task(self, name: ShardName, folder: Path) -> ShardTask:
-        """Return the task of writing one shard."""
-        source = self.wanted.source
-        if isinstance(source, CallersDataset):
-            source = source.dataset  # the caller asked for an executor, so its workers read the items
-        return ShardTask(
-            source=str(Path(source).absolute()) if isinstance(source, Path) else source,
-            folder=str(folder),
-            target=str(self.wanted.target),
-            options=self.job.options,
-            facts=self.facts,
-            free_bytes=self.free_bytes,
-            encoded=self.encoded,
-            resizer=self.job.plan.resizer,
-            name=name,
-        )
-
-    def collect(
-        self, done: Mapping[int, ShardResult], coming: Generator[tuple[ShardTask, ShardResult]], progress: Progress
-    ) -> list[ShardResult]:
-        """Return the results of all shards, in order: those that were `done` before, and those that are `coming`."""
-        results = dict(done)
-        # Too many broken samples end this while tasks are running. Closing the generator stops them and waits; the
-        # garbage collector might do that in the very thread that one of them runs in.
-        with closing(coming), progress.step("pack", total=len(self.job.table), unit=self.job.table.unit) as step:
-            start_at(step, sum(result.rows for result in results.values()))
-            for task, result in coming:
-                results[task.name.number] = result
-                step.advance(result.rows)
-                check_set(self.job, results.values())
-        return [results[number] for number in range(self.count)]
-
-    def _run(self, tasks: list[ShardTask], folder: Path) -> Generator[tuple[ShardTask, ShardResult]]:
-        if self.wanted.executor is None:
-            yield from ((task, write_shard_of(self.job, self.opened, task)) for task in tasks)
+    @contextmanager
+    def _open_store(self, names: list[ShardName], job: PackJob) -> Iterator[LocalStore | RemoteStore]:
+        # What must not be replaced is an error within a second, and not after hours of work.
+        if not isinstance(self.target, Path):
+            with RemoteStore(self.target, names[0].made_of).open() as remote:
+                remote.find_others(names, overwrite=self.overwrite)
+                remote.want()
+                try:
+                    yield remote
+                # All shards are written again in another form, so none of these can be continued.
+                except ReplanError:
+                    remote.clear(names)
+                    raise
+                except BaseException:
+                    remote.stop()
+                    raise
             return
-        yield from run_tasks(
-            self.wanted.executor,
-            write_shard,
-            tasks,
-            signs=lambda: disk_use(folder),
-            stop=lambda: remove_own(folder / WANTED),
-        )
+        local = LocalStore(self.target, self.target.parent)
+        local.find_others(names, overwrite=self.overwrite)
+        model = self.target.with_name(f"{self.target.stem}-shards{self.target.suffix}")
+        # After the first of these errors shards of another form are needed; before the second nothing was written.
+        with open_workspace(model, keeps=unless(ReplanError, TargetExistsError)) as workspace:
+            local.folder = workspace.path.absolute()
+            needed = max(0, job.plan.nbytes - disk_use(workspace.path))
+            check_space(self.target.parent, needed, f"The pack of '{job.label}'")
+            local.want()
+            try:
+                yield local
+            finally:
+                local.stop()
+
+    def _write_here(
+        self, opened: OpenSource, job: PackJob, store: SetStore, names: list[ShardName], progress: Progress
+    ) -> Generator[tuple[ShardName, ShardResult]]:
+        job.options.check_code()
+        for name in names:
+            with store.scratch(name) as path:
+                report = run_pack(
+                    shard_job(job, name),
+                    path,
+                    slow=opened.slow,
+                    progress=progress,
+                    cancellation=cancellation_of(progress),
+                    identity=opened.identity,
+                    address=job.label,
+                    shard=name,
+                )
+                store.keep(path, name)
+            yield name, ShardResult.of(report)
+
+    def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named once
+        self,
+        executor: Executor,
+        opened: OpenSource,
+        job: PackJob,
+        store: LocalStore | RemoteStore,
+        names: list[ShardName],
+        progress: Progress,
+    ) -> Generator[tuple[ShardName, ShardResult]]:
+        # The caller asked for an executor, so its workers read the items.
+        source = self.source.dataset if isinstance(self.source, CallersDataset) else self.source
+        if isinstance(source, Path):
+            source = str(source.absolute())
+        digest, part = _digest_of_table(job.table), opened.tree or opened.dataset
+
+        def task(name: ShardName) -> ShardTask:
+            rows = ShardRows.of(job.plan, name)
+            table = _pickled(take_rows_of_table(job.table, rows.chosen), part)
+            return ShardTask(source, store, name, _shard_options(job), rows, table, digest)
+
+        silence = {"silence_s": _LONGEST_SHARD_S} if isinstance(store, RemoteStore) else {}
+        tasks = [task(name) for name in names]
+        coming = run_tasks(executor, write_shard, tasks, signs=store.signs, stop=store.stop, **silence)
+        with closing(coming), progress.step("pack", total=None, unit=job.table.unit) as step:
+            for done, result in coming:
+                step.advance(result.rows)
+                yield done.name, result
 
 
 def pack_by_executor(
@@ -514,12 +541,6 @@ def pack_by_executor(
     """Write one file whose parts an executor's workers make; they need access to `source` and to `out`'s folder.
 
     Shards that are finished when this fails are kept for the next attempt.
-
-    Args:
-        key, identity, address: as for `run_pack`.
-
-    Raises:
-        Exception: as `pack_dataset`; an existing `out` is replaced only at the very end.
     """
     began = time.monotonic()
     model = out.with_name(f"{out.stem}-parts{out.suffix}")
@@ -546,33 +567,24 @@ def check_set(job: PackJob, results: Iterable[ShardResult]) -> None:
     check_share(job.options, skipped, len(job.table), lambda: skipped[0])
 
 
-def set_report(
-    job: PackJob,
-    results: Sequence[ShardResult],
-    *,
-    pattern: Path | str,
-    files: Sequence[Path | str],
-    nbytes: int,
-    began: float,
-) -> PackReport:
-    """Return the report of a set: `files` that match `pattern`, `nbytes` in all, begun at monotonic time `began`."""
+def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> PackReport:
+    """Return the report of a set that was begun at monotonic time `began`, without its files."""
     seconds = time.monotonic() - began
     animated = tuple(name for result in results for name in result.animated)
     odd = reduce(OddBoxes.with_those_of, (result.odd_boxes for result in results), OddBoxes())
     return PackReport(
-        path=pattern,
+        path="",
         encoding=job.plan.encoding,
         reason=job.plan.reason,
         samples={split.name: sum(one.samples.get(split.name, 0) for one in results) for split in job.plan.splits},
         classes=job.table.classes,
         skipped=tuple(why for result in results for why in result.skipped),
-        nbytes=nbytes,
+        nbytes=0,
         seconds=seconds,
         packing_s=seconds,
         resumed=sum(result.resumed for result in results),
         readers=max(result.readers for result in results),
         notes=(*job.notes, *animation_notes(animated), *odd.notes()),
-        files=tuple(files),
         animated=animated,
         odd_boxes=odd,
         resizer=job.plan.resizer,

@@ -25,7 +25,7 @@ from colabstage.pack.arrival import (
     units_together,
     window_units,
 )
-from colabstage.pack.writer import SampleCoder
+from colabstage.pack.writer import sample_costs, sample_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,12 +63,7 @@ class PackStream:
     """
 
     def __init__(self, first_epoch: FirstEpoch, begun: Callable[[PackArrival], None]) -> None:
-        """Prepare.
-
-        Args:
-            first_epoch: says how a reader will visit what is packed, before there is one.
-            begun: called once, in any thread, when readers can wait for rows.
-        """
+        """Call `begun` once, in any thread, when readers can wait for rows."""
         self._first_epoch = first_epoch
         self._begun = begun
         self._source: OpenSource | None = None
@@ -97,11 +92,10 @@ class PackStream:
     def plan(self, job: PackJob, source: OpenSource) -> None:
         """Prepare for what will be packed, and tell `source` in which order byte ranges of its archive are needed, now
         and whenever that changes."""
-        coder = SampleCoder(job.table, job.plan, job.options)
         # By position in the archive, because a unit is a range of it; stable, so that each run has the same units.
-        order = np.argsort(coder.positions, kind="stable")
+        order = np.argsort(sample_positions(job.table), kind="stable")
         tree = job.tree
-        costs = coder.costs[order]
+        costs = sample_costs(job.table)[order]
         far, apart = source.archive_bytes > 0, tree is None or tree.kind == "folder"
         length = 0 if apart else unit_bytes(int(costs.sum()), far=far)
         self._by_row = apart and source.reads_slowly
@@ -111,7 +105,7 @@ class PackStream:
         self._units, self._by_position = units, by_position
         self._ranges: list[list[tuple[int, int]]] = []
         if tree is not None and tree.kind in _ARCHIVES and tree.source is not None:
-            self._ranges = _byte_ranges(coder, units, tree.source.size)
+            self._ranges = _byte_ranges(job.table, units, tree.source.size)
         self._source = source
         self._costs = costs
         count = int(units.max(initial=-1)) + 1
@@ -148,12 +142,7 @@ class PackStream:
         """Prepare to let readers in: the file has its final layout, and the rows that an earlier run packed. The source
         starts now, unless it has: what is packed need not come again.
 
-        Args:
-            workspace: where the file is made.
-            place: where it will be.
-            job: what is packed.
-            order: int64 `(N,)`, the sample at each position of the reading order.
-            journal: the samples that are packed already.
+        `place`: where the file will be. `order`: the sample at each position of the reading order.
         """
         path = workspace / _MAP
         self._rows = RowMap.create(path, sum(len(split.units) for split in self._splits.values()))
@@ -318,11 +307,11 @@ def _positions(table: SampleTable) -> list[NDArray[np.int64]]:
     return [table.inputs.source.positions, *read]
 
 
-def _byte_ranges(coder: SampleCoder, units: NDArray[np.int32], size: int) -> list[list[tuple[int, int]]]:
+def _byte_ranges(table: SampleTable, units: NDArray[np.int32], size: int) -> list[list[tuple[int, int]]]:
     """Return for each unit the byte ranges `(begin, end)` of the archive that hold its samples."""
     # Each range extends to the next sample: what is between them (headers, files that are no samples) has to be fetched
     # at some time anyway, and neighbours then form one request.
-    parts = _positions(coder.table)
+    parts = _positions(table)
     starts = _each_once(np.concatenate(parts))
     ends = np.append(starts[1:], size)
     places = np.concatenate([np.searchsorted(starts, part) for part in parts])

@@ -8,8 +8,9 @@ shards are the file that a machine with enough room would have made, in parts.
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
-from functools import partial, reduce
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.manifest import BLOCK_BYTES, manifest_path
-from colabstage.h5.parts import PartName, shard_path
+from colabstage.h5.parts import PartName
 from colabstage.io.files import read_json, write_json
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, NullProgress, start_at
@@ -26,13 +27,12 @@ from colabstage.io.workspace import find_orphans, open_workspace, remove_own, un
 from colabstage.load.partial import forget_parts
 from colabstage.load.places import LEAST_BLOCKS
 from colabstage.machine.resources import check_space
-from colabstage.pack.execute import ShardName, animation_notes, keeps_files, run_pack
-from colabstage.pack.finish import OddBoxes
-from colabstage.pack.job import prepare_pack, settled
+from colabstage.pack.execute import animation_notes, run_pack
+from colabstage.pack.job import ReplanError, keeps_files, prepare_pack, settled
 from colabstage.pack.plan import has_files, pack_content
-from colabstage.pack.shards import ShardResult, check_set, shard_job, shard_names
+from colabstage.pack.set_stores import ShardResult, result_of
+from colabstage.pack.shards import set_report, shard_job, shard_names, write_shards
 from colabstage.pack.stream import MemberRanges
-from colabstage.pack.writer import MixedImagesError
 from colabstage.sources.identity import compare_states
 from colabstage.sources.partial.file import fixed_bytes
 from colabstage.sources.tree import SLOW_READERS
@@ -41,12 +41,13 @@ from colabstage.stage.places import look_at_file
 from colabstage.stage.record import check_listing, identity_of
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from collections.abc import Generator
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Progress, ProgressStep
+    from colabstage.io.progress import Progress
     from colabstage.pack.job import PackJob
+    from colabstage.pack.set_stores import ShardName
     from colabstage.sources.opening import OpenSource
     from colabstage.stage.cache import Cache
     from colabstage.stage.places import CachedFile, CachePlace
@@ -197,28 +198,61 @@ def pack_into_cache(call: StageCall, source: OpenSource, job: PackJob, cache: Ca
     place = check_cache(cache, job, call.request.disk_limit)
     source.read_in_place()
     job = settled(job)
-    may_be_mixed = job.options.encoding == "auto" and job.plan.encoding == "pixels" and has_files(job.table)
-    encoded = keeps_files(job) if may_be_mixed else None
     # First, so that a limit that is too little is refused with the figure that `plan_shards` has.
     planned = _SetOfShards.of(call, job, place, whole_bytes)
-    try:
+    if job.options.encoding == "auto" and job.plan.encoding == "pixels" and has_files(job.table):
         # An earlier call may have found that images have many sizes, by one that this call has not seen.
-        if encoded is None or not _is_begun(call, encoded, place, whole_bytes, source):
-            return planned.write(source)
-    except MixedImagesError as error:
-        if encoded is None:
-            raise error.as_refusal() from error
-    assert encoded is not None
-    return _SetOfShards.of(call, encoded, place, whole_bytes).write(source)
-
-
-def _is_begun(call: StageCall, job: PackJob, place: CachePlace, whole_bytes: int, source: OpenSource) -> bool:
-    """Tell whether an earlier call with these arguments left shards of `job` in the cache."""
+        with suppress(NotEnoughSpaceError):  # with less to divide, shards would leave too little room for blocks
+            kept = _SetOfShards.of(call, keeps_files(job), place, whole_bytes)
+            if kept.find_finished(source):
+                planned = kept
     try:
-        return bool(_SetOfShards.of(call, job, place, whole_bytes).finished(source))
-    except NotEnoughSpaceError:
-        # With less to divide, shards would leave too little room for blocks.
-        return False
+        return planned.write(source)
+    except ReplanError as found:
+        return _SetOfShards.of(call, found.plan_again(job), place, whole_bytes).write(source)
+
+
+@dataclass(slots=True)
+class _CacheStore:
+    """The cache as the store of a set: while one shard is packed, the one before it is published and dropped here."""
+
+    folder: Path
+    name: str
+    place: CachePlace
+    stop: Cancellation = field(default_factory=Cancellation)
+    publishing: Future[None] | None = None
+
+    def scratch(self, name: ShardName) -> Path:
+        """Return the local file that a shard is written to."""
+        return self.folder / name.file_of(self.name)
+
+    def keep(self, file: Path) -> None:
+        """Publish a shard when the one before it is published."""
+        self.wait()
+        self.publishing = in_thread(partial(self._publish, file), "colabstage-publish", daemon=False)
+
+    def _publish(self, file: Path) -> None:
+        # Not a bar of its own: it would be drawn into that of packing.
+        self.place.publish(file, file.name, keep_previous=False, progress=NullProgress(self.stop))
+        remove_own(file)
+        remove_own(manifest_path(file))
+
+    def wait(self) -> None:
+        """Wait until the last shard is published."""
+        if self.publishing is not None:
+            self.publishing.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the last shard; after an error stop, because the folder is about to get another name."""
+        if kind is None:
+            self.wait()
+            return
+        self.stop.cancel()
+        if self.publishing is not None:
+            wait((self.publishing,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,11 +285,12 @@ class _SetOfShards:
             starts_over = not any(read_json(folder / _REFRESHING) == names[0].made_of for folder in left)
         return cls(call, job, sizes, names, place, starts_over)
 
-    def _file(self, name: ShardName) -> str:
-        """Return what a shard's file is called."""
-        return shard_path(Path(f"{self.call.request.name}.h5"), name.number, name.total).name
+    @property
+    def _target(self) -> str:
+        """Return what the single file would be called."""
+        return f"{self.call.request.name}.h5"
 
-    def finished(self, source: OpenSource) -> dict[int, CachedFile]:
+    def find_finished(self, source: OpenSource) -> dict[int, CachedFile]:
         """Return the shards that are in the cache, by number."""
         wanted = {str(name): name.number for name in self.names}
         there = find_shards(self.call.request, self.place)
@@ -274,76 +309,54 @@ class _SetOfShards:
     def write(self, source: OpenSource) -> CachedPack:
         """Pack what is not in the cache, publish it, and return the set."""
         call, request = self.call, self.call.request
-        done = self.finished(source)
+        finished = self.find_finished(source)
         # First: beside shards of an earlier state, those of this one could make a set that looks whole.
         for one in find_shards(request, self.place):
-            if one not in done.values():
+            if one not in finished.values():
                 self.place.discard(one)
-        left = [name for name in self.names if name.number not in done]
-        members = MemberRanges(self.job)
+        left = len(self.names) - len(finished)
         if left:
             # What is here of an earlier state takes up to the whole limit, and is of no use.
-            forget_parts([self.place.at(self._file(name)) for name in self.names], request.folder.parent)
-        self._check_room(len(left))
-        results = {number: ShardResult.of(one.manifest) for number, one in done.items()}
-        with (
-            call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
-            call.progress.step("pack", total=len(self.job.table), unit=self.job.table.unit) as step,
-            # After the error of mixed images, shards of another form are needed.
-            open_workspace(_workspace_of(request), keeps=unless(MixedImagesError), in_own_folder=True) as ws,
-        ):
-            if request.refresh:
-                # Of earlier calls there are none left in the cache.
-                write_json(ws.path / _REFRESHING, self.names[0].made_of)
-            start_at(step, sum(result.rows for result in results.values()))
-            stop = Cancellation()
-            publishing: Future[None] | None = None
-            try:
-                for name in left:
-                    local = ws.path / self._file(name)
-                    results[name.number] = self._pack(name, local, source, members, _Within(step, call.cancellation))
-                    check_set(self.job, results.values())
-                    if name is left[-1]:
-                        # With the last one the set is complete, so this is the last moment to find that it is not.
-                        check_listing(source)
-                    # One at a time: the one before this is gone before the next is begun.
-                    if publishing is not None:
-                        publishing.result()
-                    publish = partial(self._publish, local, stop)
-                    publishing = in_thread(publish, "colabstage-publish", daemon=False)
-                if publishing is not None:
-                    publishing.result()
-            except BaseException:
-                # The folder that it reads from is about to get another name.
-                stop.cancel()
-                if publishing is not None:
-                    wait((publishing,))
-                raise
-            timing.amount = sum(results[name.number].rows - results[name.number].resumed for name in left)
-            timing.note = f"{self.job.plan.encoding}: {self.job.plan.reason}; {self.sizes}, in '{self.place.label}'"
-            if done:
-                timing.note += f"; {len(done):,} of them {'was' if len(done) == 1 else 'were'} there already"
-        call.report.skipped = tuple(why for number in sorted(results) for why in results[number].skipped)
-        animated = [name for number in sorted(results) for name in results[number].animated]
-        odd = reduce(OddBoxes.with_those_of, (results[number].odd_boxes for number in sorted(results)), OddBoxes())
-        call.report.note(*self.job.table.notes, *animation_notes(animated), *odd.notes())
-        there = {one.manifest.shard: one for one in find_shards(request, self.place)}
-        return CachedPack.of_set([there[str(name)] for name in self.names], self.place)
-
-    def _publish(self, local: Path, stop: Cancellation) -> None:
-        """Publish one shard, and drop it here."""
-        # Not a bar of its own: it would be drawn into that of packing.
-        self.place.publish(local, local.name, keep_previous=False, progress=NullProgress(stop))
-        remove_own(local)
-        remove_own(manifest_path(local))
-
-    def _check_room(self, left: int) -> None:
-        request = self.call.request
+            here = [self.place.at(name.file_of(self._target)) for name in self.names]
+            forget_parts(here, request.folder.parent)
         what = f"Packing '{request.source.name}' in shards"
         check_space(request.folder, min(left, _SHARDS_OF_LIMIT - 1) * self.sizes.most, what)
         self.place.check_room(left * self.sizes.most, f"The cached pack of '{request.source.name}'")
+        done = {number: result_of(one.manifest) for number, one in finished.items()}
+        with (
+            call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
+            # After the error of mixed images, shards of another form are needed.
+            open_workspace(_workspace_of(request), keeps=unless(ReplanError), in_own_folder=True) as workspace,
+            _CacheStore(workspace.path, self._target, self.place) as store,
+        ):
+            if request.refresh:
+                # Of earlier calls there are none left in the cache.
+                write_json(workspace.path / _REFRESHING, self.names[0].made_of)
+            results = write_shards(self.names, self.job, done, partial(self._write_each, source, store), call.progress)
+            timing.amount = sum(result.rows - result.resumed for result in results) - sum(
+                result.rows - result.resumed for result in done.values()
+            )
+            timing.note = f"{self.job.plan.encoding}: {self.job.plan.reason}; {self.sizes}, in '{self.place.label}'"
+            if done:
+                timing.note += f"; {len(done):,} of them {'was' if len(done) == 1 else 'were'} there already"
+        report = set_report(self.job, results, 0.0)
+        call.report.skipped = report.skipped
+        call.report.note(*self.job.table.notes, *animation_notes(report.animated), *report.odd_boxes.notes())
+        there = {one.manifest.shard: one for one in find_shards(request, self.place)}
+        return CachedPack.of_set([there[str(name)] for name in self.names], self.place)
 
-    def _pack(
+    def _write_each(
+        self, source: OpenSource, store: _CacheStore, left: list[ShardName], progress: Progress
+    ) -> Generator[tuple[ShardName, ShardResult]]:
+        members = MemberRanges(self.job)
+        for name in left:
+            yield name, self._write_one(name, store.scratch(name), source, members, progress)
+            if name is left[-1]:
+                # With the last one the set is complete, so this is the last moment to find that it is not.
+                check_listing(source)
+            store.keep(store.scratch(name))
+
+    def _write_one(
         self, name: ShardName, local: Path, source: OpenSource, members: MemberRanges, progress: Progress
     ) -> ShardResult:
         """Write one shard, unless an earlier call did, which was killed before it published it."""
@@ -351,9 +364,9 @@ class _SetOfShards:
         left = look_at_file(local)
         if left is not None and left.is_whole and left.manifest.shard == str(name) and self._is_current(left, source):
             with progress.step("pack", total=None, unit=self.job.table.unit) as step:
-                start_at(step, (done := ShardResult.of(left.manifest)).rows)
+                start_at(step, (done := result_of(left.manifest)).rows)
             return done
-        job = shard_job(self.job, name.number, name.total)
+        job = shard_job(self.job, name)
         source.read_members(members.of(job), readers=SLOW_READERS)
         report = run_pack(
             job,
@@ -366,37 +379,9 @@ class _SetOfShards:
             address=call.request.address,
             shard=name,
         )
-        return ShardResult.of_report(report)
+        return ShardResult.of(report)
 
 
 def _workspace_of(request: StageRequest) -> Path:
     """Return what the folder is named after in which shards are packed."""
     return request.pack_path.with_name(f"{request.name}-shards.h5")
-
-
-class _Within:
-    """Show the steps of one shard as a part of one step of all."""
-
-    def __init__(self, step: ProgressStep, cancellation: Cancellation) -> None:
-        self._step, self.cancellation = step, cancellation
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        """Return a step that advances that of all; packing has no other."""
-        return _Part(self._step)
-
-
-class _Part:
-    def __init__(self, step: ProgressStep) -> None:
-        self._step = step
-
-    def advance(self, amount: int = 1) -> None:
-        self._step.advance(amount)
-
-    def start_at(self, amount: int) -> None:
-        start_at(self._step, amount)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the step of all open."""

@@ -18,7 +18,6 @@ from colabstage.errors import DamagedPackError, OptionError, SourceNotFoundError
 from colabstage.h5.info import FieldInfo, read_info
 from colabstage.h5.manifest import manifest_path
 from colabstage.h5.parts import (
-    FieldSchema,
     PackSchema,
     appended_beside,
     appended_path,
@@ -116,7 +115,8 @@ def test_what_is_no_file_is_told_by_what_it_is(tmp_path: Path) -> None:
 
 
 FACTS = st.dictionaries(st.sampled_from(["shape", "dtype", "columns"]), st.sampled_from([1, 2, (3,)]), max_size=3)
-FIELDS = st.builds(FieldSchema, st.sampled_from(["boxes", "texts", "encoded images"]), FACTS)
+KINDS = st.sampled_from(["boxes", "texts", "encoded images"])
+FIELDS = st.tuples(KINDS, FACTS).map(lambda drawn: {"kind": drawn[0], **drawn[1]})
 CLASSES = st.lists(st.sampled_from("abcdefgh"), max_size=7, unique=True).map(tuple)
 SCHEMAS = st.builds(PackSchema, CLASSES, FIELDS, st.none() | FIELDS)
 
@@ -124,7 +124,7 @@ SCHEMAS = st.builds(PackSchema, CLASSES, FIELDS, st.none() | FIELDS)
 @given(one=SCHEMAS, other=SCHEMAS, take=st.sets(st.sampled_from(["classes", "x", "y"])))
 def test_only_what_is_alike_in_everything_is_read_as_one(one: PackSchema, other: PackSchema, take: set[str]) -> None:
     """Whichever comes first; the first difference is named, by the side that it is of."""
-    other = replace(other, **{name: getattr(one, name) for name in take})
+    other = other._replace(**{name: getattr(one, name) for name in take})
     said, back = schema_difference(one, other), schema_difference(other, one)
     assert (said is None) == (back is None) == (one == other)
     sides = {"classes": "its classes", "x": "its inputs", "y": "its targets"}
@@ -178,3 +178,10 @@ def test_what_several_files_hold_together(tmp_path: Path) -> None:
     for some in (infos[:2], infos[1::-1]):
         some[0] = replace(some[0], splits={"train": replace(some[0].split("train"), y=None)})
         assert joined_info(some).split("train").y is None
+
+
+def test_a_name_that_no_file_has_is_refused() -> None:
+    """With the argument, whether it is one path or one of several."""
+    for files in ("a\0b", ["a.h5", "a\0b"]):
+        with pytest.raises(OptionError, match="path="):
+            check_files(files)

@@ -13,17 +13,12 @@ from PIL import Image
 
 from colabstage.errors import DecodeError
 from colabstage.images import complete
-from colabstage.images.complete import CompleteCheck
-from colabstage.images.decode import ImageFacts, decode_image
+from colabstage.images.complete import check_complete
+from colabstage.images.decode import decode_image
 from colabstage.images.geometry import ImageOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def check_complete(data: bytes) -> object:
-    """The check of a file that comes first."""
-    return CompleteCheck().check(data)
 
 
 def _picture(width: int = 96, height: int = 64) -> Image.Image:
@@ -42,14 +37,6 @@ def _passes(check: Callable[[bytes], object], data: bytes) -> bool:
     except DecodeError:
         return False
     return True
-
-
-def _judgement(check: Callable[[bytes], object], data: bytes) -> object:
-    """What a header says, or why a file is refused."""
-    try:
-        return check(data)
-    except DecodeError as error:
-        return str(error)
 
 
 WHOLE = {
@@ -157,31 +144,6 @@ def test_the_end_of_codes_is_the_first_marker_wherever_it_is(monkeypatch: pytest
         found = marker.search(data, 3)
         end = len(data) if found is None else found.start()
         assert complete._end_of_codes(data, 3, restarts=restarts) == end
-
-
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-@pytest.mark.parametrize("orientation", [None, 6])
-@pytest.mark.parametrize("kind", ["JPEG", "restarts"])
-def test_a_file_is_judged_alike_whatever_came_before_it(kind: str, orientation: int | None) -> None:
-    """Of files with one header but for their sizes, and of those with bytes scrambled, in one run as each by itself."""
-    rng = random.Random(kind)
-    exif = Image.Exif()
-    if orientation is not None:
-        exif[0x0112] = orientation
-    run, outcomes = CompleteCheck(), set()
-    for number in range(120):
-        buffer = io.BytesIO()
-        restarts = {"restart_marker_blocks": 3} if kind == "restarts" else {}
-        _picture(rng.choice([40, 56]), rng.choice([24, 48])).save(buffer, "JPEG", exif=exif, **restarts)
-        data = bytearray(buffer.getvalue())
-        if number % 2:
-            data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
-        if number % 5 == 0:
-            del data[rng.randrange(len(data)) :]
-        judged = [_judgement(check, bytes(data)) for check in (check_complete, run.check)]
-        assert judged[0] == judged[1], number
-        outcomes.add(type(judged[0]))
-    assert outcomes == {str, ImageFacts}
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 500, b"<html>quota exceeded</html>", b"plain text"])

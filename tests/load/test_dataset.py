@@ -222,7 +222,7 @@ def test_images_that_are_resized_on_read_are_resized_by_torch(
         ends, data = file["X_train/offsets"][()], file["X_train/bytes"][()].tobytes()
     for row, image in enumerate(batch):
         file_bytes = data[ends[row] : ends[row + 1]]
-        expected, _ = decode_sized(file_bytes, ImageOptions((5, 13)), resizer="torch" if usable else "pillow")
+        expected, *_ = decode_sized(file_bytes, ImageOptions((5, 13)), resizer="torch" if usable else "pillow")
         np.testing.assert_array_equal(image, expected)
         np.testing.assert_array_equal(dataset[row][0], expected)
     by_pillow = np.asarray(SplitReader(path).read_x(range(7)))

@@ -220,13 +220,3 @@ def test_boxes_that_do_not_add_up_are_refused() -> None:
         Boxes(np.array([0, 1]), two)
     with pytest.raises(LayoutError, match=r"\(2, 3\)"):
         Boxes(ends, np.zeros((2, 3)))
-
-
-@pytest.mark.parametrize("encoding", ["pixels", "encoded", "jpeg:80"])
-def test_packing_twice_gives_the_same_bytes(tmp_path: Path, street: Path, encoding: Any) -> None:
-    """Whichever thread decodes which image first, boxes and offsets come out alike."""
-    for name in ("a.h5", "b.h5"):
-        pack_dataset(
-            street, tmp_path / name, layout=boxed, encoding=encoding, image_size=(16, 12), resize="crop", progress=False
-        )
-    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()

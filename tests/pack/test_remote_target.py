@@ -143,7 +143,7 @@ def test_uploaded_shards_of_a_failed_run_are_used(
 
         def advance(self, amount: int = 1) -> None:
             self.done += amount
-            if self.done > 12:
+            if self.done > 16:
                 raise KeyboardInterrupt
 
         def __enter__(self) -> StopsMidway:

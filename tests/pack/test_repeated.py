@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage.errors import DecodeError
-from colabstage.pack import journal
 from colabstage.pack.run import pack_dataset
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
@@ -45,10 +44,9 @@ def counted(pattern: re.Pattern[str], notes: tuple[str, ...]) -> int:
         max_size=6,
     ),
     encoding=st.sampled_from(["pixels", "encoded"]),
-    page=st.sampled_from([1, 2, 5, 1 << 18]),
 )
 def test_notes_count_what_contradicts_itself(
-    tmp_path_factory: pytest.TempPathFactory, pictures: list[list[tuple[str, str]]], encoding: Any, page: int
+    tmp_path_factory: pytest.TempPathFactory, pictures: list[list[tuple[str, str]]], encoding: Any
 ) -> None:
     """Each image once, in however many folders it is; and nothing is said of copies with one label in one split."""
     root = tmp_path_factory.mktemp("made")
@@ -57,10 +55,7 @@ def test_notes_count_what_contradicts_itself(
             write(root / "photos", f"{split}/{label}/own{number}.png", picture=1000 + 2 * number + (label == "cat"))
     for picture, places in enumerate(pictures):
         write(root / "photos", *(f"{a}/{b}/{picture}-{n}.png" for n, (a, b) in enumerate(places)), picture=picture)
-    with pytest.MonkeyPatch.context() as patch:
-        # Of samples that are looked through at a time; some have none that repeats.
-        patch.setattr(journal, "_PAGE", page)
-        notes = pack_dataset(root / "photos", root / "a.h5", encoding=encoding, progress=False).notes
+    notes = pack_dataset(root / "photos", root / "a.h5", encoding=encoding, progress=False).notes
     assert counted(LABELS, notes) == sum(len({label for _, label in places}) > 1 for places in pictures)
     assert counted(SPLITS, notes) == sum(len({split for split, _ in places}) > 1 for places in pictures)
 

@@ -493,3 +493,43 @@ def test_rows_are_read_by_h5py_without_any_filter(tmp_path: Path, photos: Path) 
         assert rows.compression is None
         assert rows.id.get_offset() % 4096 == 0
         assert rows[-1].shape == (16, 20, 3)
+
+
+class _Writing:
+    """A progress at which somebody writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def step(self, name: str, *, total: int | None, unit: str) -> _Writing:
+        return self
+
+    def advance(self, amount: int = 1) -> None:
+        self._path.write_bytes(b"of somebody else")
+
+    def __enter__(self) -> _Writing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+def test_what_comes_to_the_target_meanwhile_is_not_replaced(tmp_path: Path, photos: Path) -> None:
+    """Without overwrite=True it stays as it is, and what is packed is kept for the next call."""
+    out = tmp_path / "place" / "out.h5"
+    out.parent.mkdir()
+    with pytest.raises(TargetExistsError, match="overwrite=True"):
+        pack_dataset(photos, out, progress=_Writing(out))
+    assert out.read_bytes() == b"of somebody else"
+    assert not out.with_name("out.h5.json").exists()
+    out.unlink()
+    report = pack_dataset(photos, out, progress=False)
+    assert report.resumed == sum(report.samples.values())
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out.h5", "out.h5.json"]
+
+
+@pytest.mark.parametrize("executor", [5, "threads", object()])
+def test_what_is_no_executor_is_refused(tmp_path: Path, photos: Path, executor: Any) -> None:
+    """Before anything is opened."""
+    with pytest.raises(OptionError, match="executor="):
+        pack_dataset(photos, tmp_path / "out.h5", executor=executor, progress=False)

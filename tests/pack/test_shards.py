@@ -29,6 +29,7 @@ from colabstage.errors import (
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.h5.parts import shards_beside
 from colabstage.load.reading.reader import SplitReader
+from colabstage.options import Images, SampleTable, TreeFiles
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.run import pack_dataset
 
@@ -306,13 +307,13 @@ def test_an_executor_alone_makes_as_many_shards_as_the_samples_deserve(tmp_path:
 
 
 class _ChangesTheSource(Executor):
-    """Runs a task at once, in this thread, after a file was added."""
+    """Runs a task at once, in this thread, after a file was written."""
 
-    def __init__(self, add: Path) -> None:
-        self._add = add
+    def __init__(self, write: Path, side: int) -> None:
+        self._write, self._side = write, side
 
     def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        Image.new("RGB", (20, 16)).save(self._add)
+        Image.new("RGB", (self._side, 16)).save(self._write)
         future: Future[Any] = Future()
         try:
             future.set_result(function(*pickle.loads(pickle.dumps(arguments))))
@@ -322,16 +323,60 @@ class _ChangesTheSource(Executor):
 
 
 def test_workers_that_see_another_source_are_refused(tmp_path: Path, photos: Path) -> None:
-    """Rows of one listing in one shard and of another in the next would be a mixture."""
+    """A file of another length where they are; one that was added meanwhile is in no row of any shard."""
+    changing = _ChangesTheSource(min((photos / "class0").iterdir()), 99)
     with pytest.raises(SourceChangedError, match="other files here than where the pack was planned"):
-        pack_dataset(
-            photos,
-            tmp_path / "set.h5",
-            shards=2,
-            executor=_ChangesTheSource(photos / "class0" / "a.png"),
-            progress=False,
-        )
+        pack_dataset(photos, tmp_path / "set.h5", shards=2, executor=changing, progress=False)
     assert shards_beside(tmp_path / "set.h5") == []
+    rows = len([path for path in photos.rglob("*") if path.is_file()])
+    adding = _ChangesTheSource(photos / "class0" / "added.png", 20)
+    assert (
+        sum(pack_dataset(photos, tmp_path / "b.h5", shards=2, executor=adding, progress=False).samples.values()) == rows
+    )
+
+
+_READ: list[int] = []
+
+
+def _count(x: Any) -> Any:
+    _READ.append(1)
+    return x
+
+
+def test_samples_are_found_and_read_once_however_many_shards_there_are(tmp_path: Path, photos: Path) -> None:
+    """Workers get the rows that were planned, and read the files of these alone."""
+    found: list[int] = []
+
+    def layout(tree: Any) -> SampleTable:
+        found.append(1)
+        return SampleTable("mine", [entry.name for entry in tree.entries], Images(TreeFiles(tree, tree.entries)), None)
+
+    options: dict[str, Any] = {"layout": layout, "prepare": _count, "image_size": (8, 8), "progress": False}
+    with ThreadPoolExecutor(2) as pool:
+        report = pack_dataset(photos, tmp_path / "set.h5", shards=5, executor=pool, **options)
+    assert len(found) == 1
+    # The first is also read for the form that they have.
+    assert len(_READ) == sum(report.samples.values()) + 1
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_other_content_of_the_same_length_is_another_set(tmp_path: Path, photos: Path, *, workers: bool) -> None:
+    """With overwrite=True what is there is not taken for it; unchanged shards are not written again."""
+    for path in photos.rglob("*.*"):
+        Image.new("RGB", (16, 16), (10, 20, 30)).save(path.with_suffix(".bmp"))
+        if path.suffix != ".bmp":
+            path.unlink()
+    first = min(photos.rglob("*.bmp"))
+
+    def pack() -> Any:
+        pool = ThreadPoolExecutor(2) if workers else None
+        return pack_dataset(photos, tmp_path / "set.h5", shards=3, executor=pool, overwrite=True, progress=False)
+
+    total = sum(pack().samples.values())
+    assert pack().resumed == total
+    Image.new("RGB", (16, 16), (200, 100, 50)).save(first)
+    assert 0 < pack().resumed < total
+    assert 200 in SplitReader(tmp_path / "set-*.h5").read_x(np.arange(total))
 
 
 def _die(_: int) -> None:

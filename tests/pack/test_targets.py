@@ -256,12 +256,3 @@ def test_keys_that_are_no_names_are_refused(tmp_path: Path, scenes: Callable[...
     for layout, says in ((twice, "key 'a'"), (short, "got 2 targets")):
         with pytest.raises(LayoutError, match=says):
             pack_dataset(folder, tmp_path / "out.h5", layout=layout, progress=False)
-
-
-@pytest.mark.parametrize("encoding", ["pixels", "encoded", "jpeg:80"])
-def test_packing_masks_twice_gives_the_same_bytes(tmp_path: Path, scenes: Callable[..., Path], encoding: Any) -> None:
-    """Whichever thread decodes which image first."""
-    folder = scenes(mixed=True)
-    for name in ("a.h5", "b.h5"):
-        pack_dataset(folder, tmp_path / name, layout=masked, encoding=encoding, image_size=(9, 8), progress=False)
-    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()

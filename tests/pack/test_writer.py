@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import pytest
 
 from colabstage.errors import (
@@ -20,18 +19,12 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
-from colabstage.h5.schema import create_pack
-from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.io.workspace import temp_beside
 from colabstage.pack import execute, writer
 from colabstage.pack.execute import run_pack
-from colabstage.pack.job import PackJob, prepare_pack
-from colabstage.pack.journal import PackJournal, Spool
+from colabstage.pack.job import prepare_pack
 from colabstage.pack.options import PackOptions
-from colabstage.pack.plan import pack_content
-from colabstage.pack.writer import SampleCoder, WriteJob, write_samples
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import Tree
 
@@ -57,33 +50,6 @@ class WatchedTree(Tree):
         """The content, after `before`."""
         self._before(entry)
         return self._tree.read(entry)
-
-
-def _write(job: PackJob, target: Path, limits: PipelineLimits) -> bytes:
-    """Write a planned pack to `target` with so many threads."""
-    content = pack_content(job.table, job.plan, job.options, attributes={})
-    order = np.arange(len(job.table))
-    places = (job.plan.x.places(job.plan.splits, create_pack(target, content), len(order)),)
-    spool = Spool(target.with_suffix(".spool"), start=0)
-    work = WriteJob(SampleCoder(job.table, job.plan, job.options), order, places, target, spool, None, RetryPolicy())
-    with (
-        spool,
-        PackJournal(temp_beside(target), fingerprint="", samples=len(order), stamp=str) as journal,
-        NullProgress().step("pack", total=None, unit="images") as step,
-    ):
-        write_samples(work, journal, limits=limits, step=step, cancellation=Cancellation())
-    return target.read_bytes()
-
-
-@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
-def test_one_thread_and_many_write_the_same_bytes(tmp_path: Path, make_images: MakeImages, encoding: str) -> None:
-    """The order in which samples arrive leaves no trace in the file."""
-    options = PackOptions(encoding=encoding)
-    with FolderTree(make_images(tmp_path / "photos", 150)) as tree:
-        job = prepare_pack(tree, options, free_bytes=None)
-        one = _write(job, tmp_path / "one.h5", PipelineLimits(readers=1, max_readers=1, workers=1))
-        many = _write(job, tmp_path / "many.h5", PipelineLimits(readers=8, max_readers=16, workers=8))
-    assert one == many
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from colabstage.errors import DamagedPackError, DecodeError, PackFormatError
 from colabstage.h5.schema import BOXES
-from colabstage.h5.untrusted import HeapReferences, reading_contents
+from colabstage.h5.untrusted import reading_contents
 from colabstage.images.decode import (
     PixelRoom,
     Scratch,
@@ -361,7 +361,6 @@ class H5pyRagged:
     def __init__(self, dataset: Any, path: Path) -> None:
         self._dataset = dataset
         self._path = path
-        self._references = HeapReferences(dataset, str(dataset.name).lstrip("/"))
 
     def read(self, rows: NDArray[np.intp]) -> list[Any]:
         """Read the values of `rows`, each in `[0, N)`, as one-dimensional arrays that share no memory; texts may be
@@ -377,7 +376,6 @@ class H5pyRagged:
         # h5py takes only ascending lists; a run of neighbours is faster as a slice.
         chosen = slice(first, last + 1) if last - first == len(wanted) - 1 else wanted
         with reading_contents(self._path):
-            self._references.check(wanted)
             found = self._dataset[chosen].tolist()
         taken = [found[place] for place in places.tolist()]
         # A row that was asked for twice must not be the same array twice.
@@ -480,7 +478,6 @@ def check_are_images(dataset: Any, path: Path) -> None:
         PackFormatError: it is not an image file.
     """
     name = str(dataset.name).lstrip("/")
-    HeapReferences(dataset, name).check(np.arange(min(_LOOKED_AT, int(dataset.shape[0]))))
     for row in range(min(_LOOKED_AT, int(dataset.shape[0]))):
         data = bytes(dataset[row])
         if not data:
@@ -497,14 +494,9 @@ def read_keys(dataset: Any, rows: NDArray[np.intp] | None) -> list[str]:
     """Return texts of an open dataset; all of them if `rows` is `None`.
 
     A few are read one by one, so that showing one page of 200,000 keys does not read them all.
-
-    Raises:
-        DamagedPackError: a pointer does not lead to its text.
     """
-    references, texts = HeapReferences(dataset, str(dataset.name).lstrip("/")), dataset.asstr()
+    texts = dataset.asstr()
     if rows is not None and len(rows) <= _FEW_KEYS:
-        references.check(np.unique(rows))
         return [str(texts[row]) for row in rows.tolist()]
-    references.check()
     every = texts[()].tolist()
     return [str(key) for key in (every if rows is None else (every[row] for row in rows.tolist()))]

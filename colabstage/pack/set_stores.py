@@ -1,0 +1,389 @@
+"""Where the shards of a set go: a folder here, or a bucket or file server.
+
+A shard is written on its worker's disk, kept with those that are finished, and gets its name when all of them are. A
+store elsewhere has neither an atomic rename nor locks, so shards are uploaded into a folder beside the target, whose
+name follows from what the set is made of: packing the same set again, on any machine, continues with what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+from colabstage.errors import OptionError, SourceError, TargetExistsError
+from colabstage.h5.manifest import (
+    is_as_written,
+    is_replaceable_pack,
+    manifest_path,
+    parse_manifest,
+    place_pack,
+    read_manifest,
+    remove_manifest,
+)
+from colabstage.h5.parts import PartName, shard_path, shards_beside
+from colabstage.io.files import parse_json
+from colabstage.io.ownership import remove_vouched, whatever_is_there
+from colabstage.io.redaction import show_address
+from colabstage.io.workspace import disk_use, open_workspace, remove_own
+from colabstage.pack.finish import OddBoxes
+from colabstage.sources.buckets import ObjectStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from colabstage.h5.manifest import Manifest
+    from colabstage.pack.execute import PackReport
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# A file beside unfinished shards: workers continue as long as it exists. A shared folder is the one thing that all
+# executors' workers have in common, so cancelling works for each of them.
+_WANTED = "wanted"
+# In a shard's manifest, beside the state of an archive: a digest of the state of its samples.
+STAMPS = "stamps"
+
+
+class ShardName(NamedTuple):
+    """The identity of one file in a set that was written together."""
+
+    made_of: str
+    """Hexadecimal digits that all files of the set share, and no other set has."""
+    number: int
+    """The number of the file, from 0."""
+    total: int
+    """How many files there are."""
+    state: str = ""
+    """Hexadecimal digits that change with the state of its samples in the source; "" where others compare that."""
+
+    def __str__(self) -> str:
+        return f"{self.made_of} {self.number}/{self.total}"
+
+    def file_of(self, target: str) -> str:
+        """Return what its file is called, `target` being the name of the single file that the set stands for."""
+        return shard_path(Path(target), self.number, self.total).name
+
+    def result_of(self, manifest: Manifest | None, size: int | None) -> ShardResult | None:
+        """Return the result of a file of `size` bytes if its manifest says that it is this shard, whole."""
+        # By the manifest, which is written last: a file without one was being written when its worker died.
+        if manifest is None or manifest.shard != str(self) or manifest.size != size:
+            return None
+        if self.state and manifest.identity.get(STAMPS, self.state) != self.state:
+            return None
+        return result_of(manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardResult:
+    """What one task has written."""
+
+    samples: dict[str, int]
+    """Rows of each split."""
+    skipped: tuple[str, ...]
+    """One sentence for each sample that was left out."""
+    resumed: int
+    """Samples that were in place before."""
+    readers: int
+    """The largest number of reads in flight."""
+    animated: tuple[str, ...] = ()
+    """The names of animations, as far as this run has seen them."""
+    odd_boxes: OddBoxes = field(default_factory=OddBoxes)
+    """How many boxes a model may refuse or misread, as far as this run has seen them."""
+
+    @classmethod
+    def of(cls, report: PackReport) -> ShardResult:
+        """Return the result of a shard that was written now."""
+        samples = dict(report.samples)
+        return cls(samples, report.skipped, report.resumed, report.readers, report.animated, report.odd_boxes)
+
+    @property
+    def rows(self) -> int:
+        """Return how many samples are done, whether stored or left out."""
+        return sum(self.samples.values()) + len(self.skipped)
+
+
+def result_of(manifest: Manifest) -> ShardResult:
+    """Return the result of a shard that was finished before."""
+    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
+
+
+class SetStore(Protocol):
+    """Where finished shards of one set go. Picklable where workers of an executor use it."""
+
+    look_s: float
+    """How often a worker may ask whether its shard is wanted, in seconds."""
+
+    def finished(self, name: ShardName) -> ShardResult | None:
+        """Return the result of a shard that is complete; `None` when it is not, or belongs to another set."""
+
+    def is_wanted(self) -> bool:
+        """Return whether the caller, wherever it is, still wants the shards."""
+
+    def scratch(self, name: ShardName) -> AbstractContextManager[Path]:
+        """Yield the local file that a shard is written to."""
+
+    def keep(self, file: Path, name: ShardName) -> None:
+        """Take a shard that was written there, with its manifest."""
+
+
+@dataclass(slots=True)
+class LocalStore:
+    """A folder on this machine, or on a disk that all workers share."""
+
+    target: Path
+    """The single file whose shards these are."""
+    folder: Path
+    """The folder of those that are finished, beside it."""
+    look_s: float = 0.25
+    _others: list[Path] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Self]:
+        """Yield itself, which needs no connection."""
+        yield self
+
+    def finished(self, name: ShardName) -> ShardResult | None:
+        """Return the result of a shard that is complete, in its place or in the folder."""
+        return self._result(self._final(name), name) or self._result(self._part(name), name)
+
+    @staticmethod
+    def _result(path: Path, name: ShardName) -> ShardResult | None:
+        return name.result_of(read_manifest(path), path.stat().st_size) if path.is_file() else None
+
+    def is_wanted(self) -> bool:
+        """Return whether the folder says so."""
+        return (self.folder / _WANTED).exists()
+
+    @contextlib.contextmanager
+    def scratch(self, name: ShardName) -> Iterator[Path]:
+        """Yield the shard's file in the folder."""
+        yield self._part(name)
+
+    def keep(self, file: Path, name: ShardName) -> None:
+        """Do nothing, because it is where it belongs."""
+
+    def signs(self) -> object:
+        """Return another value whenever a worker has written something."""
+        return disk_use(self.folder)
+
+    def find_others(self, names: Sequence[ShardName], *, overwrite: bool) -> None:
+        """Find the files that are removed at the end: all but this set's own shards and those to be replaced."""
+        # Shards of this very set were placed by a run that was interrupted while it put them there.
+        own = {self._final(name): name for name in names}
+        there = [path for path in (self.target, *shards_beside(self.target)) if os.path.lexists(path)]
+        foreign = [path for path in there if path not in own or self._result(path, own[path]) is None]
+        if foreign and not overwrite:
+            msg = f"'{foreign[0]}' exists. Choose another name, or give overwrite=True to replace it."
+            raise TargetExistsError(msg)
+        for path in foreign:
+            # The caller named `target` and gave overwrite=True for it; nobody named these.
+            if path != self.target and not is_replaceable_pack(path):
+                msg = f"'{path}' has the name of a shard, and colabstage did not write it as it is now. Rename it."
+                raise TargetExistsError(msg)
+        self._others = [path for path in foreign if path not in own]
+
+    def want(self) -> None:
+        """Have workers write shards."""
+        (self.folder / _WANTED).touch()
+
+    def stop(self) -> None:
+        """No longer want the set: workers that still write a shard stop."""
+        remove_own(self.folder / _WANTED)
+
+    def place(self, names: Sequence[ShardName]) -> None:
+        """Move all shards to their places."""
+        for name in names:
+            if self._part(name).exists():
+                place_pack(self._part(name), self._final(name), replaces=whatever_is_there)
+        for other in self._others:
+            # Last, when the whole new set is in place: until then the old one is all there is.
+            if remove_vouched(other, whatever_is_there if other == self.target else is_as_written):
+                remove_manifest(other)
+
+    def nbytes(self, names: Sequence[ShardName]) -> int:
+        """Return the length of all shards in their places, in bytes."""
+        return sum(self._final(name).stat().st_size for name in names)
+
+    def _final(self, name: ShardName) -> Path:
+        return self.target.with_name(name.file_of(self.target.name))
+
+    def _part(self, name: ShardName) -> Path:
+        return self.folder / name.file_of(self.target.name)
+
+
+@dataclass(slots=True)
+class RemoteStore:
+    """A folder of a bucket or file server; whoever uses it opens a connection of its own."""
+
+    url: str
+    """The address that a single file with the whole dataset would have."""
+    made_of: str
+    """The set, which its folder is named after."""
+    look_s: float = 2.0
+    """Each look is a request to the storage."""
+    _others: list[str] = field(default_factory=list)
+    _store: ObjectStore | None = None
+
+    def __getstate__(self) -> tuple[str, str, float]:
+        return self.url, self.made_of, self.look_s
+
+    def __setstate__(self, state: tuple[str, str, float]) -> None:
+        self.url, self.made_of, self.look_s = state
+        self._others, self._store = [], None
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Self]:
+        """Yield the store with a connection of its own."""
+        with contextlib.closing(ObjectStore(self.url)) as store:
+            yield replace(self, _store=store)
+
+    @property
+    def _open(self) -> ObjectStore:
+        assert self._store is not None, "used without open()"
+        return self._store
+
+    def finished(self, name: ShardName) -> ShardResult | None:
+        """Return the result of a shard that is complete, in its place or uploaded."""
+        return self._result(self._final(name), name) or self._result(self._part(name), name)
+
+    def _result(self, path: str, name: ShardName) -> ShardResult | None:
+        sidecar = self._open.content(f"{path}.json")
+        manifest = None if sidecar is None else parse_manifest(parse_json(sidecar), path)
+        return None if manifest is None else name.result_of(manifest, self._open.size(path))
+
+    def is_wanted(self) -> bool:
+        """Ask the storage; no answer does not mean that the set is not wanted."""
+        with contextlib.suppress(SourceError):
+            return self._open.exists(self._mark)
+        return True
+
+    @contextlib.contextmanager
+    def scratch(self, name: ShardName) -> Iterator[Path]:
+        """Yield a file in this machine's folder for temporary files."""
+        model = Path(tempfile.gettempdir()) / f"colabstage-{name.made_of}-{name.number:05}"
+        # Kept after any error: the journal of the shard on this disk says what is finished in it.
+        with open_workspace(model) as workspace:
+            yield workspace.path / name.file_of(self._name)
+
+    def keep(self, file: Path, name: ShardName) -> None:
+        """Upload a shard, its manifest last."""
+        # The work took long: the set may have been finished meanwhile, or during the upload, by workers that took over
+        # from this one.
+        if self._is_placed(name):
+            return
+        self._open.put(file, self._part(name))
+        self._open.put(manifest_path(file), f"{self._part(name)}.json")
+        if self._is_placed(name):
+            self._discard(name)
+
+    def _is_placed(self, name: ShardName) -> bool:
+        return not self.is_wanted() and self._result(self._final(name), name) is not None
+
+    def signs(self) -> object:
+        """Return nothing: a worker gives no sign between the beginning of a shard and its end."""
+        return None
+
+    def find_others(self, names: Sequence[ShardName], *, overwrite: bool) -> None:
+        """Find the files that are removed at the end, as `LocalStore`."""
+        target, store = Path(self._name), self._open
+        own = {name.file_of(self._name): name for name in names}
+        foreign = []
+        for row in store.list_folder(self._folder) if store.exists(self._folder) else []:
+            found = str(row["name"]).rpartition("/")[2]
+            part = PartName.of(Path(found))
+            if row.get("type") == "directory" or (part.stem, part.suffix) != (target.stem, target.suffix):
+                continue
+            # Rows would be read behind others than those they were appended to.
+            if part.appended:
+                msg = f"'{found}' at '{store.label}' belongs to a dataset of this name. Choose another name."
+                raise TargetExistsError(msg)
+            if found not in own or self._result(self._final(own[found]), own[found]) is None:
+                foreign.append(found)
+        if foreign and not overwrite:
+            msg = f"'{foreign[0]}' exists beside '{store.label}'. Choose another name, or give overwrite=True."
+            raise TargetExistsError(msg)
+        self._others = [f"{self._folder}/{found}" for found in foreign if found not in own]
+
+    def want(self) -> None:
+        """Have workers write shards."""
+        self._open.put_bytes(b"wanted", self._mark)
+
+    def stop(self) -> None:
+        """No longer want the set: workers that still write a shard stop."""
+        self._open.remove(self._mark)
+
+    def place(self, names: Sequence[ShardName]) -> None:
+        """Give all uploaded shards their names, unless they have them."""
+        for name in names:
+            if self._result(self._part(name), name) is not None:
+                self._place(self._part(name), self._final(name))
+        # The manifest first: a pack without one does not count, so a half-removed one cannot be read.
+        for other in self._others:
+            self._open.remove(f"{other}.json")
+            self._open.remove(other)
+        self.clear(names)
+
+    def _place(self, part: str, final: str) -> None:
+        # As for local files: a new shard appears complete, and one that is replaced has no manifest for a moment.
+        replaces = self._open.exists(final)
+        if replaces:
+            self._open.remove(f"{final}.json")
+        else:
+            self._open.move(f"{part}.json", f"{final}.json")
+        self._open.move(part, final)
+        if replaces:
+            self._open.move(f"{part}.json", f"{final}.json")
+
+    def clear(self, names: Sequence[ShardName]) -> None:
+        """Remove everything in the folder of unfinished shards."""
+        self.stop()
+        for name in names:
+            self._discard(name)
+        self._open.remove_folder(self._parts)
+
+    def nbytes(self, names: Sequence[ShardName]) -> int:
+        """Return the length of all shards in their places."""
+        return sum(self._open.size(self._final(name)) or 0 for name in names)
+
+    def _discard(self, name: ShardName) -> None:
+        self._open.remove(f"{self._part(name)}.json")
+        self._open.remove(self._part(name))
+
+    @property
+    def _folder(self) -> str:
+        return self._open.path.rpartition("/")[0]
+
+    @property
+    def _name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def _parts(self) -> str:
+        return f"{self._folder}/.colabstage-{Path(self._name).stem}-{self.made_of}"
+
+    @property
+    def _mark(self) -> str:
+        return f"{self._parts}/{_WANTED}"
+
+    def _final(self, name: ShardName) -> str:
+        return f"{self._folder}/{name.file_of(self._name)}"
+
+    def _part(self, name: ShardName) -> str:
+        return f"{self._parts}/{name.file_of(self._name)}"
+
+
+def remote_address(target: object) -> str | None:
+    """Return a target that is an address; `None` for a path."""
+    text = str(target)
+    if not _ADDRESS.match(text):
+        return None
+    # One slash is a typing error, which as a path would become folders called "s3:".
+    protocol, mark, rest = text.partition("://")
+    if not mark or protocol.lower() in {"http", "https"} or not rest.rpartition("/")[2]:
+        msg = f"target='{show_address(text)}' cannot be written to; expected a path, or text as 's3://bucket/set.h5'."
+        raise OptionError(msg)
+    return text
