@@ -37,7 +37,7 @@ _OURS = """
 import sys, time
 from pathlib import Path
 import requests
-from colabstage.sources.transfer.whole_file import fetch_file
+from colabstage.sources.arriving import fetch_file
 from colabstage.sources.http_file import open_http
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.files import RetryPolicy

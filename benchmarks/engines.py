@@ -5,8 +5,8 @@
 Batches of 64 rows, shuffled unless the table says otherwise, all in the system's cache. Most rows are 1,024 images of
 128x128x3 bytes (smooth, with noise); small ones are 65,536 digits of 28x28, in batches of 8,192, as a loader gathers
 them. The limit of each is what as many threads do with the same rows by bare calls, each with a buffer of its own and
-batches of its own, and nothing else done: the gather out of the mapped file, reading at a place, inflating the stored
-chunks, decoding the stored files, or h5py's own calls where only HDF5 can read the values. `opens` is what the file
+batches of its own, and nothing else done: the gather out of the mapped file, reading at a place, decoding
+the stored files, or h5py's own calls where only HDF5 can read the values. `opens` is what the file
 takes until the first row is read. `ours` is the pass over all rows after that, `again` a second one by the same reader,
 which may have kept what it decoded. `part` is the median of the ratios of `ours` to the limit within a round. What is
 under 0.7 is explained below the table.
@@ -35,15 +35,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import h5py
 import numpy as np
 import simplejpeg
-import zstandard
-from isal import isal_zlib
 from PIL import Image
 
 from benchmarks._photographs import photograph, write_encoded
 from benchmarks._report import save, show_machine
 from colabstage.images.resample import scale_by_torch
 from colabstage.io.pipeline import SOLO, ThreadPool
-from colabstage.load.reading.engines import ReadEngine, read_storage_facts
+from colabstage.load.reading.fields import Pread, read_storage
 from colabstage.load.reading.memory import FileStamp, ReadFile
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.resources import usable_cores
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
     # Makes the rows of a batch, in memory of the thread's own.
     Bare = Callable[[Rows], object]
 
-ROWS, SIDE, BATCH, ZSTD = 1024, 128, 64, 32015
+ROWS, SIDE, BATCH = 1024, 128, 64
 SHAPE = (SIDE, SIDE, 3)
 ROW_BYTES = SIDE * SIDE * 3
 SMALL_ROWS, SMALL_SIDE, SMALL_BATCH = 65_536, 28, 8192
@@ -68,13 +66,10 @@ WHY = """
 Why some parts are less than 1. Rows that are only copied are copied by one thread, up to 8 MiB at a time, because a
 second one would take turns with the first at Python's lock. The limit's threads work on separate batches, but those of
 a loader and its loop have other work. The pages of a file are mapped a few at a time, and the first pass waits for that
-(see `again`). Long rows in chunks, and rows read from the disk, take one call from Python each. Chunks that cut through
-rows leave short pieces to copy, only a few bytes each with h5py's own choice. Decoded rows are kept in up to an eighth
-of the free memory, which the kernel hands out page by page, while the limit decodes into the same memory again and
-again. HDF5's references to rows of any length are checked once, before HDF5 follows them (see `again`). Each such row,
-text or set of boxes is a Python object. The headers of JPEG files are read first, because each file has its own size,
-and each image gets memory of its own. Pillow opens PNG files in Python; for masks as small as these that takes as long
-as decoding, and threads take turns at it."""
+(see `again`). Rows read from the disk take one call from Python each. HDF5's references to rows of any length are
+checked once, before HDF5 follows them (see `again`). Each such row, text or set of boxes is a Python object. The
+headers of JPEG files are read first, because each file has its own size, and each image gets memory of its own. Pillow
+opens PNG files in Python; for masks as small as these that takes as long as decoding, and threads take turns at it."""
 
 
 @dataclass(frozen=True)
@@ -152,42 +147,13 @@ def each(one: Callable[[int], object]) -> Bare:
     return lambda rows: [one(row) for row in rows.tolist()]
 
 
-def stored_chunks(path: Path) -> list[bytes]:
-    """The chunks of the inputs, as they are in the file, in the order of their rows."""
-    with h5py.File(path) as file:
-        rows = file["X_train"]
-        starts = range(0, len(rows), rows.chunks[0])
-        corner = (0,) * (len(rows.shape) - 1)
-        return [bytes(rows.id.read_direct_chunk((start, *corner))[1]) for start in starts]
-
-
-def inflate(path: Path, rows: int, row_bytes: int = ROW_BYTES, width: int = 1) -> Bare:
-    """Inflate each chunk of `rows` rows once; and put bytes that were shuffled by `width` back into values."""
-    chunks = stored_chunks(path)
-
-    def decode(row: int) -> None:
-        if row % rows == 0:
-            plain = np.frombuffer(isal_zlib.decompress(chunks[row // rows], 15, row_bytes * rows), np.uint8)
-            if width > 1:
-                values = np.empty((len(plain) // width, width), np.uint8)
-                for place, line in enumerate(plain.reshape(width, -1)):
-                    values[:, place] = line
-
-    return each(decode)
-
-
 def contiguous_cases(folder: Path, images: NDArray[np.uint8], digits: NDArray[np.uint8]) -> list[Case]:
     """Rows in one block."""
     plain, small = write(folder / "contiguous.h5", images), write(folder / "digits.h5", digits)
-    swapped = write(folder / "swapped.h5", images.astype(">u2"))
-    table, turned, buffers = mapped(plain), mapped(swapped, dtype=">u2"), Buffers()
+    table = mapped(plain)
     handle, lines = os.open(plain, os.O_RDONLY), Buffers()
     with h5py.File(plain) as file:
         start = file["X_train"].id.get_offset()
-
-    def turn(rows: Rows) -> None:
-        for out, row in zip(buffers.of((len(rows), *SHAPE), "u2"), rows.tolist(), strict=True):
-            np.copyto(out, turned[row])
 
     def read(rows: Rows) -> None:
         for out, row in zip(lines.of((len(rows), ROW_BYTES)), rows.tolist(), strict=True):
@@ -198,50 +164,8 @@ def contiguous_cases(folder: Path, images: NDArray[np.uint8], digits: NDArray[np
         Case("contiguous", plain, gather(table)),
         Case("contiguous, read into memory", plain, gather(images.copy()), in_memory=True),
         Case("contiguous, read row by row", plain, read, from_disk=True),
-        Case("contiguous, big-endian", swapped, turn),
         Case("digits, contiguous", small, gather(mapped(small)), **few),
         Case("labels of digits", small, gather(mapped(small, "Y_train", "i8").view("u1").reshape(-1, 8)), "y", **few),
-    ]
-
-
-def chunked_cases(folder: Path, images: NDArray[np.uint8], digits: NDArray[np.uint8]) -> list[Case]:
-    """Rows in chunks, filtered or not."""
-    one, many, parts = (1, *SHAPE), (16, *SHAPE), (1, SIDE // 2, SIDE // 2, 3)
-    rows, lines = gather(images), gather(digits)
-    gzip = write(folder / "gzip.h5", images, chunks=one, compression="gzip")
-    gzips = write(folder / "gzips.h5", images, chunks=many, compression="gzip")
-    # Whole numbers, so that shuffled bytes compress as measured values do.
-    floats = write(folder / "floats.h5", images[..., 0].astype("<f4"), chunks=one[:3], compression="gzip", shuffle=True)
-    small = write(folder / "small.h5", digits, chunks=(256, SMALL_SIDE, SMALL_SIDE), compression="gzip")
-    lzf, zstd = write(folder / "lzf.h5", images, chunks=one, compression="lzf"), folder / "zstd.h5"
-    coded = [zstandard.ZstdCompressor(3).compress(image.tobytes()) for image in images]
-    with h5py.File(zstd, "w") as file:
-        how = {"chunks": one, "compression": ZSTD, "allow_unknown_filter": True}
-        stored = file.create_dataset("X_train", images.shape, np.uint8, **how)
-        for number, data in enumerate(coded):
-            stored.id.write_direct_chunk((number, 0, 0, 0), data)
-        file["Y_train"] = np.arange(ROWS) % 10
-    opened, own = h5py.File(lzf)["X_train"], threading.local()
-
-    def unzstd(row: int) -> None:
-        if not hasattr(own, "decompressor"):
-            own.decompressor = zstandard.ZstdDecompressor()
-        own.decompressor.decompress(coded[row])
-
-    few: dict[str, Any] = {"rows": SMALL_ROWS, "batch": SMALL_BATCH}
-    return [
-        Case("chunks of one row", write(folder / "chunked.h5", images, chunks=one), rows),
-        Case("chunks of 16 rows", write(folder / "chunks.h5", images, chunks=many), rows),
-        Case("chunks of a quarter of a row", write(folder / "parts.h5", images, chunks=parts), rows),
-        Case("chunks of h5py's own choice", write(folder / "own.h5", images, chunks=True), rows),
-        Case("digits, chunks of 256 rows", write(folder / "few.h5", digits, chunks=(256, 28, 28)), lines, **few),
-        Case("digits, h5py's own chunks", write(folder / "own_few.h5", digits, chunks=True), lines, **few),
-        Case("gzip, chunks of one row", gzip, inflate(gzip, 1)),
-        Case("gzip, chunks of 16 rows, in order", gzips, inflate(gzips, 16), shuffled=False),
-        Case("gzip, shuffled floats, one row", floats, inflate(floats, 1, SIDE * SIDE * 4, 4)),
-        Case("gzip, digits, chunks of 256", small, inflate(small, 256, SMALL_SIDE * SMALL_SIDE), **few),
-        Case("zstd, chunks of one row", zstd, each(unzstd)),
-        Case("lzf, which HDF5 alone decodes", lzf, each(lambda row: opened[row]), threads=1),
     ]
 
 
@@ -357,7 +281,6 @@ def cases(folder: Path) -> list[Case]:
     digits = np.random.default_rng(3).integers(0, 256, (SMALL_ROWS, SMALL_SIDE, SMALL_SIDE), np.uint8) // 64
     return [
         *contiguous_cases(folder, images, digits),
-        *chunked_cases(folder, images, digits),
         *ragged_cases(folder, images),
         *target_cases(folder, images),
         *file_cases(folder, images),
@@ -390,9 +313,9 @@ class Ours:
 
     def _read_by_row(self) -> Any:
         with h5py.File(self._case.path) as file:
-            facts = read_storage_facts(file["X_train"], "X_train", self._case.path)
-        engine = ReadEngine(ReadFile(self._case.path, FileStamp.of(self._case.path.stat()), at_random=True), facts)
-        return lambda rows, out, pool=SOLO: engine.read_rows(rows, out, pool)
+            facts = read_storage(file["X_train"], "X_train", self._case.path)
+        field = Pread(ReadFile(self._case.path, FileStamp.of(self._case.path.stat()), at_random=True), facts)
+        return lambda rows, out, pool=SOLO: field.read(rows, pool, out)
 
     def run(self, order: Rows) -> float:
         """Rows per second of a pass."""

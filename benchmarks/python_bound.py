@@ -87,11 +87,9 @@ def measure(folder: Path, rounds: int) -> tuple[dict[str, Loop], list[tuple[floa
     crop = RandomResizedCrop(SIDE)
     loaders: dict[str, Iterable[object]] = {
         "make_loader, pixels": make_loader(dataset_h5(path), BATCH),
-        "make_loader, JPEG in crops": make_loader(
-            dataset_h5(encoded), BATCH, batch_transform=crop, decode="crops", memory_budget=0
-        ),
+        "make_loader, JPEG in crops": make_loader(dataset_h5(encoded), BATCH, batch_transform=crop, memory_budget=0),
         "make_loader, JPEG whole": make_loader(
-            dataset_h5(encoded), BATCH, batch_transform=crop, decode="whole", memory_budget=0
+            dataset_h5(encoded), BATCH, batch_transform=crop.__call__, memory_budget=0
         ),
         "one thread, pixels": make_loader(dataset_h5(path), BATCH, num_workers=1),
         "DataLoader, 2 workers, pixels": DataLoader(dataset_h5(path), BATCH, shuffle=True, num_workers=2),

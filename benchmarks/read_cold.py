@@ -8,16 +8,12 @@ turn the file is dropped from the system's cache (`posix_fadvise(DONTNEED)`), an
 the host of a virtual machine may still have it, and then the disk seems faster than it is. Contenders take turns,
 another one first in each round.
 
-- sequential: the file's bytes front to back in blocks of 4 MiB, past the system's cache (O_DIRECT) and through it. The
-  faster of the two is what window shuffle is measured by: the whole file, the time to fill the first window included.
-- window shuffle: besides its rate, the part of its time in which a read is under way, and how many are on average, are
-  printed. The rest is lost at the beginning, between windows and at the end, at whatever rate the disk answers.
+- sequential: the file's bytes front to back in blocks of 4 MiB, past the system's cache (O_DIRECT) and through it.
 - true shuffle: any order is as likely as any other. By make_loader, which reads rows by 16 threads, and out of the
   mapped file, each for 4 seconds at the most. How badly the mapped file does depends on how far the system reads ahead
   on that disk, which is printed.
 
-Ends with exit code 1 when window shuffle has less than 0.8 of the sequential rate, or true shuffle less than 5 times
-that of the mapped file.
+Ends with exit code 1 when true shuffle has less than 5 times the rate of the mapped file.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
@@ -45,23 +41,22 @@ from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import epoch_order
 from colabstage.load.loader import make_loader
-from colabstage.load.reading.engines import EngineChoice, read_storage_facts
-from colabstage.load.reading.memory import FileStamp, ReadFile
-from colabstage.load.reading.open_file import OpenFile
+from colabstage.load.reading.fields import EngineChoice, Mapped, read_storage
+from colabstage.load.reading.memory import FileStamp, MappedFile, resident_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from colabstage.load.loader import Loader
-    from colabstage.load.reading.engines import StorageFacts
+    from colabstage.load.reading.fields import Storage
 
 SIDE, BATCH = 256, 64
-MEMORY_BYTES, WINDOW_BUDGET = 1_600_000_000, "300MB"
+MEMORY_BYTES = 1_600_000_000
 BLOCK_BYTES = 4 << 20
 SHUFFLE_S = 4.0
 DIRECT, BUFFERED = "sequential, O_DIRECT", "sequential, through the cache"
-WINDOW, TRUE, MAPPED = "make_loader, window shuffle", "make_loader, true shuffle", "true shuffle, mapped file"
-WANTED_PART, WANTED_RATIO = 0.8, 5.0
+TRUE, MAPPED = "make_loader, true shuffle", "true shuffle, mapped file"
+WANTED_RATIO = 5.0
 
 
 def write_file(path: Path, samples: int) -> None:
@@ -75,7 +70,7 @@ def write_file(path: Path, samples: int) -> None:
         file["Y_train"] = np.zeros(samples, np.int64)
 
 
-def drop_cache(path: Path, facts: StorageFacts) -> float:
+def drop_cache(path: Path, facts: Storage) -> float:
     """Make the system forget the file; which part of it is in memory all the same."""
     handle = os.open(path, os.O_RDWR)
     try:
@@ -83,7 +78,8 @@ def drop_cache(path: Path, facts: StorageFacts) -> float:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(handle)
-    return OpenFile(path, {path: FileStamp.of(path.stat())}).resident_part(facts)
+    start = facts.offset or 0
+    return resident_part(MappedFile(path, FileStamp.of(path.stat())).data[start : start + facts.nbytes])
 
 
 def describe_readahead(path: Path) -> str:
@@ -109,61 +105,31 @@ def sequentially(path: Path, flags: int) -> Iterator[int]:
         os.close(handle)
 
 
-def by_loader(path: Path, shuffle: bool | str) -> Iterator[int]:
+def by_loader(path: Path) -> Iterator[int]:
     """Batches by make_loader: the length of each."""
-    for x, _ in make_cold_loader(path, shuffle):
+    for x, _ in make_cold_loader(path):
         yield x.nbytes
 
 
-def make_cold_loader(path: Path, shuffle: bool | str) -> Loader:
+def make_cold_loader(path: Path) -> Loader:
     """A loader of a file that memory cannot hold, or that is told so."""
     dataset = dataset_h5(path)
     reader = dataset.reader
     if reader.engine.name != "read":
         for part in reader._parts:
             part._x = replace(part._x, choice=EngineChoice("read", "told to for a benchmark"))
-    options = {"memory_budget": WINDOW_BUDGET} if shuffle == "window" else {}
-    return make_loader(dataset, BATCH, strategy="direct", shuffle=shuffle, **options)  # type: ignore[arg-type]
+    return make_loader(dataset, BATCH, strategy="direct", shuffle=True)
 
 
-class ReadsUnderWay:
-    """Records when reads of rows began and ended, in all threads, while it is entered."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[float, float]] = []
-        self._read = ReadFile.read_into
-
-    def __enter__(self) -> Self:
-        def read_into(file: ReadFile, *arguments: Any) -> None:
-            start = time.perf_counter()
-            self._read(file, *arguments)
-            self.spans.append((start, time.perf_counter()))
-
-        ReadFile.read_into = read_into  # type: ignore[assignment,method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        ReadFile.read_into = self._read  # type: ignore[method-assign]
-
-    def describe(self, seconds: float) -> str:
-        """What part of `seconds` had a read under way, and how many there were on average."""
-        busy = latest = 0.0
-        for start, end in sorted(self.spans):
-            busy += max(0.0, end - max(start, latest))
-            latest = max(latest, end)
-        many = sum(end - start for start, end in self.spans) / seconds
-        return f"window shuffle has a read under way in {busy / seconds:.2f} of its time, {many:.1f} on average"
-
-
-def by_mapping(path: Path, facts: StorageFacts) -> Iterator[int]:
+def by_mapping(path: Path, facts: Storage) -> Iterator[int]:
     """Batches in random order out of the mapped file, by one thread."""
-    engine = OpenFile(path, {path: FileStamp.of(path.stat())}).rows(facts, EngineChoice("mapped", "a benchmark"))
+    field = Mapped.over(MappedFile(path, FileStamp.of(path.stat())), facts)
     order = epoch_order(facts.shape[0], shuffle=True, seed=0, epoch=0)
     buffer = np.empty((BATCH, *facts.shape[1:]), facts.dtype)
     with ThreadPool(1) as pool:
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
-            engine.read_rows(rows, buffer[: len(rows)], pool)
+            field.read(rows, pool, buffer[: len(rows)])
             yield buffer[: len(rows)].nbytes
 
 
@@ -180,13 +146,12 @@ def time_reading(parts: Iterator[int], most_s: float) -> float:
 def measure(path: Path, rounds: int) -> dict[str, list[float]]:
     """Megabytes per second of each contender in each round."""
     with open_h5(path) as file:
-        facts = read_storage_facts(file["X_train"], "X_train", path)
+        facts = read_storage(file["X_train"], "X_train", path)
     whole = float("inf")
     contenders: dict[str, tuple[Callable[[], Iterator[int]], float]] = {
         DIRECT: (partial(sequentially, path, os.O_DIRECT), whole),
         BUFFERED: (partial(sequentially, path, 0), whole),
-        WINDOW: (partial(by_loader, path, "window"), whole),
-        TRUE: (partial(by_loader, path, True), SHUFFLE_S),
+        TRUE: (partial(by_loader, path), SHUFFLE_S),
         MAPPED: (partial(by_mapping, path, facts), SHUFFLE_S),
     }
     rates: dict[str, list[float]] = {name: [] for name in contenders}
@@ -202,12 +167,7 @@ def measure(path: Path, rounds: int) -> dict[str, list[float]]:
             rates[name].append(time_reading(parts, most_s))
             parts.close()  # type: ignore[attr-defined]  # a generator
     drop_cache(path, facts)
-    print(f"\n{make_cold_loader(path, 'window').plan}")
-    with ReadsUnderWay() as reads:
-        start = time.perf_counter()
-        for _ in by_loader(path, "window"):
-            pass
-    print(f"\n{reads.describe(time.perf_counter() - start)}")
+    print(f"\n{make_cold_loader(path).plan}")
     return rates
 
 
@@ -218,15 +178,10 @@ def report(rates: dict[str, list[float]]) -> bool:
         ratio = median_ratio(values, rates[MAPPED])
         middle, low, high = statistics.median(values), min(values), max(values)
         print(f"{name:42}{middle:10,.0f}{low:10,.0f}{high:10,.0f}{ratio:10.1f}")
-    disk = [max(pair) for pair in zip(rates[DIRECT], rates[BUFFERED], strict=True)]
-    part, ratio = median_ratio(rates[WINDOW], disk), median_ratio(rates[TRUE], rates[MAPPED])
-    promises = [
-        (part >= WANTED_PART, f"window shuffle, of the sequential rate: {against(part, WANTED_PART, 'wanted:')}"),
-        (ratio >= WANTED_RATIO, f"true shuffle, times the mapped file's: {against(ratio, WANTED_RATIO, 'wanted:', 1)}"),
-    ]
-    for kept, words in promises:
-        print(f"{'ok  ' if kept else 'MISS'} {words}")
-    return all(kept for kept, _ in promises)
+    ratio = median_ratio(rates[TRUE], rates[MAPPED])
+    kept, words = ratio >= WANTED_RATIO, against(ratio, WANTED_RATIO, "wanted:", 1)
+    print(f"{'ok  ' if kept else 'MISS'} true shuffle, times the mapped file's: {words}")
+    return kept
 
 
 def main() -> int:

@@ -118,8 +118,8 @@ def run_bare(reader: SplitReader, *, crops: bool, resizes: bool) -> float:
     """Images per second of the decoder, and of the filter after it, called bare: on what crops need, or on whole
     files."""
     rows, own = np.arange(min(512, len(reader))), threading.local()
-    engine, draws = reader._parts[0]._open().x, BatchPlace(0, 0, rows).draws(CROP_DRAWS)
-    files = [engine.read_bytes(row) for row in rows.tolist()]  # type: ignore[union-attr]
+    engine, draws = reader._parts[0].images, BatchPlace(0, 0, rows).draws(CROP_DRAWS)
+    files = [engine.read_bytes(row) for row in rows.tolist()]
     headers = [read_jpeg_header(data) for data in files]
     boxes = resized_crops(np.array([(header.height, header.width) for header in headers]), draws)
     # As `decode_region` does: the crop's last row, and one more.
@@ -148,9 +148,9 @@ def run_pillow(reader: SplitReader) -> float:
     """The same crops by one thread with the whole image decoded and resized by Pillow: what the parts bring."""
     rows = np.arange(min(256, len(reader)))
     draws, start = BatchPlace(0, 0, rows).draws(CROP_DRAWS), time.perf_counter()
-    engine = reader._parts[0]._open().x
+    engine = reader._parts[0].images
     for row in rows.tolist():
-        pixels = decode_jpeg(engine.read_bytes(row), "RGB")  # type: ignore[union-attr]
+        pixels = decode_jpeg(engine.read_bytes(row), "RGB")
         top, left, height, width = resized_crops(np.array(pixels.shape[:2]), draws[row : row + 1])[0].tolist()
         box = (left, top, left + width, top + height)
         np.asarray(Image.fromarray(pixels).resize((SIZE, SIZE), Image.Resampling.BILINEAR, box))
@@ -163,15 +163,13 @@ def measure(folder: Path, samples: int, batch: int, rounds: int) -> dict[str, li
     reader, dataset, crop = SplitReader(path), dataset_h5(path), RandomResizedCrop(SIZE)
     sized = dataset_h5(folder / "sized.h5")
     contenders: dict[str, Callable[[], float]] = {
-        OURS: partial(run_first, dataset, batch, batch_transform=crop, decode="crops"),
-        "make_loader, second epoch": partial(run_later, dataset, batch, 2, batch_transform=crop, decode="crops"),
-        "make_loader, fifth epoch": partial(run_later, dataset, batch, 5, batch_transform=crop, decode="crops"),
-        FIVE: partial(run_epochs, dataset, batch, 5, batch_transform=crop, decode="crops"),
-        NONE: partial(run_first, dataset, batch, batch_transform=crop, decode="crops", memory_budget=0),
+        OURS: partial(run_first, dataset, batch, batch_transform=crop),
+        "make_loader, second epoch": partial(run_later, dataset, batch, 2, batch_transform=crop),
+        "make_loader, fifth epoch": partial(run_later, dataset, batch, 5, batch_transform=crop),
+        FIVE: partial(run_epochs, dataset, batch, 5, batch_transform=crop),
+        NONE: partial(run_first, dataset, batch, batch_transform=crop, memory_budget=0),
         "read_crops, no loader": partial(run_reader, reader, batch),
-        'make_loader, decode="whole"': partial(
-            run_first, dataset, batch, batch_transform=crop, decode="whole", memory_budget=0
-        ),
+        "make_loader, whole images": partial(run_first, dataset, batch, batch_transform=crop.__call__, memory_budget=0),
         "decoded whole, resized by Pillow, 1 thread": partial(run_pillow, reader),
         DECODER: partial(run_bare, reader, crops=True, resizes=False),
         BOTH: partial(run_bare, reader, crops=True, resizes=True),

@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 
 from colabstage.errors import ColabstageError
-from colabstage.load.reading.engines import EngineChoice
+from colabstage.load.reading.fields import EngineChoice
 from colabstage.load.reading.reader import SplitReader
 from colabstage.options import array_rows
 from colabstage.trees.bytes import LocalBytes
@@ -52,7 +52,6 @@ _ODD_PART, _GONE_PART, _UNEVEN_PART = 0.2, 0.06, 0.04
 _ENGINES: dict[str, tuple[str, ...]] = {
     "mapped": ("mapped", "read", "h5py"),
     "read": ("mapped", "read", "h5py"),
-    "chunks": ("chunks", "h5py"),
 }
 
 

@@ -83,7 +83,7 @@ REFERENCE = {
             "colabstage.to_hf",
             "colabstage.to_tf_data",
             "colabstage.load.reading.reader.SplitReader",
-            "colabstage.load.reading.engines.EngineChoice",
+            "colabstage.load.reading.fields.EngineChoice",
         ),
     ),
     "augmentation": ReferencePage(

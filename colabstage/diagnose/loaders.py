@@ -141,17 +141,18 @@ def _torch_view(loader: Any) -> View:
     )
     copied = copy.copy(loader)
     if type(loader).__module__.startswith("colabstage."):
-        of_batches = loader._machine.finish.batch_transform
+        # Of a subset, `loader.dataset` is torch's own `Subset`.
+        own, of_batches = loader._machine.form.dataset, loader._machine.finish.batch_transform
         _learn(known, of_batches, "transform")
         keeps = loader.plan.keep is not None and loader.plan.keep.most_bytes
         # If the loop itself calls transforms, reading ahead is the smaller part.
-        threads = int(not loader.dataset.per_sample and loader.plan.workers.value > 0)
+        threads = int(not loader._machine.in_loop)
         return View(
             replace(facts, kind="colabstage", workers=threads, persistent=True),
             lambda: iter(copied),
             known=known,
             dataset=loader.dataset,
-            roots=(loader.dataset.transform, loader.dataset.target_transform, of_batches),
+            roots=(own.transform, own.target_transform, of_batches),
             notes=(_KEPT,) if keeps else (),
         )
     _set(copied, {"_iterator": None})

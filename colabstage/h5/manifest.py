@@ -217,7 +217,7 @@ def check_place_of_manifest(file: Path) -> None:
     beside = manifest_path(file)
 
     def check() -> None:
-        if beside.exists() and not is_manifest(beside):
+        if os.path.lexists(beside) and not is_manifest(beside):
             msg = (
                 f"'{beside}' exists and is not a manifest that colabstage wrote, but the manifest of '{file.name}' has "
                 "to go there. Rename it, or choose another name."

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -188,7 +188,6 @@ class FirstEpochOrder:
     """While rows arrive."""
     later: RowOrder
     """Once they have."""
-    is_striped: ClassVar[bool] = True
 
     @property
     def count(self) -> int:
@@ -258,7 +257,6 @@ class UnitOrder:
     """How many the first batch may wait for."""
     together: int = 1
     """How many neighbours are visited shortly after each other."""
-    is_striped: ClassVar[bool] = True
 
     @property
     def count(self) -> int:

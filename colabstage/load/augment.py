@@ -23,7 +23,7 @@ import torch
 from colabstage.errors import OptionError
 from colabstage.images.geometry import VOID
 from colabstage.io.arguments import takes_names
-from colabstage.load.batches import WHITE
+from colabstage.load.batches import white_of
 from colabstage.load.calling import apply_transform, check_batch_transform
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.geometry import (
@@ -263,7 +263,7 @@ class Normalize(_Placed):
         given: tuple[object, ...] = (mean, std)
         are_listed = all(isinstance(values, Sized) for values in given)
         # A std of 0 would make infinities that only show in the loss.
-        if not are_listed or len(mean) != len(std) or not mean or not all(value > 0 for value in std):
+        if not are_listed or len(mean) != len(std) or not len(mean) or not all(value > 0 for value in std):
             msg = (
                 f"mean={mean!r} and std={std!r} cannot work; expected one of each for every channel, std above 0, such "
                 "as Normalize((0.5,), (0.25,))."
@@ -272,7 +272,7 @@ class Normalize(_Placed):
         if not dtype.is_floating_point:
             msg = f"dtype={dtype} is not a floating-point dtype; normalised values need one."
             raise OptionError(msg)
-        self.mean, self.std, self.dtype = tuple(mean), tuple(std), dtype
+        self.mean, self.std, self.dtype = tuple(map(float, mean)), tuple(map(float, std)), dtype
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         """Return the normalised x, and y.
@@ -293,7 +293,7 @@ class Normalize(_Placed):
                 f"(B, {channels}, H, W). Give one mean and one std for all of x, or one for each of its channels."
             )
             raise OptionError(msg)
-        white = WHITE.get(x.dtype, 1.0)
+        white = white_of(x.dtype) or 1.0
         # 65535 is beyond float16.
         values = x.to(torch.float32 if x.dtype == torch.uint16 else self.dtype)
         # One for all leaves the axes as they are.
@@ -421,7 +421,7 @@ class CroppedInputs:
         self.row_dtype = np.dtype(np.uint8)
         self.row_bytes = math.prod(self.row_shape)
 
-    def read_x(self, indices: NDArray[np.intp], out: NDArray[Any] | None, *, pool: ThreadPool) -> NDArray[np.uint8]:
+    def read_x(self, indices: NDArray[np.intp], out: NDArray[Any] | None = None, *, pool: ThreadPool) -> Any:
         """Decode the crops of rows, into `out` where there is one."""
         return self._reader.read_crops(
             indices, self._first.crop.target_size, partial(self._crops, indices), out, pool=pool

@@ -10,7 +10,7 @@ import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.h5.info import NamedFields
-from colabstage.io.arguments import check_argument, takes_names
+from colabstage.io.arguments import check_argument, takes
 from colabstage.io.boundary import typed
 from colabstage.io.page import facts_table, page
 from colabstage.io.pipeline import ThreadPool
@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     refuse_import("torch", "dataset_h5 and make_loader need", error)
 
-from colabstage.load.calling import call_theirs, check_transform, image_for
+from colabstage.load.calling import call_theirs, image_for
 
 if TYPE_CHECKING:
     import os
@@ -33,15 +33,13 @@ if TYPE_CHECKING:
 
     from colabstage.h5.parts import Files
     from colabstage.load.arrival import Arrival
-    from colabstage.load.reading.engines import EngineChoice, Indices
-    from colabstage.load.reading.rows import TargetBatch
+    from colabstage.load.reading.fields import EngineChoice, Indices, TargetBatch
 
     _Base = Dataset[Any]
 else:
     _Base = Dataset
 
 
-@takes_names
 class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
     """Read one split of an HDF5 file with `X_<split>` and `Y_<split>`, whoever wrote it.
 
@@ -60,6 +58,13 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         reader: the `SplitReader` below, for reading without torch.
     """
 
+    @takes(
+        remedies={
+            "decode": "Decode rows of image files by transform=lambda x: "
+            'numpy.asarray(PIL.Image.open(io.BytesIO(x.tobytes())).convert("RGB")).',
+            "transforms": "Image and mask are changed alike by make_loader(dataset, batch_size, batch_transform=…).",
+        }
+    )
     @typed("in_file", "local_dir")
     def __init__(
         self,
@@ -70,7 +75,6 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         target_transform: Callable[[Any], Any] | None = None,
         return_index: bool = False,
         in_memory: bool = False,
-        decode: bool = False,
         x: str | None = None,
         y: str | None = None,
         arrival: Arrival | None = None,
@@ -91,9 +95,6 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             return_index: return `((x, y), index)` instead of `(x, y)`.
             in_memory: read all inputs into memory now. Worth it only where the system's cache cannot hold the file;
                 it is refused when it does not fit.
-            decode: decode inputs that are image files in rows of bytes of variable length (HDF5's variable-length
-                uint8), to RGB at their own sizes, as files that colabstage packed encoded always are. Left as bytes by
-                default.
             arrival: what brings the rows of a file of which some are not here yet; `stage_dataset` gives it.
             x, y: the datasets of inputs and targets in a file that has its own names for them, such as `x="images"`,
                 `y="labels"`, or `y="labels.h5/y"` for targets in another file in the same folder; without `y` there are
@@ -110,9 +111,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
         Raises:
             OptionError: `y` without `x`.
-            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read, or with
-                `decode` holds no image files; several are not alike (the message names the difference), or shards of
-                them are missing.
+            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read; several
+                are not alike (the message names the difference), or shards of them are missing.
             ExternalFileError: values are in a file that did not come with it, and `allow_external` is not set.
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
@@ -121,7 +121,9 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         called: dict[str, object] = {"transform": transform, "target_transform": target_transform}
         for name, given in called.items():
             if given is not None:
-                check_transform(name, given)
+                # Whoever writes dataset_h5(path, "train") means the split.
+                remedy = f"For that split write split={given!r}." if isinstance(given, str) else ""
+                check_argument(name, given, "function", remedy=remedy)
         if x is None and y is not None:
             msg = f"y={y!r} without x; expected both names, such as dataset_h5(path, x='images', y='labels')."
             raise OptionError(msg)
@@ -136,7 +138,6 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             in_file,
             split,
             in_memory=in_memory,
-            decode=decode,
             arrival=arrival,
             fields=fields,
             resizer="torch",
@@ -198,7 +199,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
     @property
     def per_sample(self) -> bool:
-        """Tell whether Python of the caller's is called for each sample."""
+        """Return whether a transform is set."""
         return self.transform is not None or self.target_transform is not None
 
     @property
@@ -238,8 +239,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
     @typed()
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several samples by one read; `DataLoader` calls this for each batch. As `__getitem__` for each
-        index, and by it where a subclass has its own: a `DataLoader` would never call that."""
+        """Return several samples by one read, which `DataLoader` does for each batch; by `__getitem__` where a subclass
+        has its own, which a `DataLoader` would never call."""
         if type(self).__getitem__ is not dataset_h5.__getitem__:
             return [self[index] for index in indices]
         return self._samples(indices)

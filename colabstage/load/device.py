@@ -6,7 +6,8 @@ max(T1, T2) instead of T1 + T2.
 Copies are built on a `CopyStream`, the few operations of a CUDA stream and its events that they need. Tests drive the
 same code with one that copies late, in a thread, on any machine.
 
-Copies go to one stream for as long as the object lives. Four things make them safe:
+Copies go to one stream for as long as the loader lives; each iteration has a stager and pinned memory of its own. Four
+things make them safe:
 
 - That stream first waits for all that the consumer had begun when an iteration starts: batches may be made from it.
 - Pinned memory is used in turns: an event, recorded after the copies out of it, is awaited before it is filled again,
@@ -14,30 +15,37 @@ Copies go to one stream for as long as the object lives. Four things make them s
 - The consumer's stream waits for an event, recorded after the batch's copies, before the batch is handed out.
 - Everything handed out is recorded on the consumer's stream, so the allocator gives its memory to no later batch
   while kernels that the consumer has queued still read it. The copying stream need not wait for them.
+
+Small batches are copied, and gathered on the device, in groups: a copy of one costs less than its calls.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.io.arguments import refuse_argument, takes_names
+from colabstage.io.progress import Demand
 from colabstage.io.whole_imports import refuse_import
-from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
+from colabstage.load.ahead import Ahead, Iterated, Iteration
+from colabstage.load.batch import Batcher, is_image_shape, target_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from colabstage.io.progress import Demand
+    from numpy.typing import NDArray
 
+    from colabstage.load.reading.reader import SplitReader
 
 try:
     import torch
@@ -261,14 +269,14 @@ class StreamStager:
         """Let the copies of an iteration come after all that the caller's stream was given so far."""
         self._copies.follow()
 
-    def stage(self, batches: Batches[T | Heartbeat]) -> Generator[Staged[T] | Heartbeat]:
+    def stage(self, batches: Batches[T]) -> Generator[Staged[T]]:
         """Start the copies of batch after batch.
 
         Batches are also made on the stream, so those that are on the device already are ordered like the rest.
         """
         with closing(batches), self._copies.entered(), torch.no_grad():
             try:
-                yield from map(self._start, batches)  # type: ignore[arg-type]  # mypy loses T here
+                yield from map(self._start, batches)
             finally:
                 # Before the memory goes back to where it came from.
                 for slot in self._slots:
@@ -289,9 +297,7 @@ class StreamStager:
 
         return map_leaves(staged.batch, finish)  # type: ignore[no-any-return]
 
-    def _start(self, batch: T | Heartbeat) -> Staged[T] | Heartbeat:
-        if isinstance(batch, Heartbeat):
-            return batch
+    def _start(self, batch: T) -> Staged[T]:
         tensors: list[torch.Tensor] = []
         map_leaves(batch, lambda leaf: tensors.append(leaf) if _is_stageable(leaf) else None)
         copies = iter(self._copy(tensors))
@@ -334,18 +340,16 @@ class PlainStager:
     def begin(self) -> None:
         """Wait for nothing."""
 
-    def stage(self, batches: Batches[T | Heartbeat]) -> Generator[Staged[T] | Heartbeat]:
+    def stage(self, batches: Batches[T]) -> Generator[Staged[T]]:
         """Move batch after batch; what is there already stays what it is."""
         with closing(batches):
-            yield from map(self._start, batches)  # type: ignore[arg-type]  # mypy loses T here
+            yield from map(self._start, batches)
 
     def hand_out(self, staged: Staged[T]) -> T:
         """Return the batch."""
         return staged.batch
 
-    def _start(self, batch: T | Heartbeat) -> Staged[T] | Heartbeat:
-        if isinstance(batch, Heartbeat):
-            return batch
+    def _start(self, batch: T) -> Staged[T]:
 
         def move(leaf: Any) -> Any:
             return leaf.to(self._device) if isinstance(leaf, torch.Tensor) or moves_itself(leaf) else leaf
@@ -356,20 +360,25 @@ class PlainStager:
 Stager = StreamStager | PlainStager
 
 
-def make_stager(device: torch.device) -> Stager:
-    """Make the stager for this device: with a stream on CUDA, plain otherwise."""
-    return StreamStager(CudaCopyStream(device), device) if device.type == "cuda" else PlainStager(device)
+def copy_stream(device: torch.device) -> CopyStream | None:
+    """Return a stream for copies to a device; `None` for devices without streams of ours."""
+    return CudaCopyStream(device) if device.type == "cuda" else None
 
 
-def prefetch_staged(
-    batches: Batches[T | Heartbeat], stager: Stager, depth: int, name: str, demand: Demand | None = None
-) -> Prefetcher[Staged[T]]:
+def make_stager(device: torch.device, stream: CopyStream | None) -> Stager:
+    """Return what takes the batches of one iteration to a device."""
+    return PlainStager(device) if stream is None else StreamStager(stream, device)
+
+
+def stage_ahead(
+    batches: Batches[T], stager: Stager, depth: int, name: str, demand: Demand | None = None
+) -> Ahead[Staged[T]]:
     """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller.
 
-    `demand`: as of `Prefetcher`.
+    `demand`: as of `Ahead`.
     """
     stager.begin()
-    return Prefetcher(stager.stage(batches), depth, name, demand)
+    return Ahead(stager.stage(batches), depth, name, demand)
 
 
 def pinned_block(nbytes: int) -> memoryview:
@@ -419,8 +428,8 @@ class CudaDataLoader(Iterated, Generic[T]):
         self.loader = loader
         self.device = usable_device(device)
         self._queue_size = queue_size
-        # One for all iterations: its stream and its pinned memory are made once.
-        self._stager = make_stager(self.device)
+        # For all iterations: a new stream each time would strand the memory that the allocator keeps for the old one.
+        self._stream = copy_stream(self.device)
 
     def __len__(self) -> int:
         """Count the batches in an iteration.
@@ -432,15 +441,14 @@ class CudaDataLoader(Iterated, Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Start the next iteration; the loader's own begins here, in the caller's thread."""
-        # Two iterations would fill the same pinned memory.
         self._end_iterations()
         # Before our thread is there: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
         own = None if _gives_new_batches(self.loader) else partial(_own_leaf, self.device)
         source = _own_batches(batches, own, owned=batches is not self.loader)
-        return self._begun(
-            Iteration(prefetch_staged(source, self._stager, self._queue_size, "colabstage-cuda"), self._stager.hand_out)
-        )
+        stager = make_stager(self.device, self._stream)
+        staged = stage_ahead(source, stager, self._queue_size, "colabstage-cuda")
+        return self._begun(Iteration(staged, lambda one: (one,), stager.hand_out))
 
     def __repr__(self) -> str:
         return f"CudaDataLoader({self.loader!r}, device='{self.device}', queue_size={self._queue_size})"
@@ -490,3 +498,131 @@ def _own_batches(batches: Iterator[T], own: Callable[[Any], Any] | None, *, owne
         close: Any = getattr(batches, "close", None)
         if owned and callable(close):
             close()
+
+
+# Large enough for the full rate of a disk and of PCIe, small enough to stay pinned twice.
+_BLOCK_BYTES = 16 * 1024 * 1024
+_WORDS = (torch.int64, torch.int32, torch.int16)
+
+
+class DeviceTable:
+    """N rows of one shape and dtype on a device, gathered as words of up to eight bytes: a gather of single bytes would
+    use a fraction of a GPU's memory bandwidth."""
+
+    def __init__(self, count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate memory for `count` rows of this `shape` each."""
+        self._shape = tuple(shape)
+        self._dtype = dtype
+        self._length = int(np.prod(self._shape, dtype=np.int64))
+        row_bytes = dtype.itemsize * self._length
+        # The longest word that rows are made of.
+        word = next((word for word in _WORDS if row_bytes % word.itemsize == 0), torch.uint8)
+        self._words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
+
+    def fill(self, start: int, rows: torch.Tensor) -> None:
+        """Put `rows`, `(n, *shape)` on any device, at row `start`."""
+        part = self._words[start : start + len(rows)]
+        part.copy_(rows.contiguous().view(len(rows), self._length).view(torch.uint8).view(part.dtype).view(part.shape))
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        """Return copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""
+        words = self._words.index_select(0, index)
+        return words.view(self._dtype).view(len(index), *self._shape)
+
+
+class ResidentSplit:
+    """A split on a device, which gathers batches out of its own memory."""
+
+    def __init__(self, reader: SplitReader, device: torch.device, stream: CopyStream | None, threads: int) -> None:
+        """Read all of it, in blocks, by way of pinned memory. Whether it fits has been decided before.
+
+        Args:
+            reader: rows of one shape, with targets of one shape.
+            device: where to.
+            stream: for the copies.
+            threads: how many copy or decode at once.
+        """
+        self._device = device
+        self._images = is_image_shape(reader.row_shape)
+        self._tables: tuple[DeviceTable, DeviceTable] | None = None
+        step = max(1, _BLOCK_BYTES // max(1, reader.row_bytes))
+        edges = [*range(0, len(reader), step), len(reader)]
+        blocks = [np.arange(start, stop) for start, stop in pairwise(edges)]
+        demand, stager = Demand(), make_stager(device, stream)
+        batcher = Batcher(reader, workers=threads, allocate=pinned_block if device.type == "cuda" else None)
+
+        def tensors() -> Generator[tuple[torch.Tensor, torch.Tensor]]:
+            with closing(batcher.groups(blocks, demand)) as groups:
+                yield from ((torch.from_numpy(group.x), torch.from_numpy(target_array(group.y))) for group in groups)
+
+        with closing(stage_ahead(tensors(), stager, 1, "colabstage-device", demand)) as staged:
+            for start, block in zip(edges, staged, strict=False):
+                self._fill(len(reader), start, *stager.hand_out(block))
+                del block
+        if device.type == "cuda":
+            # Batches may be gathered on any stream from now on.
+            torch.cuda.synchronize(device)
+
+    def _fill(self, count: int, start: int, x: torch.Tensor, y: torch.Tensor) -> None:
+        if self._tables is None:
+            self._tables = (
+                DeviceTable(count, x.shape[1:], x.dtype, self._device),
+                DeviceTable(count, y.shape[1:], y.dtype, self._device),
+            )
+        for table, rows in zip(self._tables, (x, y), strict=True):
+            table.fill(start, rows)
+
+    def groups(
+        self, batches: Sequence[NDArray[np.intp]], together: int, *, with_index: bool
+    ) -> Generator[tuple[torch.Tensor, ...]]:
+        """Gather so many batches at once, when they are taken, on the stream that is current then."""
+        if not batches or self._tables is None:
+            return
+        x, y = self._tables
+        # One copy of all numbers for the epoch, not one for each batch.
+        order = torch.from_numpy(np.concatenate(batches)).to(self._device)
+        ends = np.cumsum([len(rows) for rows in batches])[together - 1 :: together].tolist()
+        ends += [len(order)] if not ends or ends[-1] < len(order) else []
+        for start, stop in pairwise([0, *ends]):
+            # The consumer may run on another stream than the one that made it.
+            if order.is_cuda:
+                order.record_stream(torch.cuda.current_stream(self._device))
+            index = order[start:stop]
+            images = x.take(index)
+            images = images.permute(0, 3, 1, 2) if self._images else images
+            # Copied, because a batch is the caller's to keep and to change.
+            made = (images, y.take(index), *([index.clone()] if with_index else []))
+            del images
+            yield made
+            del made
+
+
+def split_group(group: tuple[Any, ...], sizes: Iterator[int]) -> Iterator[tuple[Any, ...]]:
+    """Return the batches of a group of tensors; `sizes`: the lengths of the batches that are left of an epoch."""
+    count, start = len(group[1]), 0
+    found = deque[tuple[Any, ...]]()
+    while start < count or not found:
+        stop = start + next(sizes)
+        found.append(group if stop - start == count else tuple(part[start:stop] for part in group))
+        start = stop
+    return iter(found)
+
+
+class StreamGuard:
+    """Let the batches of a group be used on the stream that is current when each is taken."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self._stream: Any = None
+
+    def begin(self) -> None:
+        """Remember the stream on which a group has been made or waited for."""
+        if self._device is not None:
+            self._stream = torch.cuda.current_stream(self._device)
+
+    def take(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return a batch, ready on the current stream."""
+        if self._device is not None and (now := torch.cuda.current_stream(self._device)) != self._stream:
+            now.wait_stream(self._stream)
+            map_leaves(batch, lambda leaf: leaf.record_stream(now) if isinstance(leaf, torch.Tensor) else None)
+        return batch

@@ -12,18 +12,20 @@ with batches of one sample, or with fewer samples than ranks: then some ranks ha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+import random
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.load.reading.engines import resolve_rows
+from colabstage.load.reading.fields import resolve_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -79,10 +81,6 @@ class Order(Protocol):
 
     def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
         """Return the rows that one rank visits, intp; those of all ranks together are the epoch's, each once."""
-
-    @property
-    def is_striped(self) -> bool:
-        """Tell whether of W ranks each takes every W-th row, so that a step is the same for any number of them."""
 
     def identity(self) -> dict[str, int]:
         """Return what two loaders must share to visit rows in the same order, seed and number of samples apart."""
@@ -178,7 +176,6 @@ class RowOrder:
     """What that order depends on, together with the epoch."""
     subset: NDArray[np.intp] | None = None
     """Rows that are visited, `None` for all."""
-    is_striped: ClassVar[bool] = True
 
     @property
     def count(self) -> int:
@@ -194,44 +191,6 @@ class RowOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowOrder:
-    """Visit blocks of neighbouring rows in random order, shuffled in windows: for files larger than memory, at the rate
-    of sequential reading.
-
-    Blocks come in a random order; as many rows as a window holds are shuffled among each other. It is fair where the
-    rows of the file are in random order themselves, as those of `train` are that colabstage packs.
-    """
-
-    samples: int
-    """How many there are."""
-    window_rows: int
-    """Rows that are shuffled among each other."""
-    block_rows: int
-    """Neighbours in the file that are read together."""
-    seed: int
-    """What the order depends on, together with the epoch."""
-    is_striped: ClassVar[bool] = False
-
-    @property
-    def count(self) -> int:
-        return self.samples
-
-    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
-        # The 1 tells this draw from that within windows, which has a 2.
-        starts = self.block_rows * random_order(-(-self.samples // self.block_rows), self.seed, epoch, 1)
-        blocks = (starts[:, None] + np.arange(self.block_rows)).reshape(-1)
-        # Ranks take whole ranges, so that each reads its own part of the file and no other.
-        rows = shard.part(blocks[blocks < self.samples])
-        # Sorting by (window, random number) shuffles all windows at once.
-        windows = np.arange(len(rows)) // self.window_rows
-        drawn = random_order(len(rows), self.seed, epoch, 2, shard.rank)
-        return rows[np.lexsort((drawn, windows))]
-
-    def identity(self) -> dict[str, int]:
-        return {"window_rows": self.window_rows, "block_rows": self.block_rows}
-
-
-@dataclass(frozen=True, slots=True)
 class Shard:
     """One rank's part of an epoch."""
 
@@ -244,14 +203,8 @@ class Shard:
         """Return every `world_size`-th value, from the `rank`-th on."""
         return values[self.rank :: self.world_size]
 
-    def part(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return one contiguous part; the first ranks' are longer by one where it does not come out even."""
-        # Each rank before this one that has one more moves it by one.
-        start = self.rank * (len(values) // self.world_size) + min(self.rank, len(values) % self.world_size)
-        return values[start : start + self.share(len(values))]
-
     def share(self, count: int) -> int:
-        """Return how many of `count` this rank gets, in either way."""
+        """Return how many of `count` this rank gets."""
         return count // self.world_size + (self.rank < count % self.world_size)
 
 
@@ -311,23 +264,21 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None,
             "torch.utils.data.DataLoader(dataset, batch_sampler=batch_sampler)."
         )
         raise OptionError(msg)
-    is_listed = isinstance(sampler, Sequence | np.ndarray | torch.Tensor)
-    # Such an object draws again each epoch; a list says all there is.
-    if isinstance(sampler, Sampler) or (hasattr(sampler, "__len__") and not is_listed):
-        if not hasattr(sampler, "__len__"):
+    is_listed = isinstance(given, Sequence | np.ndarray | torch.Tensor)
+    if not isinstance(given, Iterable):
+        msg = f"sampler={sampler!r} cannot be iterated over; expected a torch Sampler, or rows."
+        raise OptionError(msg)
+    # Such an object draws again each epoch; a list is always the same.
+    if isinstance(given, Sampler) or (hasattr(given, "__len__") and not is_listed):
+        if not hasattr(given, "__len__"):
             msg = (
                 f"{type(sampler).__name__} has no __len__, and a loader has to know how many batches an epoch has. "
                 "Give it one; or pass rows, as sampler=list(sampler)."
             )
             raise OptionError(msg)
         return SampledOrder(sampler, samples, seed)
-    if not is_listed:
-        if not hasattr(sampler, "__iter__"):
-            msg = f"sampler={sampler!r} cannot be iterated over; expected a torch Sampler, or rows."
-            raise OptionError(msg)
-        # An iterator has one pass, and every epoch needs one.
-        sampler = list(sampler)
-    rows = _rows_of(sampler, samples)
+    # An iterator has one pass, and every epoch needs one.
+    rows = _rows_of(sampler if is_listed else list(sampler), samples)
     if shuffle is None:
         msg = (
             f"You chose {len(rows):,} of the {samples:,} rows of 'train', but not the order in which they are visited. "
@@ -350,9 +301,9 @@ def _rows_of(values: Any, samples: int) -> NDArray[np.intp]:
 class SampledOrder:
     """Visit the rows that a sampler draws.
 
-    While it draws, torch's generator, and its own where it has one, are seeded with seed and epoch, and put back
-    afterwards: so its draws are the same on every rank, and again after a resume. A sampler that draws from any other
-    rng is not reproduced.
+    While it draws, the generators of torch, numpy and Python, and its own of torch, are seeded with seed and epoch, and
+    put back afterwards: so its draws are the same on every rank, and again after a resume. A generator of another kind
+    of its own is out of reach; a state has a digest of the rows, by which another order is refused.
     """
 
     sampler: Any
@@ -361,7 +312,10 @@ class SampledOrder:
     """How many there are to draw from."""
     seed: int
     """What its draws depend on, together with the epoch."""
-    is_striped: ClassVar[bool] = True
+    rows_of: NDArray[np.intp] | None = None
+    """Rows of the dataset that its draws index; `None` for all."""
+    _drawn: dict[int, NDArray[np.intp]] = field(default_factory=dict)
+    """The rows of the last epoch that was drawn: a sampler may draw others the next time."""
 
     @property
     def count(self) -> int:
@@ -373,49 +327,53 @@ class SampledOrder:
         Raises:
             OptionError: it draws rows that are not there, or other than it says.
         """
-        rows = _rows_of(self._drawn(epoch), self.samples)
-        # The plan counts batches by len(sampler), and ranks would part ways.
-        if len(rows) != self.count:
-            msg = f"The sampler gave {len(rows):,} rows, and len(sampler) is {self.count:,}; both must be the same."
-            raise OptionError(msg)
-        return shard.every(rows)
+        if epoch not in self._drawn:
+            # One more than its length shows one that never ends.
+            rows = _rows_of(self._draw(epoch), self.samples)
+            # The plan counts batches by len(sampler), and ranks would part ways.
+            if len(rows) != self.count:
+                found = f"{len(rows):,}" if len(rows) < self.count else "more"
+                msg = f"The sampler gave {found} rows, and len(sampler) is {self.count:,}; both must be the same."
+                raise OptionError(msg)
+            self._drawn.clear()
+            self._drawn[epoch] = rows if self.rows_of is None else self.rows_of[rows]
+        return shard.every(self._drawn[epoch])
 
     def identity(self) -> dict[str, int]:
-        return {"sampled": self.count, "sampler": digest_of(*_numbers_of(self.sampler))}
+        return {"sampled": self.count}
 
-    def _drawn(self, epoch: int) -> list[int]:
-        import torch
+    def digest(self, epoch: int) -> int:
+        """Return a digest of the rows of an epoch."""
+        return digest_of(self.rows(epoch, Shard()))
 
+    def _draw(self, epoch: int) -> list[int]:
         # As torch's own DistributedSampler wants it.
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
         number = int(np.random.SeedSequence([self.seed, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-        own = getattr(self.sampler, "generator", None)
-        own = own if isinstance(own, torch.Generator) else None
-        before = None if own is None else own.get_state()
-        try:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(number)
-                if own is not None:
-                    own.manual_seed(number)
-                return list(self.sampler)
-        finally:
-            if own is not None and before is not None:
-                own.set_state(before)
+        with _seeded(number, getattr(self.sampler, "generator", None)):
+            return list(islice(self.sampler, self.count + 1))
 
 
-def _numbers_of(sampler: object) -> Iterator[NDArray[Any]]:
-    """Yield the rows, weights and so on that a sampler holds: what tells it from another one of its kind. What tells
-    one rank from another, plain numbers, is not among them."""
-    for name, value in sorted(getattr(sampler, "__dict__", {}).items()):
-        # Of tensors; torch need not be asked for that.
-        value = value.detach().cpu().numpy() if hasattr(value, "detach") else value  # noqa: PLW2901
-        is_listed = isinstance(value, range) or (
-            isinstance(value, list | tuple) and all(isinstance(item, int | float) for item in value)
-        )
-        if is_listed or isinstance(value, np.ndarray):
-            yield np.frombuffer(name.encode(), np.uint8)
-            yield np.asarray(value)
+@contextmanager
+def _seeded(number: int, own: object) -> Iterator[None]:
+    """Seed the generators that a sampler may draw from, and restore them."""
+    import torch
+
+    generators = [torch.default_generator, *([own] if isinstance(own, torch.Generator) else [])]
+    states = [one.get_state() for one in generators]
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what samplers draw from
+    try:
+        for one in generators:
+            one.manual_seed(number)
+        random.seed(number)
+        np.random.seed(number % 2**32)  # noqa: NPY002
+        yield
+    finally:
+        for one, state in zip(generators, states, strict=True):
+            one.set_state(state)
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -442,7 +400,7 @@ class Schedule:
         size: Any = state.get("batch_size")
         ranks: Any = state.get("world_size")
         done: Any = state.get("batches_done")
-        if not (_is_count(size, 1) and _is_count(ranks, 1) and _is_count(done, 0) and self.order.is_striped):
+        if not (_is_count(size, 1) and _is_count(ranks, 1) and _is_count(done, 0)):
             return False
         if size * ranks != self.batch_size * self.shard.world_size:
             return False

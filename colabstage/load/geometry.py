@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
-from colabstage.load.batches import LENGTHS, filler_of
-from colabstage.load.reading.rows import resize_into
+from colabstage.load.batch import LENGTHS
+from colabstage.load.reading.encoded import resize_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,10 +213,12 @@ def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any
 
 
 def _repacked(column: torch.Tensor, order: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Bring a padded column `(B, M, …)` into another order, and filled up again as `pad_targets` does."""
+    """Bring a padded column `(B, M, …)` into another order, and filled up again as `pad_boxes` does."""
     extra = (1,) * (column.dim() - 2)
     taken = column.gather(1, order.view(*order.shape, *extra).expand_as(column))
-    return taken.masked_fill(~real.view(*real.shape, *extra), filler_of(column.dtype))
+    # As `pad_boxes` fills: -1 where the dtype has it, since 0 is a class.
+    filler = -1 if column.dtype.is_signed and not column.dtype.is_floating_point else 0
+    return taken.masked_fill(~real.view(*real.shape, *extra), filler)
 
 
 def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from colabstage.io.whole_imports import refuse_import
 
 try:
     import torch
-    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
+    from torch.utils.data import DataLoader, DistributedSampler, Subset
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
@@ -28,43 +27,51 @@ from colabstage.io.given import show_content
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Demand
 from colabstage.io.units import format_count, parse_bytes
-from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, facts_of, mixing_of, order_of
-from colabstage.load.augment import first_crop
-from colabstage.load.batches import Finish, Ragged, map_batches, move_to, pin, torch_dtype
+from colabstage.load.ahead import Ahead, Iterated, Iteration
+from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, mixing_of, order_of
+from colabstage.load.augment import CroppedInputs, first_crop
+from colabstage.load.batch import Batcher, Ragged
+from colabstage.load.batches import Finish, Form, move_to, torch_dtype
 from colabstage.load.calling import check_batch_transform
-from colabstage.load.choosing import choose_loader, may_gain
+from colabstage.load.choosing import choose_loader, gather_facts
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.device import make_stager, prefetch_staged, usable_device
+from colabstage.load.device import (
+    ResidentSplit,
+    StreamGuard,
+    copy_stream,
+    free_device_memory,
+    make_stager,
+    pinned_block,
+    split_group,
+    stage_ahead,
+    usable_device,
+)
 from colabstage.load.epoch import (
     BatchPlace,
     RowOrder,
+    SampledOrder,
     Schedule,
     Shard,
-    WindowOrder,
     choose_shard,
     sampler_order,
 )
-from colabstage.load.facts import gather_facts, measure_cost
 from colabstage.load.partial import lasting_order
-from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions, LoaderRequest
-from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
-from colabstage.load.reading.engines import resolve_rows
-from colabstage.load.strategies import BatchDataset, EpochSampler, RankSampler, make_source
+from colabstage.load.plan import TORCH_REMEDIES, DeviceFacts, LoaderOptions, LoaderRequest
+from colabstage.load.reading.fields import resolve_rows
+from colabstage.load.view import BatchDataset, EpochSampler, RankSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Cancellation
     from colabstage.load.arrival import Arrival
     from colabstage.load.augment import FirstCrop
-    from colabstage.load.device import Staged, Stager
+    from colabstage.load.batch import Group
+    from colabstage.load.device import Batches, CopyStream
     from colabstage.load.epoch import Order
     from colabstage.load.plan import LoaderArguments, LoaderPlan, Shuffle
-    from colabstage.load.prefetch import PrefetchSource
-    from colabstage.load.reading.reader import SplitReader
-    from colabstage.load.strategies import BatchSource
+    from colabstage.load.reading.memory import KeptImages
 
     _Base = DataLoader[Any]
 else:
@@ -75,6 +82,9 @@ _THREAD = "colabstage-loader"
 _MOST_MEASURED = 2**21
 # Below it, the counts of classes in a batch vary four times as much as chance has it.
 _LEAST_MIXING = 0.25
+_SEEDS = 2**62
+# Batches of floats that are handed over at once.
+_FEW_FLOATS = 8
 
 
 @takes(
@@ -98,15 +108,15 @@ def make_loader(
     A batch is `(x, y)`, or `((x, y), index)` for a dataset with `return_index`:
 
     - `x`: `(B, C, H, W)` for images, in `channels_last` memory, of the stored dtype (uint8) or of `dtype`. Inputs that
-      are not images (three axes, the last at most 4 long) keep their axes. Encoded images of many sizes are a list of
-      tensors `(C, H, W)`, rows of any length a list of tensors `(M,)` or a dict of padded ones, texts a list of `str`.
+      are not images (three axes, the last 1, 3 or 4 long) keep their axes. Encoded images of many sizes are a list of
+      tensors `(C, H, W)`, rows of any length a list of tensors `(M,)`, texts a list of `str`.
     - `y`: int64 `(B,)` where targets are integers, otherwise as stored; masks uint8 `(B, H, W)`. Boxes are a list of B
-      dicts of tensors, as torchvision's detection models take them, or one dict of padded ones. Rows of any length and
-      texts are as in x.
+      dicts of tensors, in the form that torchvision's detection models take (with `label_offset=1`, as 0 is their
+      background), or one dict of padded ones. Rows of any length and texts are as in x.
     - `index`: int64 `(B,)`, the rows.
 
     Each batch is the caller's own: it may be kept and changed. Its memory is reused once nothing refers to it, or
-    to any of the batches that were gathered together with it, where they are small (2 MiB together at most). On a
+    to any of the batches that were gathered together with it, where they are small (8 MiB together at most). On a
     GPU it may be used on the stream that is current when it is taken.
 
     In a distributed run each rank gets its part: every sample is visited once an epoch, by one rank, and all ranks
@@ -114,10 +124,10 @@ def make_loader(
     samples than ranks, some ranks have one batch fewer.) With `drop_last` all batches are full.
 
     Args:
-        dataset: the samples; a `Subset` of them, as `random_split` makes, has its rows taken for `sampler`. Its
-            transforms, where it has any, are called sample by sample when the batch is asked for,
-            in the thread that iterates, as by a stock `DataLoader`; that side of the batch is then what torch's
-            `default_collate` makes of the results.
+        dataset: the samples; a `Subset` of them, as `random_split` makes, is visited alone, by a sampler's numbers of
+            its own rows if there is one. Its transforms, where it has any, are called sample by sample when the batch
+            is asked for, in the thread that iterates, as by a stock `DataLoader`; that side of the batch is then what
+            torch's `default_collate` makes of the results.
         batch_size: samples in a batch, of each rank; the last ones of an epoch may have fewer.
         options: the arguments below in one value, for several loaders; those that are given by name replace its own.
         **arguments: those of `colabstage.options.LoaderOptions`.
@@ -129,24 +139,29 @@ def make_loader(
             read.
     """
     asked = read_options(LoaderOptions, options, arguments)
-    for name, given in (("drop_last", asked.drop_last), ("pin_memory", asked.pin_memory)):
-        check_argument(name, given, "switch")
+    check_argument("drop_last", asked.drop_last, "switch")
     if asked.batch_transform is not None:
         check_batch_transform("batch_transform", asked.batch_transform)
-    dataset, sampler = _below_subsets(dataset, asked.sampler)
-    seed = _seed_of(asked)
+    dataset, rows = _below_subsets(dataset)
     dtype = torch_dtype(asked.dtype)
     if asked.ragged not in get_args(Ragged):
         msg = f"ragged={asked.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
         raise OptionError(msg)
     shuffle: Shuffle = ("auto" if dataset.split == "train" else False) if asked.shuffle is None else asked.shuffle
-    crop = None if asked.batch_transform is None else first_crop(asked.batch_transform)
     # Such a sampler gives each rank rows of its own.
-    by_itself = isinstance(sampler, DistributedSampler) and asked.rank is None
+    by_itself = isinstance(asked.sampler, DistributedSampler) and asked.rank is None
     shard = Shard() if by_itself else choose_shard(asked.rank, asked.world_size)
+    arrival = units = dataset.reader.arrival
+    if arrival is not None and shard.world_size > 1 and not arrival.order_lasts:
+        # Another rank may have waited until all was here, and must have the same order.
+        units = lasting_order(arrival)
+    seed = _seed_of(asked.seed, fixed=shard.world_size > 1 or by_itself or arrival is not None)
     # Some rows of `train` are as often held out of the training as they are trained on.
     listed = None if asked.shuffle is None and dataset.split == "train" else shuffle is not False
-    subset = None if sampler is None else sampler_order(sampler, len(dataset), shuffle=listed, seed=seed)
+    subset = _subset_order(asked.sampler, rows, len(dataset), shuffle=listed, seed=seed)
+    crop = None if asked.batch_transform is None else first_crop(asked.batch_transform)
+    device = torch.device("cpu") if asked.device is None else usable_device(asked.device)
+    budget = asked.memory_budget
     request = LoaderRequest(
         batch_size,
         asked.strategy,
@@ -154,49 +169,52 @@ def make_loader(
         asked.num_workers,
         "auto" if asked.prefetch_factor is None else asked.prefetch_factor,
         shuffle,
-        None if asked.memory_budget is None else parse_bytes(asked.memory_budget, "memory_budget", may_be_zero=True),
-        isinstance(sampler, Sampler),
-        asked.decode,
+        None if budget is None else parse_bytes(budget, "memory_budget", may_be_zero=True),
+        isinstance(subset, SampledOrder),
     )
-    place = None if asked.device is None else usable_device(asked.device)
+    # Devices that do not tell share this computer's memory.
+    free = None if asked.device is None else free_device_memory(device)
     facts = gather_facts(
-        dataset,
-        device=place,
+        dataset.reader,
+        per_sample=dataset.per_sample,
         shard=shard,
         epoch_rows=None if subset is None else subset.count,
         crop_size=None if crop is None else crop.crop.target_size,
-        processes=asked.strategy == "workers",
+        units=units,
     )
-    arrival = units = dataset.reader.arrival
-    if arrival is not None and shard.world_size > 1 and not arrival.order_lasts:
-        # Another rank may have waited until all was here, and must have the same order.
-        units = lasting_order(arrival)
-        facts = replace(facts, arrival=facts_of(arrival, units))
-    if may_gain(facts, request):
-        facts = replace(facts, cost=measure_cost(dataset))
+    if asked.device is not None:
+        facts = replace(facts, device=DeviceFacts(device.type, facts.free_memory_bytes if free is None else free))
     plan = choose_loader(facts, request)
     order = _order(plan, dataset, units, seed, subset)
     if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
         plan = _with_mixing(plan, dataset, order, batch_size * shard.world_size)
     schedule = Schedule(order, batch_size, asked.drop_last, shard)
-    if plan.decode is None or plan.decode.name != "crops":
-        crop = None
+    if plan.strategy == "memory":
+        # Now, so that an error comes where the loader is made. And a copy: the caller's dataset continues to read from
+        # the file.
+        dataset = copy.copy(dataset)
+        dataset.reader = dataset.reader.into_memory()
+    form = Form(dataset, asked.ragged, asked.label_offset)
     finish = Finish(dtype, asked.batch_transform)
-    # Torch's own loader does as much: without a GPU, pinned memory is of no use to anybody.
-    pinned = asked.pin_memory and place is None and torch.cuda.is_available()
-    return _build(
-        dataset, plan, schedule, finish, device=place, ragged=asked.ragged, seed=seed, crop=crop, pinned=pinned
+    machine = _Machine(
+        plan,
+        schedule,
+        form,
+        finish,
+        device,
+        seed,
+        crop if plan.decode is not None and plan.decode.name == "crops" else None,
     )
+    return _build(machine, rows, drawn=asked.seed is None)
 
 
-def _below_subsets(dataset: object, sampler: Iterable[int] | None) -> tuple[dataset_h5, Iterable[int] | None]:
-    """Return the dataset below torch's `Subset`s, and the rows that they leave of it as its sampler.
+def _below_subsets(dataset: object) -> tuple[dataset_h5, NDArray[np.intp] | None]:
+    """Return the dataset below torch's `Subset`s, and the rows that they leave of it.
 
     Raises:
-        OptionError: it is none that batches can be made of; or there is a sampler besides, whose rows are those of the
-            subset.
+        OptionError: it is none that batches can be made of.
     """
-    rows: Any = None
+    rows: NDArray[np.intp] | None = None
     # More than once of a split of a split.
     while isinstance(dataset, Subset):
         _check_overrides(dataset, (Subset,))
@@ -208,31 +226,11 @@ def _below_subsets(dataset: object, sampler: Iterable[int] | None) -> tuple[data
             msg = f"The Subset has rows that cannot be read. {error}"
             raise OptionError(msg) from error
         dataset = dataset.dataset
-    if rows is not None and sampler is not None:
-        msg = (
-            "sampler= and a Subset both say which rows are visited. Give make_loader the dataset below it and the rows "
-            "in one: make_loader(subset.dataset, batch_size, sampler=[subset.indices[row] for row in rows])."
-        )
-        raise OptionError(msg)
     if not isinstance(dataset, dataset_h5):
         remedy = f"{ONE_SPLIT} For other datasets use torch.utils.data.DataLoader."
         refuse_argument("dataset", dataset, "a dataset_h5 or a Subset of one", remedy=remedy)
     _check_overrides(dataset, (dataset_h5, BatchDataset))
-    sides = (
-        ("inputs", "transform", dataset.transform, dataset.reader.row_dtype),
-        ("targets", "target_transform", dataset.target_transform, dataset.reader.target_dtype),
-    )
-    for side, name, transform, dtype in sides:
-        if transform is not None or dtype is None or dtype.hasobject:
-            continue
-        # float128 and the like have no tensors.
-        if dtype.kind not in "biufc" or dtype.itemsize > (16 if dtype.kind == "c" else 8):
-            msg = (
-                f"The {side} of '{dataset.reader.path}' have dtype {dtype}, of which torch makes no tensors. Give it a "
-                f"{name} that converts them, for example to float64 or int64."
-            )
-            raise OptionError(msg)
-    return dataset, sampler if rows is None else rows
+    return dataset, rows
 
 
 # By what a stock DataLoader gets samples, and this one does not: it reads rows by the reader below.
@@ -240,50 +238,51 @@ _GIVES_SAMPLES = ("__getitem__", "__getitems__", "__len__", "read_batch", "sampl
 
 
 def _check_overrides(dataset: object, known: tuple[type, ...]) -> None:
-    """Refuse a subclass whose samples are made by methods of its own, which would not be called.
-
-    Raises:
-        OptionError: it has such methods; the message names them.
-    """
+    """Refuse a subclass whose samples are made by methods of its own, which would not be called."""
     own = [
         name
         for name in _GIVES_SAMPLES
         if getattr(type(dataset), name, None) not in [getattr(kind, name, None) for kind in known]
     ]
     if own:
-        kind = type(dataset).__name__
         msg = (
-            f"{kind} has a {own[0]} of its own, which make_loader would not call: it reads whole batches of rows. Move "
-            "what it does into transform= and target_transform= of dataset_h5 or into batch_transform=, or use "
-            f"torch.utils.data.DataLoader, which calls it."
+            f"{type(dataset).__name__} has a {own[0]} of its own, which make_loader would not call: it reads whole "
+            "batches of rows. Move what it does into transform= and target_transform= of dataset_h5 or into "
+            "batch_transform=, or use torch.utils.data.DataLoader, which calls it."
         )
         raise OptionError(msg)
 
 
-def _seed_of(asked: LoaderOptions) -> int:
-    generator: object = asked.generator
-    if generator is None:
-        return _whole_number("seed", asked.seed)
-    if not isinstance(generator, torch.Generator):
-        msg = f"generator={generator!r} is not a torch.Generator; expected a torch.Generator, or seed=0."
-        raise OptionError(msg)
-    if asked.seed:
-        msg = f"seed={asked.seed!r} and generator= both say what the order depends on. Leave out one of them."
-        raise OptionError(msg)
-    return generator.initial_seed()
+def _seed_of(seed: int | None, *, fixed: bool) -> int:
+    """Return the seed; drawn, if it is not given, unless it must be `fixed`: alike on all ranks, or that in whose order
+    rows are brought here."""
+    if seed is None:
+        return 0 if fixed else int(torch.randint(_SEEDS, ()))
+    return _whole_number("seed", seed)
+
+
+def _subset_order(
+    sampler: Iterable[int] | None, rows: NDArray[np.intp] | None, samples: int, *, shuffle: bool | None, seed: int
+) -> Order | None:
+    """Return the order of the rows of a subset, of a sampler, or of a sampler's rows of a subset."""
+    if sampler is None:
+        return None if rows is None else sampler_order(rows, samples, shuffle=shuffle, seed=seed)
+    order = sampler_order(sampler, samples if rows is None else len(rows), shuffle=shuffle, seed=seed)
+    if rows is None:
+        return order
+    if isinstance(order, SampledOrder):
+        return replace(order, rows_of=rows)
+    assert isinstance(order, RowOrder)
+    assert order.subset is not None
+    return replace(order, samples=samples, subset=rows[order.subset])
 
 
 def _order(plan: LoaderPlan, dataset: dataset_h5, units: Arrival | None, seed: int, subset: Order | None) -> Order:
-    chosen = plan.order
-    if chosen.name == "arrival" and units is not None:
+    if plan.order.name == "arrival" and units is not None:
         rows = subset.subset if isinstance(subset, RowOrder) else None
         later = RowOrder(len(dataset), shuffle=True, seed=seed, subset=rows)
-        return order_of(units, dataset.split, chosen.window_units, later)
-    if subset is not None:
-        return subset
-    if chosen.name == "window":
-        return WindowOrder(len(dataset), chosen.window_rows, chosen.block_rows, seed)
-    return RowOrder(len(dataset), chosen.name == "permutation", seed)
+        return order_of(units, dataset.split, plan.order.window_units, later)
+    return RowOrder(len(dataset), plan.order.name == "permutation", seed) if subset is None else subset
 
 
 def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, order: FirstEpochOrder, together: int) -> LoaderPlan:
@@ -304,50 +303,55 @@ def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, order: FirstEpochOrder, 
     return replace(plan, order=replace(plan.order, reason=f"{plan.order.reason}; {said}", mixing=mixing))
 
 
-def _build(
-    dataset: dataset_h5,
-    plan: LoaderPlan,
-    schedule: Schedule,
-    finish: Finish,
-    *,
-    device: torch.device | None,
-    ragged: Ragged,
-    seed: int,
-    crop: FirstCrop | None,
-    pinned: bool,
-) -> Loader:
-    place = torch.device("cpu") if device is None else device
-    source, view = make_source(dataset, plan, place, ragged=ragged, seed=seed, crop=crop)
-    # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
-    collate = finish.collate
-    if crop is not None:
-        # The crop is done by then; what follows it is not.
-        finish = replace(finish, batch_transform=crop.rest)
+def _build(machine: _Machine, rows: NDArray[np.intp] | None, *, drawn: bool) -> Loader:
+    """Make the loader; `rows`: those of a subset; `drawn`: whether nobody chose the seed."""
+    plan, schedule, finish = machine.plan, machine.schedule, machine.finish
     order, shard = schedule.order, schedule.shard
-    shown = EpochSampler(order) if shard.world_size == 1 else RankSampler(order, shard)
-    shared = {"batch_size": schedule.batch_size, "samples": len(dataset), "world_size": shard.world_size}
-    identity = {"seed": seed, **order.identity(), **shared}
-    # What orders the first epoch alone says nothing of a place in a later one: a state from there continues in a loader
-    # of the same pack that came in another way, or was here from the beginning.
-    later = {"seed": seed, **order.later.identity(), **shared} if isinstance(order, FirstEpochOrder) else identity
-    has_processes = plan.strategy == "workers"
+    view: Any = BatchDataset.over(machine.form.dataset, machine.form)
+    shown_order = order
+    if rows is not None:
+        # Frameworks count and evaluate what a loader shows: of a subset its own rows, by their numbers in it.
+        view = Subset(view, rows.tolist())
+        shown_order = _numbered_within(order, rows)
     loader = Loader(
         view,
         schedule.batch_size,
-        sampler=shown,
+        sampler=EpochSampler(shown_order) if shard.world_size == 1 else RankSampler(shown_order, shard),
         drop_last=schedule.drop_last,
-        collate_fn=collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
-        num_workers=plan.workers.value if has_processes else 0,
-        prefetch_factor=plan.prefetch.value if has_processes else None,
-        persistent_workers=has_processes,
-        multiprocessing_context=None if plan.start is None else plan.start.method,
+        # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
+        collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
     )
-    loader._machine = _Machine(
-        plan, schedule, source, finish, place, shown, seed, (identity, later), pinned, dataset.reader
-    )
+    if machine.crop is not None:
+        # The crop is done by then; what follows it is not.
+        machine.finish = replace(finish, batch_transform=machine.crop.rest)
+    loader._machine = machine
     loader.plan = plan
+    loader._seed_drawn = drawn
     loader._done = loader._next = _EpochPlace(0, 0)
     return loader
+
+
+@dataclass(frozen=True)
+class _Renumbered:
+    """An order whose rows are numbered within a subset."""
+
+    order: Order
+    numbers: dict[int, int]
+    """The number of each row of the subset in it."""
+
+    @property
+    def count(self) -> int:
+        return self.order.count
+
+    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        return np.array([self.numbers[row] for row in self.order.rows(epoch, shard).tolist()], np.intp)
+
+    def identity(self) -> dict[str, int]:
+        return self.order.identity()
+
+
+def _numbered_within(order: Order, rows: NDArray[np.intp]) -> Order:
+    return _Renumbered(order, {row: number for number, row in enumerate(rows.tolist())})
 
 
 @dataclass(slots=True)
@@ -359,140 +363,219 @@ class _EpochPlace:
     batches_done: int
     """How many of its batches were."""
     ended: bool = False
-    """Whether its loop has been told that there is no more."""
+    """Whether its loop has received all of it."""
 
     def end(self) -> None:
-        """Take note that the loop has ended."""
+        """Record that the loop has ended."""
         self.ended = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class _Machine:
-    """Make a loader's batches."""
+    """Make a loader's batches: `stage(ahead(scale(read(batches))))`."""
 
     plan: LoaderPlan
     """How, and why."""
     schedule: Schedule
     """Which rows make up which batch."""
-    source: BatchSource
-    """What reads them."""
+    form: Form
+    """What the rows of a batch become."""
     finish: Finish
-    """What is done to them last."""
+    """What is done to batches last."""
     device: torch.device
     """Where they go."""
-    sampler: EpochSampler
-    """What the loader shows to frameworks."""
     seed: int
     """What random numbers depend on."""
-    identities: tuple[dict[str, int], dict[str, int]]
-    """What a loader must share that continues where this one was, in the first epoch and in a later one."""
-    pinned: bool
-    """Whether batches in host memory are put into pinned memory."""
-    reader: SplitReader
-    """What rows are read with."""
-    idle: deque[Stager] = field(default_factory=deque)
-    """Stagers to the device that no iteration uses: two would fill the same pinned memory, and pinning it again takes
-    milliseconds. A deque's append and pop are atomic, and an iteration may be dropped in any thread."""
+    crop: FirstCrop | None
+    """The crop that is cut while images are decoded, if it is."""
+    stream: CopyStream | None = field(init=False)
+    """For the copies of all iterations: a new one each time would strand the memory that is kept for the old one."""
+    batcher: Batcher = field(init=False)
+    """Reads the batches."""
+    resident: ResidentSplit | None = field(init=False, default=None)
+    """The split on the device, if it is there."""
+    kept: list[KeptImages] = field(init=False, default_factory=list)
+    """Memory with decoded images, which goes with the loader."""
 
-    def start(self, place: _EpochPlace, handed_out: Callable[[_EpochPlace], None]) -> Iteration[Any, Any]:
+    def __post_init__(self) -> None:
+        plan, reader = self.plan, self.form.dataset.reader
+        on_gpu = self.device.type == "cuda" and not self.in_loop
+        # One block with the consumer, one in the making, the others in between; with a GPU one that waits to be copied
+        # there, and two that are.
+        idle = plan.prefetch.value // plan.together + (5 if on_gpu else 2)
+        workers = max(1, plan.workers.value)
+        self.stream = copy_stream(self.device)
+        self.batcher = Batcher(
+            reader, workers=workers, together=plan.together, idle=idle, allocate=pinned_block if on_gpu else None
+        )
+        if plan.strategy == "device":
+            self.resident = ResidentSplit(reader, self.device, self.stream, workers)
+
+    @property
+    def in_loop(self) -> bool:
+        """Return whether tensors are made in the thread that iterates: that of the dataset's transforms."""
+        return self.form.dataset.per_sample or not self.plan.workers.value
+
+    def start(self, place: _EpochPlace, handed_out: Callable[[_EpochPlace], None]) -> Iteration[Any]:
         """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out, and
         `handed_out` is called with it each time."""
-        left, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
+        left = self.schedule.rows_left(place.epoch, place.batches_done)[0]
         announced = self._announce(left, place.epoch)
         # One for each iteration: a new one must not be stopped by the end of the last.
         demand = Demand()
         batches = self._filled(left, place, demand)
-        source = self.source.start(batches, rows_before, place.epoch, demand)
+        source, unpack, hand_out = self._pipeline(batches, place.epoch, demand)
         finish, seed, first = self.finish, self.seed, place.batches_done
 
-        def finished(batch: tuple[Any, ...]) -> Any:
+        def take(batch: Any) -> Any:
+            # First: where code of the caller's fails and the loop continues, this batch is over.
+            place.batches_done += 1
+            handed_out(place)
+            if announced is not None:
+                announced.hand_out()
+            made = hand_out(batch)
             if finish.batch_transform is None:
-                return finish.transform(batch)
-            return finish.transform(batch, BatchPlace(seed, place.epoch, batches[place.batches_done - 1 - first]))
+                return finish.transform(made)
+            return finish.transform(made, BatchPlace(seed, place.epoch, batches[place.batches_done - 1 - first]))
 
-        def begun(source: PrefetchSource[Any], hand_out: Callable[[Any], Any]) -> Iteration[Any, Any]:
-            def count(given: Any) -> Any:
-                # First: where code of the caller's fails and the loop continues, this batch is over.
-                place.batches_done += 1
-                handed_out(place)
-                if announced is not None:
-                    announced.hand_out()
-                return hand_out(given)
+        waited, let_go = (None, None) if announced is None else (announced.waited, announced.close)
+        return Iteration(source, unpack, take, at_end=place.end, waited=waited, let_go=let_go)
 
-            waited, let_go = (None, None) if announced is None else (announced.waited, announced.close)
-            return Iteration(source, count, place.end, waited=waited, let_go=let_go, explain=self.source.explain)
+    def _pipeline(self, batches: Sequence[NDArray[np.intp]], epoch: int, demand: Demand) -> tuple[Any, Any, Any]:
+        """Return what gives groups of batches, takes a group apart, and makes a batch of a part of it."""
+        dataset, finish, device = self.form.dataset, self.finish, self.device
+        guard, sizes = StreamGuard(device), map(len, batches)
+        with_index = dataset.return_index
+
+        def unpack_tensors(group: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+            guard.begin()
+            return split_group(finish.scale(group), sizes)
 
         # The device gathers by itself, and a thread would only stand between.
-        if not self.source.in_background:
-            return begun(source, lambda batch: finished(finish.scale(batch)))
-        depth, collate = max(1, self.plan.prefetch.value), self.source.collate
-        if collate is not None or not self.plan.workers.value:
+        if self.resident is not None:
+            gathered = self.resident.groups(batches, self.plan.together, with_index=with_index)
+            return gathered, unpack_tensors, guard.take
+        if self.plan.keep is not None and self.plan.keep.most_bytes:
+            self.kept[:] = [dataset.reader.keep_images(self.plan.keep.most_bytes)]
+        crops = None if self.crop is None else CroppedInputs(dataset.reader, self.crop, self.seed, epoch)
+        groups = self.batcher.groups(batches, demand, crops)
+
+        def complete(batch: tuple[Any, Any], rows: NDArray[np.intp]) -> tuple[Any, ...]:
+            x, y = batch if crops is None else (batch[0], crops.move(batch[1], rows))
+            return (x, y, torch.from_numpy(rows.copy())) if with_index else (x, y)
+
+        def tensors(x: Any, y: Any, rows: NDArray[np.intp]) -> tuple[Any, ...]:
+            return complete(self.form.batch(x, y), rows)
+
+        # Of groups, one more is in the making, and one in the consumer's hands.
+        several = self.plan.together > 1
+        depth = max(1, self.plan.prefetch.value // self.plan.together - several)
+        if self.in_loop:
             # What the dataset's transforms make has its device and dtype from here, in the thread they ran in.
-            def made(read: tuple[Any, ...]) -> Any:
-                batch = move_to(read if collate is None else collate(read), self.device)
-                return finished(finish.scale(pin(batch) if self.pinned else batch))
+            source = Ahead(groups, depth, _THREAD, demand) if self.plan.workers.value else groups
+            return source, _parts, lambda part: finish.scale(move_to(tensors(*part), device))
+        if device.type == "cpu":
+            # Scaled in the thread: here it would take the consumer's time.
+            def finished(group: Group) -> list[tuple[Any, ...]]:
+                pairs = zip(self.form.batches(group), group.rows, strict=True)
+                return [complete(batch, rows) for batch, rows in pairs]
 
-            if not self.plan.workers.value:
-                # As asked, nothing works ahead, and no thread beside the loop's.
-
-                def alone() -> Generator[tuple[Any, ...]]:
-                    with closing(source):
-                        # Not a loop: its variable would keep a batch alive while the next one is made.
-                        yield from filter(lambda batch: not isinstance(batch, Heartbeat), source)
-
-                return begun(alone(), made)
-            return begun(Prefetcher(source, depth, _THREAD, demand), made)
-        # Nothing is copied to a device, so no stager is needed either.
-        if self.device.type == "cpu":
-            # Here either would take the consumer's time.
-            source = source if finish.dtype is None else map_batches(source, finish.scale)
-            source = map_batches(source, pin) if self.pinned else source
-            return begun(Prefetcher(source, depth, _THREAD, demand), finished)
-        try:
-            stager = self.idle.pop()
-        except IndexError:
-            stager = make_stager(self.device)
-
-        def hand_out(staged: Staged[tuple[Any, ...]]) -> Any:
-            return finished(finish.scale(stager.hand_out(staged)))
-
+            ready = _mapped(groups, finished)
+            if finish.dtype is not None:
+                # In few at a time, so that floats are made in memory that the consumer has just released.
+                depth = max(1, self.plan.prefetch.value // _FEW_FLOATS - 1) if several else depth
+                ready = _in_parts(ready, finish.scale)
+            return Ahead(ready, depth, _THREAD, demand), iter, _unchanged
+        whole = _mapped(groups, lambda group: tensors(group.x, group.y, np.concatenate(group.rows)))
+        stager = make_stager(device, self.stream)
         # One thread gathers while another has batches copied: 1.15 times as fast on an H100 with 16 cores. With images
         # of their own sizes, where threads that decode compete for Python's lock, it was 0.9 times.
-        dense = self.reader.row_shape is not None
-        read = Prefetcher(source, 1, _THREAD, demand) if dense else source
-        iteration = begun(prefetch_staged(read, stager, depth, f"{_THREAD}-copy", demand), hand_out)
-        weakref.finalize(iteration, self.idle.append, stager).atexit = False
-        return iteration
+        dense = dataset.reader.row_shape is not None
+        read: Batches[Any] = Ahead(whole, 1, _THREAD, demand) if dense else whole
+        staged = stage_ahead(read, stager, depth, f"{_THREAD}-copy", demand)
+        return staged, lambda one: unpack_tensors(stager.hand_out(one)), guard.take
 
     def _filled(
-        self, left: Sequence[NDArray[np.intp]], place: _EpochPlace, cancellation: Cancellation
+        self, left: Sequence[NDArray[np.intp]], place: _EpochPlace, demand: Demand
     ) -> Sequence[NDArray[np.intp]]:
         """Return the batches that are left; without the rows that turn out unusable, where there may be such."""
-        arrival = self.reader.arrival
-        if arrival is None or not arrival.leaves_out or arrival.complete:
+        reader = self.form.dataset.reader
+        if reader.arrival is None or not reader.arrival.leaves_out or reader.arrival.complete:
             return left
         whole = self.schedule.rows_left(place.epoch, 0)[0]
-        return FilledBatches(arrival, self.reader.split, whole, place.batches_done, cancellation)
+        return FilledBatches(reader.arrival, reader.split, whole, place.batches_done, demand)
 
     def _announce(self, batches: list[NDArray[np.intp]], epoch: int) -> Announced | None:
         """Say which rows are read now and in the next epoch, where some of them have to be brought here first."""
-        reader = self.reader
+        reader = self.form.dataset.reader
         if reader.arrival is None or reader.arrival.complete:
             return None
         return Announced(reader.arrival, reader.split, batches, lambda: self.schedule.rows_left(epoch + 1, 0)[0])
+
+    def identity(self, epoch: int) -> dict[str, int]:
+        """Return what a loader must share that continues where this one was in this epoch."""
+        order = self.schedule.order
+        # What orders the first epoch alone says nothing of a position in a later one: a state from there continues in a
+        # loader of the same pack that came in another way, or was here from the beginning.
+        if epoch and isinstance(order, FirstEpochOrder):
+            order = order.later
+        shared = {"batch_size": self.schedule.batch_size, "samples": len(self.form.dataset)}
+        return {"seed": self.seed, **order.identity(), **shared, "world_size": self.schedule.shard.world_size}
+
+    def with_seed(self, seed: int) -> _Machine:
+        """Return a machine of the same parts whose order and random numbers follow from another seed."""
+        other = copy.copy(self)
+        other.seed, other.schedule = seed, replace(self.schedule, order=_with_seed(self.order, seed))
+        return other
+
+    @property
+    def order(self) -> Order:
+        """Return the order of rows."""
+        return self.schedule.order
+
+
+def _with_seed(order: Any, seed: int) -> Order:
+    if isinstance(order, _Renumbered):
+        return replace(order, order=_with_seed(order.order, seed))
+    if isinstance(order, FirstEpochOrder):
+        return replace(order, first=replace(order.first, seed=seed), later=replace(order.later, seed=seed))
+    fresh: dict[str, Any] = {"_drawn": {}} if isinstance(order, SampledOrder) else {}
+    changed: Order = replace(order, seed=seed, **fresh)
+    return changed
+
+
+def _parts(group: Group) -> Iterator[tuple[Any, Any, NDArray[np.intp]]]:
+    return iter(list(group.parts()))
+
+
+def _in_parts(groups: Generator[list[Any]], change: Callable[[Any], Any]) -> Generator[list[Any]]:
+    """Yield a few batches at a time, changed."""
+    with closing(groups):
+        for group in groups:
+            group.reverse()
+            while group:
+                yield [change(group.pop()) for _ in range(min(_FEW_FLOATS, len(group)))]
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _mapped(groups: Generator[Group], change: Callable[[Group], Any]) -> Generator[Any]:
+    """Yield groups, each changed in the thread that makes it."""
+    with closing(groups):
+        # Not a loop: its variable would keep a batch alive while the next one is made.
+        yield from map(change, groups)
 
 
 class Loader(Iterated, _Base):
     """Iterate over batches; each iteration is the next epoch. Made by `make_loader`.
 
     Iterations may run beside each other, as in `zip(loader, loader)`, and each is an epoch of its own. `state_dict` is
-    of the one that handed out a batch last. One that is dropped after its first batch while another runs, as
-    `next(iter(loader))` in the middle of a loop, was a look: it changes neither the state nor the next epoch's number.
-    With worker processes one iteration runs at a time: a new one ends the one before, whose next step is an error.
+    of the one that handed out a batch last.
 
     Leaving a loop early, by `break` or an exception, ends the background threads with it, each after the row that it is
-    at. Worker processes too leave their batches at the row, or the call of a transform, that each is at; they wait for
-    the next iteration, and end with `close` or with the loader.
+    at.
 
     It is a `torch.utils.data.DataLoader`, so frameworks that insist on one take it. Those that use it as it is
     (Lightning on one device) get its full speed. Those that take it apart and build one of their own (Accelerate,
@@ -509,10 +592,11 @@ class Loader(Iterated, _Base):
     plan: LoaderPlan
     # None of a loader that a framework built of another one's parts: that is a plain DataLoader.
     _machine: _Machine | None = None
+    _seed_drawn = False
     _done: _EpochPlace
     _next: _EpochPlace
-    # The place of the iteration that `_done` follows; None once somebody has set another place.
-    _followed: _EpochPlace | None = None
+    # Whether `_done` follows the iterations; not once somebody has set another position.
+    _follows = False
 
     def __len__(self) -> int:
         """Count the batches in an epoch, of this rank."""
@@ -523,36 +607,22 @@ class Loader(Iterated, _Base):
         # It is a plain DataLoader, which frameworks build by this class's constructor.
         if self._machine is None:
             return super().__iter__()
-        if not self._machine.source.several:
-            self._end_iterations()
-        asked, self._machine.sampler.asked = self._machine.sampler.asked, None
-        # A framework calls set_epoch with the epoch that comes anyway, which must not lose a resumed place.
+        sampler: Any = self.sampler
+        asked, sampler.asked = sampler.asked, None
+        # A framework calls set_epoch with the epoch that comes anyway, which must not lose a resumed position.
         if asked is not None and asked != self._next.epoch:
             self._next = _EpochPlace(asked, 0)
-        before, place, begun_at = self._followed, self._next, replace(self._next)
-        loader = weakref.ref(self)
+        place, loader = self._next, weakref.ref(self)
 
         def handed_out(by: _EpochPlace) -> None:
-            # An iterator may outlive its loader.
-            if (owner := loader()) is not None and owner._followed is not by:
-                owner._follow(by)
+            # An iterator may outlive its loader; and whoever has set another position since meant that one.
+            if (owner := loader()) is not None and owner._follows:
+                owner._done = by
 
         iteration = self._machine.start(place, handed_out)
-        if before is not None and not before.ended and self._others_run():
-            weakref.finalize(iteration, _forget_look, loader, place, begun_at, before).atexit = False
-        self._done = self._followed = place
+        self._done, self._follows = place, True
         self._next = _EpochPlace(place.epoch + 1, 0)
         return self._begun(iteration)
-
-    def _others_run(self) -> bool:
-        running = [one() for one in self._running]
-        return any(one is not None and not one.closed for one in running)
-
-    def _follow(self, place: _EpochPlace) -> None:
-        # Whoever has set another place since meant that one.
-        if self._followed is not None:
-            self._done = self._followed = place
-            self._next = _EpochPlace(place.epoch + 1, 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`: from its first batch, or where `load_state_dict` said, if that is this
@@ -564,7 +634,7 @@ class Loader(Iterated, _Base):
         epoch = _whole_number("epoch", epoch)
         if epoch != self._next.epoch:
             self._next = _EpochPlace(epoch, 0)
-        self._done, self._followed = self._next, None
+        self._done, self._follows = self._next, False
 
     def state_dict(self) -> dict[str, int]:
         """Tell where the loader is: seed, epoch and batches handed out, and what else a resumed loader must share.
@@ -576,14 +646,19 @@ class Loader(Iterated, _Base):
         """
         # Only the loop's end tells that nothing of the epoch is left to ask for.
         done = _EpochPlace(self._done.epoch + 1, 0) if self._done.ended else self._done
-        return {**self._identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
+        state = {**self._identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
+        order = None if self._machine is None else self._machine.order
+        if done.batches_done and isinstance(order, SampledOrder):
+            # A sampler may draw from generators that nobody can restore; by this another order is refused.
+            state["order"] = order.digest(done.epoch)
+        return state
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on exactly where `state_dict` was taken.
 
         Another number of ranks is fine where all ranks together have as many samples in a step as before: four with 16
-        continue where two with 32 were. (With `shuffle="window"` each rank has its own part of the file, so not there;
-        nor before the last step of an epoch, if ranks share it unevenly.)
+        continue where two with 32 were (but for the last step of an epoch, if ranks share it unevenly). A loader whose
+        seed was drawn takes that of the state.
 
         Raises:
             OptionError: the state is of a loader with another seed, batch size, order, subset, number of samples or of
@@ -593,9 +668,15 @@ class Loader(Iterated, _Base):
         if not isinstance(given, Mapping):
             msg = f"The state is {show_content(given)}; expected what state_dict() of a loader returned."
             raise OptionError(msg)
-        shared_alike = self._machine is not None and self._machine.schedule.steps_as(state)
+        machine, seed = self._machine, state.get("seed")
+        if machine is not None and self._seed_drawn and isinstance(seed, int | np.integer):
+            machine = machine.with_seed(_whole_number("seed", seed))
+        shared_alike = machine is not None and machine.schedule.steps_as(state)
         epoch = _whole_number("epoch", state.get("epoch"))
-        ours, theirs = self._identity(epoch), {name: state[name] for name in state if name not in _PLACE}
+        ours = self._identity(epoch) if machine is None else machine.identity(epoch)
+        theirs = {name: state[name] for name in state if name not in _PLACE}
+        if machine is not None and "order" in state and isinstance(machine.order, SampledOrder):
+            ours["order"] = machine.order.digest(epoch)
         # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
         # loader has not: its rows came in an order of which this one knows nothing.
         for name in sorted({**ours, **theirs}, key=lambda name: name not in _ARRIVING):
@@ -608,27 +689,29 @@ class Loader(Iterated, _Base):
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."
             raise OptionError(msg)
+        if machine is not None and machine is not self._machine:
+            self._machine = machine
+            # Frameworks draw the epoch's rows by the sampler.
+            self.sampler._order = _with_seed(self.sampler._order, machine.seed)  # type: ignore[attr-defined]
         self._done = self._next = _EpochPlace(epoch, done)
-        self._followed = None
+        self._follows = False
 
     def close(self) -> None:
-        """End the iterations that run, and worker processes, and let go of decoded images that are kept. The loader can
-        be iterated again."""
+        """End the iterations that run, and release decoded images that are kept. The loader can be iterated again."""
         self._end_iterations()
         if self._machine is not None:
-            self._machine.source.close()
+            self._machine.kept.clear()
 
     def __copy__(self) -> Loader:
         """Return another one over the same parts, with a place of its own."""
         copied = type(self).__new__(type(self))
         # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
-        copied.__dict__.update(self.__dict__, _running=(), _followed=None)
+        copied.__dict__.update(self.__dict__, _running=(), _follows=False)
         if self._machine is not None:
             # Frameworks set the epoch by the sampler.
-            sampler, batches = copy.copy(self._machine.sampler), copy.copy(self.batch_sampler)
+            sampler, batches = copy.copy(self.sampler), copy.copy(self.batch_sampler)
             batches.sampler = sampler  # type: ignore[union-attr]  # a BatchSampler, as in every loader with a batch_size
-            machine = replace(self._machine, source=self._machine.source.another(), sampler=sampler)
-            copied.__dict__.update(_machine=machine, sampler=sampler, batch_sampler=batches)
+            copied.__dict__.update(sampler=sampler, batch_sampler=batches)
             copied.__dict__.update(_done=replace(self._done), _next=replace(self._next))
         return copied
 
@@ -662,19 +745,10 @@ class Loader(Iterated, _Base):
                 "batches: with Accelerate skip_first_batches(loader, done)."
             )
             raise OptionError(msg)
-        return self._machine.identities[min(epoch, 1)]
+        return self._machine.identity(epoch)
 
 
-def _forget_look(loader: weakref.ref[Loader], look: _EpochPlace, begun_at: _EpochPlace, before: _EpochPlace) -> None:
-    """Put a loader back to where it was before an iteration that was dropped after one batch at most."""
-    owner = loader()
-    if owner is None or owner._followed is not look or look.ended or look.batches_done - begun_at.batches_done > 1:
-        return
-    owner._done = owner._followed = before
-    owner._next = begun_at
-
-
-# What of a state is the place and not the order.
+# What of a state is the position and not the order.
 _PLACE = ("epoch", "batches_done")
 # What an order by units, or by blocks, of a pack that is not all here consists of.
 _ARRIVING = ("unit_order", "units", "window_units", "together")

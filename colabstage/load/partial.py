@@ -27,10 +27,10 @@ from colabstage.io.units import NAMES_SHOWN, format_bytes, format_names, parse_b
 from colabstage.io.workspace import short_digest
 from colabstage.load.arrival import visited_units
 from colabstage.load.places import bring_kept, find_fields, find_places
+from colabstage.sources.blocks import is_part
+from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, WholeFile
+from colabstage.sources.order import find_visits
 from colabstage.sources.parse import LocalSource, ShareSource, local_source, parse_source, read_local_dir, share_source
-from colabstage.sources.partial.file import BlockwiseFile, WholeFile
-from colabstage.sources.partial.local import is_part
-from colabstage.sources.partial.plan import FileOfSet, FileSet, find_visits
 from colabstage.sources.remote_files import FileSource, read_small_file, remote_opener
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.load.arrival import Arrival, Side
     from colabstage.load.places import PackField, Places
+    from colabstage.sources.in_part import Expected
     from colabstage.sources.parse import SingleSource
-    from colabstage.sources.partial.fetcher import Expected
     from colabstage.sources.remote import RemoteFile
 
 # A window of more blocks mixes no better: rows of a split are in the order of a hash in the pack already.

@@ -13,14 +13,14 @@ from colabstage.errors import PackFormatError
 from colabstage.h5.info import open_h5
 from colabstage.h5.schema import BYTES, OFFSETS, split_of, y_name
 from colabstage.h5.untrusted import open_alone, reading_contents
-from colabstage.sources.partial.local import Edges
+from colabstage.sources.blocks import Edges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.sources.partial.file import BlockwiseFile, WholeFile
+    from colabstage.sources.in_part import BlockwiseFile, WholeFile
 
 # Targets stay here if they take at most this fraction of the limit.
 _KEPT_PART = 8

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
+from colabstage.h5.manifest import BLOCK_BYTES
 from colabstage.io.arguments import GOES_ON, read_only, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges, make_folder
@@ -24,6 +25,7 @@ from colabstage.io.workspace import disk_use, find_orphans, is_made_here, put_ba
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
+from colabstage.sources.arriving import fetch_file
 from colabstage.sources.identity import SourceIdentity, compare_states, file_seal
 from colabstage.sources.look import Look, check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, Opening, SourcePart, open_source
@@ -37,8 +39,6 @@ from colabstage.sources.parse import (
     paths_of,
 )
 from colabstage.sources.remote import parse_checksum
-from colabstage.sources.transfer.partial_file import BLOCK_BYTES
-from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import TransferFacts, fetch_folder, plan_transfer, unfinished_bytes
 from colabstage.trees.open import OnlyTree
 

@@ -12,7 +12,7 @@ from colabstage.io.units import left_out
 from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
 from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError
-from colabstage.sources.transfer.connections import RetryBudget, read_directly, read_through
+from colabstage.sources.retry import RetryBudget, read_directly, read_through
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.folder import GOOGLE_NATIVE
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, unknown_entry

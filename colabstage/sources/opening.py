@@ -22,6 +22,7 @@ from colabstage.io.workspace import disk_use, find_orphans, short_digest
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.resources import check_space
+from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents, fetch_file
 from colabstage.sources.download import Download
 from colabstage.sources.identity import (
     SourceIdentity,
@@ -45,8 +46,6 @@ from colabstage.sources.parse import (
 )
 from colabstage.sources.remote import JoinedFile, MountedFile, given_up, pieces_of
 from colabstage.sources.remote_files import RemoteFileTree, open_remote
-from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents
-from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.trees.bytes import JoinedBytes, LocalBytes
 from colabstage.trees.folder import FolderTree

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import (
+    CancelledError,
     ColabstageError,
     DamagedPackError,
     DriveError,
@@ -25,15 +26,15 @@ from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
     Manifest,
     check_replaceable_pack,
-    exchanging,
+    is_replaceable_pack,
+    place_pack,
     read_manifest,
-    remove_manifest,
     verified,
     write_manifest,
 )
 from colabstage.h5.parts import PartName, joined_info
-from colabstage.io.files import RetryPolicy, make_folder
-from colabstage.io.ownership import put_file, remove_empty, whatever_is_there
+from colabstage.io.files import make_folder
+from colabstage.io.ownership import remove_empty
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import cut_own, disk_use, is_made_here, only_for, open_workspace, remove_own
@@ -42,39 +43,28 @@ from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.finish import place_joined, splits_in_order
-from colabstage.sources.copy import copy_blocks
+from colabstage.sources.blocks import TABLE, Edges
 from colabstage.sources.identity import compare_states
+from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
 from colabstage.sources.parse import ObjectSource
-from colabstage.sources.partial.file import KEPT_AFTER, BlockwiseFile
-from colabstage.sources.partial.local import TABLE, Edges
-from colabstage.sources.partial.plan import FileOfSet, FileSet
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.places import BucketPlace, FolderPlace
-from colabstage.stage.publish import PREVIOUS_SUFFIX
-from colabstage.stage.record import (
-    Comparison,
-    Freshness,
-    LocalRecord,
-    StateDiffersError,
-    cache_name,
-    compare_source,
-    identity_of,
-    write_record,
-)
-from colabstage.stage.request import less_room
+from colabstage.stage.publish import PREVIOUS_SUFFIX, copy_file
+from colabstage.stage.record import LocalRecord, cache_name, identity_of, write_record
+from colabstage.stage.room import less_room
+from colabstage.stage.source import Comparison, Freshness, StateDiffersError, compare_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from colabstage.io.progress import Cancellation, Progress, ProgressStep
+    from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.load.partial import PartialPack
     from colabstage.sources.identity import SourceIdentity
     from colabstage.stage.dataset import Origin
     from colabstage.stage.places import CachedFile, CachePlace
     from colabstage.stage.publish import PublishReport
-    from colabstage.stage.record import SourceOnce
     from colabstage.stage.request import CacheDir, StageRequest
-    from colabstage.stage.run import StageCall
+    from colabstage.stage.source import SourceOnce, StageCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +123,15 @@ class Cache:
         """Return the reason for that place, or for having none, in a few words."""
         return self._choose()[1]
 
-    def find(self) -> CachedPack | None:
-        """Return the pack of the request; `None` where there is none, or none is wanted.
+    def why_not(self) -> str:
+        """Say, for the report, why a pack that is not published is not in it; "" where there is no pack."""
+        if not self.request.wants_pack:
+            return ""
+        kept = "the cache keeps another pack of it, made where there was more room"
+        return f"no: {kept if self.is_left else self.why}"
 
-        Raises:
-            SourceNotFoundError, SourceAccessError: the cache is in a bucket that is not there, or that refuses us.
-        """
+    def find(self) -> CachedPack | None:
+        """Return the pack of the request; `None` where there is none, or none is wanted."""
         place = self.place if self.request.wants_pack else None
         if place is None:
             return None
@@ -230,86 +223,57 @@ def _find_set(shards: Sequence[CachedFile], place: CachePlace) -> CachedPack | N
 
 
 def restore_pack(
+    call: StageCall,
     cached: CachedPack,
-    request: StageRequest,
     *,
-    progress: Progress,
     cancellation: Cancellation,
-    let_in: Callable[[PartialPack], object] | None = None,
-    confirm: Callable[[], object] = lambda: None,
+    let_in: Callable[[PartialPack], object] | None,
+    confirm: Callable[[], object],
 ) -> tuple[int, int]:
     """Copy a cached pack to its place on the local disk, verifying every block on the way; a set of shards is joined to
     the file that a single process would have made.
 
-    What an interrupted copy left there is compared with the manifest, and only missing blocks are read from the cache.
-    With `let_in` blocks of a single file come in the order in which readers need them, and it is called once rows can
-    be waited for; without, in the order of the file, by one reader, which is fastest on a mount. `confirm` is called
-    before readers are let in, while blocks come already, and before the copy takes its place. It raises what should
-    keep both from happening.
+    What an interrupted copy left is compared with the manifest, and only missing blocks are read from the cache. With
+    `let_in` blocks come in the order in which readers need them, and it is called once rows can be waited for.
+    `confirm` is called before that, and before the copy takes its place; it raises what should keep both from
+    happening.
 
     Returns:
         The number of bytes, and how many of them were here already.
-
-    Raises:
-        DamagedPackError, SourceReadError, SourceNotFoundError, DriveDisconnectedError: the cache cannot be used;
-            nothing on the local disk has changed.
-        TargetExistsError: what is in the pack's place is not as colabstage wrote it.
-        NotEnoughSpaceError, TargetNotWritableError, CancelledError.
     """
-    manifest, target = cached.manifest, request.pack_path
+    request, manifest, target = call.request, cached.manifest, call.request.pack_path
     size = manifest.size
-    # From a bucket, too, many blocks at once come faster than one after the other.
-    by_blocks = not isinstance(cached.files[0].path, Path) or (let_in is not None and not cached.in_shards)
     if not cached.in_shards and _is_here(target, manifest, cancellation):
         confirm()
         return size, size
     check_replaceable_pack(target)
     make_folder(request.folder)
+
+    def begun(pack: PartialPack) -> None:
+        if let_in is not None:
+            confirm()
+            let_in(pack)
+
+    # By one reader, in the order of the file, which is fastest on a mount; from a bucket many blocks at once.
+    in_order = isinstance(cached.files[0].path, Path) and (let_in is None or cached.in_shards)
     try:
-        with open_workspace(
-            request.copy_path,
-            keeps=only_for(*KEPT_AFTER),
-            in_own_folder=True,
-        ) as workspace:
-            local = [workspace.path / (one.name if cached.in_shards else target.name) for one in cached.files]
-            # Of bytes that come in another way nothing is noted; they are hashed.
-            if not by_blocks:
+        with open_workspace(request.copy_path, keeps=only_for(*KEPT_AFTER), in_own_folder=True) as workspace:
+            # A copy in order keeps no block table, so existing bytes are hashed.
+            if in_order:
                 remove_own(workspace.path / TABLE)
             here = min(disk_use(workspace.path), size) if workspace.resumed else 0
             # Whatever a mounted Drive caches, too; shards have the file that is made of them beside them.
             needed = cached.place.copies * (size - here) + (size if cached.in_shards else 0)
             remedy = less_room(request, free_space(request.folder))
             check_space(request.folder, needed, f"The packed copy of '{request.source.name}'", remedy=remedy)
-            with progress.step("copy from cache", total=size, unit="B") as step:
-                if not by_blocks:
-                    kept = _copy_files(cached.files, local, step, cancellation, resume=workspace.resumed)
-                elif cached.in_shards:
-                    kept = size - _bring_set(cached, workspace.path, step, cancellation)
+            local = [workspace.path / (one.name if cached.in_shards else target.name) for one in cached.files]
+            with call.progress.step("copy from cache", total=size, unit="B") as step:
+                if in_order:
+                    kept = _copy_in_order(cached.files, local, step, cancellation, resume=workspace.resumed)
                 else:
-                    if local[0].is_file() and local[0].stat().st_size > size:
-                        cut_own(local[0], size)
-                    pack = open_restored(cached.files[0].source, manifest, workspace.path, target)
-                    kept = size - _lend(pack, let_in, confirm, step, cancellation)
+                    kept = size - _fetch_blocks(cached, local[0], target, step, cancellation, begun=begun)
             confirm()
-            if cached.in_shards:
-                place_joined(
-                    local,
-                    workspace.path,
-                    target,
-                    samples={split: manifest.samples[split] for split in splits_in_order(local)},
-                    skipped=manifest.skipped,
-                    key=request.key,
-                    identity=manifest.identity,
-                    address=request.address,
-                )
-            else:
-                check_replaceable_pack(target)  # again, because copying may have taken an hour
-                coming = replace(manifest, mtime_ns=local[0].stat().st_mtime_ns)
-                with exchanging(target, coming):
-                    remove_manifest(target)
-                    put_file(local[0], target, replaces=whatever_is_there)
-                    # While readers still find the folder: those that come later look for the manifest.
-                    write_manifest(target, coming)
+            _put_in_place(cached, local, request)
     except BaseException:
         remove_empty(request.folder)  # unless it held something before, or work was kept for the next attempt
         raise
@@ -327,7 +291,7 @@ def _is_here(target: Path, manifest: Manifest, cancellation: Cancellation) -> bo
     return False
 
 
-def _copy_files(
+def _copy_in_order(
     files: Sequence[CachedFile],
     local: Sequence[Path],
     step: ProgressStep,
@@ -335,55 +299,60 @@ def _copy_files(
     *,
     resume: bool,
 ) -> int:
-    """Copy files from a folder, one after the other; returns how many bytes were here."""
+    """Copy files from a folder, one after the other; return how many bytes were here."""
     kept = 0
-    for one, place in zip(files, local, strict=True):
+    for one, copy in zip(files, local, strict=True):
         assert isinstance(one.path, Path)
-        kept += copy_blocks(
-            one.path,
-            place,
-            size=one.manifest.size,
-            block_bytes=one.manifest.block_bytes,
-            expected=one.manifest.hashes,
-            step=step,
-            cancellation=cancellation,
-            policy=RetryPolicy(),
-            resume=resume,
+        kept += copy_file(
+            one.path, copy, one.nbytes, one.manifest, step=step, cancellation=cancellation, resume=resume
         ).kept_bytes
     return kept
 
 
-def _bring_set(cached: CachedPack, folder: Path, step: ProgressStep, cancellation: Cancellation) -> int:
-    """Bring all shards of a set from a bucket, many blocks at once; returns how many bytes were fetched for that."""
-    file = BlockwiseFile(_files_of(cached.files), folder, None)
-    try:
-        file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
-        return file.fill(np.arange(file.blocks), step, cancellation)
-    finally:
-        file.close()
-
-
-def _lend(
-    pack: PartialPack,
-    let_in: Callable[[PartialPack], object] | None,
-    confirm: Callable[[], object],
+def _fetch_blocks(
+    cached: CachedPack,
+    first: Path,
+    target: Path,
     step: ProgressStep,
     cancellation: Cancellation,
+    *,
+    begun: Callable[[PartialPack], object],
 ) -> int:
-    """Bring all of a pack, and let readers in as soon as it is confirmed; returns how many bytes were fetched."""
-
-    def open_doors() -> None:
-        if let_in is not None:
-            confirm()
-            let_in(pack)
-
+    """Fetch many blocks at once, call `begun` for a single file while the first ones come; return the bytes fetched."""
+    if cached.in_shards:
+        file = BlockwiseFile(_files_of(cached.files), first.parent, None)
+        with contextlib.closing(file):
+            file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
+            return file.fill(np.arange(file.blocks), step, cancellation)
+    if first.is_file() and first.stat().st_size > cached.manifest.size:
+        cut_own(first, cached.manifest.size)
+    pack = open_restored(cached.files[0].source, cached.manifest, first.parent, target)
     try:
-        fetched = pack.fill(step, cancellation, begun=open_doors)
+        fetched = pack.fill(step, cancellation, begun=partial(begun, pack))
     except BaseException as error:
         pack.end(error)
         raise
     pack.close()
     return fetched
+
+
+def _put_in_place(cached: CachedPack, local: Sequence[Path], request: StageRequest) -> None:
+    """Move the copy to the pack's place, or join shards there, with its manifest."""
+    manifest, target = cached.manifest, request.pack_path
+    if cached.in_shards:
+        place_joined(
+            local,
+            local[0].parent,
+            target,
+            samples={split: manifest.samples[split] for split in splits_in_order(local)},
+            skipped=manifest.skipped,
+            key=request.key,
+            identity=manifest.identity,
+            address=request.address,
+        )
+        return
+    write_manifest(local[0], replace(manifest, mtime_ns=local[0].stat().st_mtime_ns))
+    place_pack(local[0], target, replaces=is_replaceable_pack)
 
 
 def exceeds_limit(request: StageRequest, cached: CachedPack) -> bool:
@@ -408,27 +377,32 @@ class CurrentPack(NamedTuple):
     """What still compares that with the source; `None` where it is known to be the same."""
 
 
-def find_current(call: StageCall, source: SourceOnce, cache: Cache) -> CurrentPack | None:
-    """Return the packed copy in the cache, if there is a complete one and the source is not known to have changed."""
+def find_current(
+    call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool
+) -> tuple[CurrentPack | None, CachedPack | None]:
+    """Return the packed copy in the cache, if it is complete and the source is not known to have changed; and whatever
+    complete copy there is.
+
+    With `beside` the source is compared while the pack is copied, where it is copied.
+    """
     request = call.request
     with call.report.timed("look in cache") as step:
         cached = cache.find()
         identity = None if cached is None else identity_of(cached.manifest)
         if cached is None or identity is None:
             step.note = "not there"
-            return None
-        found = f"found '{cached.label.rpartition('/')[2]}'"
+            return None, cached
+        step.note = f"found '{cached.label.rpartition('/')[2]}'"
         # What the comparison asks of a mount takes about a second for a folder of some thousand files, and longer the
         # more there are; the copy takes longer.
-        if not exceeds_limit(request, cached):
-            step.note = found
-            return CurrentPack(cached, identity, Comparison(call, source, identity))
+        if beside and not exceeds_limit(request, cached):
+            return CurrentPack(cached, identity, Comparison(call, source, identity)), cached
         freshness = compare_source(call, source, identity)
         if not freshness.same:
             step.note = _OUTDATED
-            return None
-        step.note = "; ".join(filter(None, (found, freshness.seen)))
-    return CurrentPack(cached, _identity_now(source, identity, freshness))
+            return None, cached
+        step.note = "; ".join(filter(None, (step.note, freshness.seen)))
+    return CurrentPack(cached, _identity_now(source, identity, freshness)), cached
 
 
 def _identity_now(source: SourceOnce, recorded: SourceIdentity, freshness: Freshness) -> SourceIdentity:
@@ -440,31 +414,27 @@ def copy_current(call: StageCall, source: SourceOnce, found: CurrentPack, cache:
     """Copy a pack from the cache; return the source's state, or `None` where that did not succeed. Then the source is
     read instead, unless readers have seen rows of the copy."""
     comparison = found.comparison
-    if comparison is None:
-        return found.identity if _copy_pack(call, found.pack, cache, None) is not None else None
     try:
         freshness = _copy_pack(call, found.pack, cache, comparison)
-        if freshness is None:
+        if freshness is None and comparison is not None:
             comparison.settle()
-            return None
     except BaseException:
-        comparison.abandon()
+        if comparison is not None:
+            comparison.abandon()
         raise
-    return _identity_now(source, found.identity, freshness)
+    return None if freshness is None else _identity_now(source, found.identity, freshness)
 
 
 def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Comparison | None) -> Freshness | None:
     """Copy a pack from the cache while the source is compared; `None` where the source has to be read instead."""
-    request, report = call.request, call.report
-    lent = False
+    request, report, lent = call.request, call.report, False
     freshness = Freshness(same=True)
 
     def let_in(pack: PartialPack) -> None:
         nonlocal lent
         assert call.let_in is not None
-        lent = True
         # From here on it is the copy or an error, and the report is read while it arrives.
-        report.origin = "cache"
+        lent, report.origin = True, "cache"
         call.let_in(pack)
 
     def confirm() -> None:
@@ -472,19 +442,21 @@ def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Co
         if comparison is not None:
             freshness = comparison.agree()
 
+    def copy() -> tuple[int, int]:
+        stop = call.cancellation if comparison is None else comparison.cancellation
+        readers = None if call.let_in is None else let_in
+        try:
+            return restore_pack(call, cached, cancellation=stop, let_in=readers, confirm=confirm)
+        except CancelledError:
+            why = None if comparison is None else comparison.why_cancelled()
+            if why is None:
+                raise
+            raise why from None
+
     try:
         with report.timed("copy from cache", unit="B") as step:
             try:
-                size, kept = cached.place.ask(
-                    lambda: restore_pack(
-                        cached,
-                        request,
-                        progress=call.progress,
-                        cancellation=comparison or call.cancellation,
-                        let_in=None if call.let_in is None else let_in,
-                        confirm=confirm,
-                    )
-                )
+                size, kept = cached.place.ask(copy)
             except StateDiffersError:
                 assert comparison is not None
                 # Its steps took part of the time of this one.
@@ -500,26 +472,18 @@ def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Co
         report.note(f"The cached pack cannot be used: {error}")
         return None
     except NotEnoughSpaceError as error:
-        if cached.in_shards:
-            cache.is_left = True
-            report.note(f"The cached shards were left where they are, and the source is read again: {error}")
-            return None
-        if lent or request.options.encoding != "auto":
+        # What was made on a machine with more room, as pixels for example, may fit here in another form. That form has
+        # the same key, and publishing it would take the better one from that machine.
+        if lent or (request.options.encoding != "auto" and not cached.in_shards):
             raise
-        # It was made on a machine where pixels fit. What fits here is another file under the same key, and publishing
-        # it would take the better one from that machine.
         cache.is_left = True
-        report.note(f"The cached pack was left where it is, and another encoding may fit here: {error}")
+        report.note(f"The cached pack was left as it is, and the source is read again: {error}")
         return None
     return freshness
 
 
 def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache") -> StagedDataset:
-    """Open a pack in part: no more than `disk_limit` of it is ever on the local disk.
-
-    Raises:
-        Exception: as `open_partial`.
-    """
+    """Open a pack in part: no more than `disk_limit` of it is ever on the local disk."""
     request, report, limit = call.request, call.report, call.request.disk_limit
     assert limit is not None
     report.origin = origin
@@ -596,11 +560,7 @@ def publish_pack(
 
 
 def find_published(request: StageRequest) -> PublishReport[Any] | None:
-    """Return what an earlier call published of the local pack.
-
-    Raises:
-        SourceNotFoundError: it is not there.
-    """
+    """Return what an earlier call published of the local pack."""
     # Only on request and not in every call, because a Drive takes time to answer.
     if request.cache_dir is None:
         return None

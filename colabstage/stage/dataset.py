@@ -19,7 +19,6 @@ from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from concurrent.futures import Future
     from pathlib import Path
 
     from numpy.typing import DTypeLike
@@ -60,7 +59,12 @@ _ORIGINS = {
 }
 # A thousand broken images would push the rest of the report off the screen.
 _SKIPPED_SHOWN = 10
-# What is said of bytes, where there are any.
+# What is said of times, and of bytes where there are any.
+_TOOK = {
+    "first_batch_s": "First batch after {}",
+    "overlap_s": "{} of training while data arrived",
+    "waited_s": "{} of waiting for batches",
+}
 _MOVED = {"fetched": "fetched", "kept": "here from before", "evicted": "evicted"}
 _HEADLINES = {
     "done": "Staged {} in {}",
@@ -188,16 +192,19 @@ class StageReport:
     def arrived(self) -> str:
         """Return how it stands with data that is used while it arrives, in a sentence; "" where all was here first."""
         figures = {} if self.arrival is None else self.arrival()
-        said = []
-        if "first_batch_s" in figures:
-            said.append(f"First batch after {format_duration(figures['first_batch_s'])}")
-        if "overlap_s" in figures:
-            said.append(f"{format_duration(figures['overlap_s'])} of training while data arrived")
-        if "waited_s" in figures:
-            said.append(f"{format_duration(figures['waited_s'])} of waiting for batches")
+        said = [words.format(format_duration(figures[name])) for name, words in _TOOK.items() if name in figures]
         moved = {words: int(figures[name]) for name, words in _MOVED.items() if figures.get(name)}
         said += [f"{format_bytes(nbytes)} {words}" for words, nbytes in moved.items()]
         return f"{'; '.join(said)}." if said else ""
+
+    @property
+    def _remarks(self) -> list[str]:
+        """Return what is said below the steps."""
+        more = len(self.skipped) - _SKIPPED_SHOWN
+        left_out = [f"{format_count(len(self.skipped), 'samples')} left out:"] if self.skipped else []
+        left_out += self.skipped[:_SKIPPED_SHOWN]
+        left_out += [f"… and {more:,} more, in report.skipped"] if more > 0 else []
+        return [*self.notes, *filter(None, (self.arrived,)), *left_out]
 
     def __str__(self) -> str:
         rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate, s.note) for s in self.steps]
@@ -208,13 +215,7 @@ class StageReport:
             for name, took, much, rate, note in rows
         ]
         lines += [f"  {name:<9}{value}" for name, value in self.facts]
-        lines += [f"  {note}" for note in (*self.notes, *filter(None, (self.arrived,)))]
-        if self.skipped:
-            lines.append(f"  {format_count(len(self.skipped), 'samples')} left out:")
-            lines += [f"    {line}" for line in self.skipped[:_SKIPPED_SHOWN]]
-            if len(self.skipped) > _SKIPPED_SHOWN:
-                lines.append(f"    … and {len(self.skipped) - _SKIPPED_SHOWN} more, in report.skipped")
-        return "\n".join(map(printable, lines))
+        return "\n".join(map(printable, [*lines, *(f"  {remark}" for remark in self._remarks)]))
 
     @property
     def headline(self) -> str:
@@ -228,13 +229,9 @@ class StageReport:
         rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate) for s in self.steps]
         # A note has a line of its own: beside four columns on a narrow page it would have one letter a line.
         said = [s.note for s in self.steps]
-        steps = (
-            table(("step", "time", "amount", "rate"), rows, numbers=frozenset({1, 2, 3}), below=said) if rows else ""
-        )
-        more = len(self.skipped) - _SKIPPED_SHOWN
-        left_out = [f"left out: {line}" for line in self.skipped[:_SKIPPED_SHOWN]]
-        left_out += [f"… and {more:,} more, in report.skipped"] if more > 0 else []
-        return steps + notes([*self.notes, *filter(None, (self.arrived,)), *left_out])
+        numbers = frozenset({1, 2, 3})
+        steps = table(("step", "time", "amount", "rate"), rows, numbers=numbers, below=said) if rows else ""
+        return steps + notes(self._remarks)
 
     def _repr_html_(self) -> str:
         return page(self.headline, facts_table(self.facts) + self.to_html_body())
@@ -253,10 +250,8 @@ class StagedDataset:
     """What was done to get it here, with times and rates."""
     info: PackInfo | None
     """What the packed file holds, `None` without one."""
-    publishing: Future[PublishReport[Any] | None] | None = field(default=None, repr=False)
-    """The copy to the cache that this call made, or, with `wait=False`, left running; `None` where it made none."""
-    find_published: Callable[[], PublishReport[Any] | None] | None = field(default=None, repr=False, compare=False)
-    """Finds the copy in the cache that an earlier call made; `None` where there is no cache, or this call made it."""
+    published: Callable[[float], PublishReport[Any] | None] | None = field(default=None, repr=False, compare=False)
+    """Waits so many seconds for the copy in the cache, and returns its report; `None` where none is made."""
     arriving: BackgroundPack | None = field(default=None, repr=False)
     """The work that continues with `streaming=True`; `None` where everything was here from the start."""
 
@@ -302,13 +297,9 @@ class StagedDataset:
         return dataset_h5(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Refuse, with the line to write if `name` is a split: one called "path" would be out of reach.
-
-        Raises:
-            AttributeError: always.
-        """
+        """Refuse, with the line to write if `name` is a split: one called "path" would be out of reach."""
         msg = f"{type(self).__name__!r} object has no attribute {name!r}"
-        # Copying and pickling ask for names while there is nothing to look at yet.
+        # Copying and pickling ask for names of an object that is still empty.
         if not name.startswith("_") and name in self.splits:
             msg = f"data.{name} is no attribute; write data[{name!r}] for the split."
         raise AttributeError(msg, name=name, obj=self)
@@ -317,21 +308,8 @@ class StagedDataset:
         """Tell whether there is a split of that name."""
         return split in self.splits
 
-    def __iter__(self) -> Iterator[NoReturn]:
-        """Refuse, because samples belong to a split.
-
-        Raises:
-            TypeError: always; the message has the line to write.
-        """
-        msg = f"A staged dataset has splits and is not iterated over itself. {self._by_split()}"
-        raise TypeError(msg)
-
     def __len__(self) -> NoReturn:
-        """Refuse, because samples belong to a split: a `DataLoader` over all of it is refused by this too.
-
-        Raises:
-            ArgumentError: always; the message has the line to write.
-        """
+        """Refuse, because samples belong to a split; a `DataLoader` over all of it is refused by this too."""
         msg = f"A staged dataset has splits, each with a length of its own. {self._by_split()}"
         raise ArgumentError(msg)
 
@@ -379,7 +357,7 @@ class StagedDataset:
         batch_size: int,
         *,
         shuffle: bool | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         drop_last: bool = False,
         dtype: DTypeLike | None = None,
         one_hot: int | Literal["auto"] | None = None,
@@ -419,7 +397,7 @@ class StagedDataset:
         batch_size: int,
         *,
         shuffle: bool | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         epoch: int = 0,
         drop_last: bool = False,
         dtype: DTypeLike | None = None,
@@ -533,13 +511,7 @@ class StagedDataset:
         if self.arriving is not None:
             return self.arriving.wait_published(timeout_s)
         began = time.monotonic()
-        # What this call copies comes before what an earlier one has: it replaces that.
-        if self.publishing is not None:
-            published = self.publishing.result(timeout_s)
-        elif self.find_published is not None:
-            published = self.find_published()
-        else:
-            published = None
+        published = None if self.published is None else self.published(timeout_s)
         if published is None:
             return None
         from colabstage.stage.publish import await_upload

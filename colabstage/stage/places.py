@@ -14,45 +14,58 @@ import contextlib
 import os
 import time
 import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
     PackFormatError,
     SourceNotFoundError,
+    SourceReadError,
     TargetExistsError,
 )
-from colabstage.h5.manifest import Manifest, is_as_written, is_time_as_noted, parse_manifest, read_manifest
-from colabstage.h5.parts import PartName, shards_beside
+from colabstage.h5.manifest import (
+    Manifest,
+    is_as_written,
+    is_time_as_noted,
+    manifest_of_bytes,
+    parse_manifest,
+    read_manifest,
+)
+from colabstage.h5.parts import PartName
 from colabstage.io.files import RetryPolicy, hash_block, json_text, parse_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import cancellation_of
 from colabstage.io.redaction import show_address
-from colabstage.machine.mounts import drive_root, require_answer, run_watched, silence_of
+from colabstage.machine.mounts import drive_root, require_answer, run_watched
 from colabstage.machine.resources import check_space
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
 from colabstage.sources.remote import RemoteFacts, given_up
-from colabstage.sources.transfer.connections import read_directly
+from colabstage.sources.retry import read_directly
 from colabstage.stage.publish import (
     PREVIOUS_SUFFIX,
     PublishReport,
+    check_is_file,
     check_unchanged,
     discard_version,
-    manifest_to_publish,
+    file_state,
+    manifest_of_version,
     publish_file,
     published_before,
     sweep_leftovers_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from colabstage.io.progress import Cancellation, Progress, ProgressStep
     from colabstage.sources.buckets import StoredObject
 
+Item = TypeVar("Item")
 T = TypeVar("T")
 
 # Manifests that are read at once.
@@ -92,45 +105,58 @@ class CachedFile(NamedTuple):
         return self.manifest.shard.partition(" ")[0]
 
 
-class CachePlace(Protocol):
-    """Where packs are cached."""
+class CachePlace(ABC):
+    """Where packs are cached: a folder, or a prefix in a bucket."""
 
     label: str
     """What messages call it."""
+    copies = 1
+    """How often what is read from it takes its space on the local disk."""
 
-    @property
-    def copies(self) -> int:
-        """Return how often what is read from it takes its space on the local disk."""
-
+    @abstractmethod
     def at(self, name: str) -> Path | str:
         """Return the path or address of a file."""
 
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of all files, in order."""
+
+    @abstractmethod
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
-        """Look at files; `None` for one that has no manifest, or is not there."""
+        """Look at files; `None` for one that has no manifest, or does not exist."""
 
-    def shards(self, name: str) -> list[CachedFile]:
-        """Return the shards of a pack that have a manifest, in the order of their names."""
-
-    def files(self) -> list[CachedFile]:
-        """Return all packs and shards that have a manifest, by name; their previous versions too."""
-
+    @abstractmethod
     def publish(self, file: Path, name: str, *, keep_previous: bool = True, progress: Progress) -> PublishReport[Any]:
         """Copy a finished file there, as `publish_file`."""
 
+    @abstractmethod
     def published(self, one: CachedFile) -> PublishReport[Any]:
         """Return the report on a file that was published before."""
 
-    def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] | None = None) -> bool:
-        """Remove a file with its manifest; return whether it is gone.
+    @abstractmethod
+    def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
+        """Remove a file that is as it was written, and that `ours` recognises, with its manifest; return whether it is
+        gone."""
 
-        Only one that is as it was written, and that `ours` recognises where that is given.
-        """
-
+    @abstractmethod
     def check_room(self, nbytes: int, what: str) -> None:
         """Raise `NotEnoughSpaceError` where it is known that there is no room."""
 
+    @abstractmethod
     def ask(self, question: Callable[[], T]) -> T:
         """Ask something that may hang; raises `DriveDisconnectedError` or `SourceError` where nothing answers."""
+
+    def shards(self, name: str) -> list[CachedFile]:
+        """Return the shards of a pack that have a manifest, in order."""
+        stem = Path(name).stem
+        parts = {one: PartName.of(Path(one)) for one in self.names() if one.endswith(".h5")}
+        mine = sorted((one for one, part in parts.items() if part.count and part.stem == stem), key=parts.__getitem__)
+        return [one for one in self.look(mine) if one is not None and one.manifest.shard]
+
+    def files(self) -> list[CachedFile]:
+        """Return all packs and shards that have a manifest, by name; their previous versions too."""
+        packs = [name for name in self.names() if name.removesuffix(PREVIOUS_SUFFIX).endswith(".h5")]
+        return [one for one in self.look(packs) if one is not None]
 
 
 def source_at(path: Path | str) -> LocalSource | ObjectSource:
@@ -147,30 +173,26 @@ class FolderPlace(CachePlace):
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.label = folder, str(folder)
-
-    @property
-    def copies(self) -> int:
         # A mounted Drive caches whatever is read through it on the same disk.
-        return 2 if drive_root(self.folder) is not None else 1
+        self.copies = 1 if drive_root(folder) is None else 2
 
     def at(self, name: str) -> Path:
         return self.folder / name
 
-    def look(self, names: Sequence[str]) -> list[CachedFile | None]:
-        # A folder on a dead mount counts as empty: the source may well be readable.
-        if silence_of(self.folder) is not None:
-            return [None] * len(names)
-        return _look_at([self.folder / name for name in names])
-
-    def shards(self, name: str) -> list[CachedFile]:
-        if silence_of(self.folder) is not None:
-            return []
-        return [one for one in _look_at(shards_beside(self.folder / name)) if one is not None and one.manifest.shard]
-
-    def files(self) -> list[CachedFile]:
+    def names(self) -> list[str]:
         require_answer(self.folder)
-        found = sorted((*self.folder.glob("*.h5"), *self.folder.glob(f"*.h5{PREVIOUS_SUFFIX}")))
-        return [one for one in _look_at(found) if one is not None]
+        try:
+            return sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            # An unreadable folder is not an empty one: purging would report what is in it as removed.
+            msg = f"'{self.folder}' cannot be listed: {error.strerror}. Correct its permissions, or mount it again."
+            raise SourceReadError(msg) from error
+
+    def look(self, names: Sequence[str]) -> list[CachedFile | None]:
+        require_answer(self.folder)
+        return _each(look_at_file, [self.folder / name for name in names])
 
     def publish(self, file: Path, name: str, *, keep_previous: bool = True, progress: Progress) -> PublishReport[Any]:
         return publish_file(file, self.folder / name, keep_previous=keep_previous, progress=progress)
@@ -178,13 +200,13 @@ class FolderPlace(CachePlace):
     def published(self, one: CachedFile) -> PublishReport[Any]:
         return published_before(self.folder / one.name, one.manifest.size)
 
-    def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] | None = None) -> bool:
+    def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
         path = self.folder / one.name
 
         def is_ours(file: Path) -> bool:
             found = look_at_file(file)
             # Its hashes last, which may read all of it.
-            return found is not None and (ours is None or ours(found)) and is_as_written(file)
+            return found is not None and ours(found) and is_as_written(file)
 
         gone = discard_version(path, ours=is_ours)
         if gone:
@@ -193,7 +215,7 @@ class FolderPlace(CachePlace):
         return gone
 
     def check_room(self, nbytes: int, what: str) -> None:
-        # Of a Drive nothing tells what it has room for but the answer to writing; the figures are those of this disk.
+        # A mounted Drive does not report its free space; only a failed write tells.
         if drive_root(self.folder) is None:
             check_space(self.folder, nbytes, what)
 
@@ -203,46 +225,39 @@ class FolderPlace(CachePlace):
 
 def look_at_file(path: Path) -> CachedFile | None:
     """Return the file at a path, if it has a manifest; raises nothing."""
-    try:
+    with contextlib.suppress(OSError, ColabstageError):
         manifest = read_manifest(path)
         if manifest is not None:
             found = path.stat()
             return CachedFile(path, manifest, found.st_size, found.st_mtime)
-    except (OSError, ColabstageError):
-        pass
     return None
 
 
-def _look_at(paths: Sequence[Path]) -> list[CachedFile | None]:
-    if not paths:
+def _each(look: Callable[[Item], T], items: Sequence[Item], cancellation: Cancellation | None = None) -> list[T]:
+    """Look at several things at once: each is a round trip."""
+    if not items:
         return []
     with DaemonPool(_READERS, "colabstage-look") as pool:
-        # Each is a round trip on a mount.
-        return pool.run(look_at_file, paths)
+        return pool.run(look, items, cancellation=cancellation)
 
 
 _MANIFEST, _UNFINISHED = ".json", ".unfinished"
 # Services whose addresses begin with a bucket, which somebody has to make first.
 _WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+Objects = Mapping[str, "StoredObject"]
 
 
 class BucketPlace(CachePlace):
     """A prefix in a bucket."""
 
-    copies = 1
-
     def __init__(self, source: ObjectSource) -> None:
-        """Load what speaks to the service, which is not asked yet.
-
-        Raises:
-            OptionError, MissingDependencyError: as `ObjectStore`.
-        """
+        """Load what speaks to the service, which is not asked yet."""
         self.url = source.url.rstrip("/")
         self.label = source.label
         # Imported where they are needed, here and below: they bring libraries that folders do without.
         from colabstage.sources.buckets import ObjectStore
 
-        # One for all questions: a cache is asked a few times in hours, and nobody says when it is done with.
+        # One for all questions, since a cache is asked a few times in hours and never closed.
         self._store = ObjectStore(self.url)
         self._folder = self._store.path.rstrip("/")
         weakref.finalize(self, self._store.close).atexit = False
@@ -250,63 +265,57 @@ class BucketPlace(CachePlace):
     def at(self, name: str) -> str:
         return f"{self.url}/{name}"
 
+    def names(self) -> list[str]:
+        return sorted(self._objects())
+
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
-        return self._look(names, self._objects())
+        return self._look(names, self._objects()) if names else []
 
-    def shards(self, name: str) -> list[CachedFile]:
-        there, stem = self._objects(), Path(name).stem
-        parts = {one: PartName.of(Path(one)) for one in there if one.endswith(".h5")}
-        mine = [one for one, part in parts.items() if part.count and part.stem == stem]
-        return [one for one in self._look(sorted(mine, key=parts.__getitem__), there) if one is not None]
+    def _look(self, names: Sequence[str], there: Objects) -> list[CachedFile | None]:
+        def look(name: str) -> CachedFile | None:
+            manifest = self._manifest(name, _MANIFEST, there) if name in there else None
+            if manifest is None:
+                return None
+            return CachedFile(self.at(name), manifest, there[name].size, there[name].mtime_ns / 1e9)
 
-    def files(self) -> list[CachedFile]:
-        there = self._objects()
-        names = sorted(name for name in there if name.endswith(".h5"))
-        return [one for one in self._look(names, there) if one is not None]
+        return _each(look, names)
 
     def publish(self, file: Path, name: str, *, keep_previous: bool = True, progress: Progress) -> PublishReport[Any]:
-        """Copy a finished file there; an earlier version that colabstage wrote is removed first, and never kept.
-
-        Raises:
-            TargetExistsError: an object of that name is not one that colabstage wrote, as it is now.
-            TargetNotWritableError, SourceError: the service failed.
-            SourceChangedError: something wrote to the file meanwhile.
-            DamagedPackError: what was read back differs from what was written.
-        """
+        """Copy a finished file there; an earlier version that colabstage wrote is removed first, and never kept."""
         began, cancellation = time.monotonic(), cancellation_of(progress)
-        manifest, state = manifest_to_publish(file, cancellation)
+        check_is_file(file)
+        state = file_state(file)
+        manifest = manifest_of_version(file, state[1]) or manifest_of_bytes(file, cancellation)
         with progress.step(f"publish {name}", total=manifest.size, unit="B") as step, given_up():
-            work = _Publication(self, name, manifest, cancellation)
-            kept = manifest.size if work.is_there() else 0
+            there = self._objects()
+            kept = manifest.size if self._holds(name, manifest, there, cancellation) else 0
+            written = there.get(name)
             if kept:
                 step.advance(kept)
             else:
-                work.make_room()
-                work.write(file, step)
+                self._make_room(name, there)
+                written = self._write(file, name, manifest, step, cancellation)
             check_unchanged(file, state)
-            work.finish()
+            self._finish(name, manifest, written)
         seconds = time.monotonic() - began
         return PublishReport(self.at(name), None, manifest.size, seconds, uploading=False, kept_bytes=kept)
 
     def published(self, one: CachedFile) -> PublishReport[Any]:
         return PublishReport(self.at(one.name), None, one.manifest.size, 0.0, uploading=False, kept_bytes=one.nbytes)
 
-    def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] | None = None) -> bool:
+    def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
         with given_up():
             there = self._objects()
             (now,) = self._look([one.name], there)
             if now is None:
                 return one.name not in there
-            if ours is not None and not ours(now):
-                return False
-            if not self.is_as_written(one.name, _MANIFEST, now.manifest, there):
+            if not ours(now) or not self._is_as_written(one.name, _MANIFEST, now.manifest, there):
                 return False
             # The file first: a manifest alone counts for nothing, and tells whose it is.
-            self.remove(one.name)
-            self.remove(f"{one.name}{_MANIFEST}")
-            unfinished = f"{one.name}{_UNFINISHED}"
-            if unfinished in there and _is_manifest(self.content(unfinished, there)):
-                self.remove(unfinished)
+            self._remove(one.name)
+            self._remove(f"{one.name}{_MANIFEST}")
+            if _is_manifest(self._content(f"{one.name}{_UNFINISHED}", there)):
+                self._remove(f"{one.name}{_UNFINISHED}")
             return True
 
     def check_room(self, nbytes: int, what: str) -> None:
@@ -316,170 +325,122 @@ class BucketPlace(CachePlace):
         with given_up():
             return question()
 
-    def check(self) -> None:
-        """Refuse a bucket that is not there, or that refuses us.
+    def _holds(self, name: str, manifest: Manifest, there: Objects, cancellation: Cancellation) -> bool:
+        """Tell whether the very content is there already, as after a kill at the end, or from somebody else."""
+        found = there.get(name)
+        known = [self._manifest(name, beside, there) for beside in (_MANIFEST, _UNFINISHED)]
+        # Other hashes mean another version, which need not be read.
+        if found is None or found.size != manifest.size or any(one and one.hashes != manifest.hashes for one in known):
+            return False
+        return not self._damaged_blocks(name, manifest, cancellation)
 
-        Raises:
-            SourceNotFoundError: there is no such bucket. SourceAccessError: a login or a permission is missing.
-        """
-        bucket = self._folder.strip("/").partition("/")[0]
-        if self._store.protocol in _WITH_BUCKETS and not self._store.exists(bucket):
-            msg = f"There is no bucket '{bucket}' for the cache '{self.label}'. Make it first, or correct cache_dir=."
-            raise SourceNotFoundError(msg)
+    def _make_room(self, name: str, there: Objects) -> None:
+        """Remove the version that is there, if colabstage wrote it; raises `TargetExistsError` if it did not."""
+        manifests = {beside: self._content(f"{name}{beside}", there) for beside in (_MANIFEST, _UNFINISHED)}
+        for beside, content in manifests.items():
+            if content is not None and not _is_manifest(content):
+                raise self._occupied(name + beside, "it is not a manifest that colabstage wrote")
+        if name in there:
+            known = {beside: self._manifest(name, beside, there) for beside in manifests}
+            if not any(one and self._is_as_written(name, beside, one, there) for beside, one in known.items()):
+                raise self._occupied(name, "no manifest beside it describes it as it is now")
+            self._remove(name)
+        if f"{name}{_MANIFEST}" in there:
+            self._remove(f"{name}{_MANIFEST}")
 
-    def path(self, name: str) -> str:
-        """Return what the service calls a file."""
+    def _write(
+        self, file: Path, name: str, manifest: Manifest, step: ProgressStep, cancellation: Cancellation
+    ) -> StoredObject | None:
+        """Write the file where nothing is, and compare what the service returns; return the object."""
+        store, path = self._store, self._path(name)
+        store.put_bytes(_content_of(replace(manifest, mtime_ns=0)), f"{path}{_UNFINISHED}")
+
+        def advance(nbytes: int) -> None:
+            cancellation.check()
+            step.advance(nbytes)
+
+        store.put(file, path, create=True, advance=advance)
+        written = store.look(path)
+        if not self._damaged_blocks(name, manifest, cancellation):
+            return written
+        # Only what was written here a moment ago.
+        if store.look(path) == written:
+            store.remove(path)
+        msg = f"What was written to '{show_address(self.at(name))}' reads back differently. Try again."
+        raise DamagedPackError(msg)
+
+    def _finish(self, name: str, manifest: Manifest, written: StoredObject | None) -> None:
+        """Write the manifest, with which the file counts; raises `TargetExistsError` where somebody else was faster."""
+        path = self._path(f"{name}{_MANIFEST}")
+        # The time as listings give it, which need not be what the service says of one object.
+        listed, mtime_ns = self._objects().get(name), 0
+        if listed is not None and written is not None and listed.version == written.version:
+            mtime_ns = listed.mtime_ns
+        content = _content_of(replace(manifest, mtime_ns=mtime_ns))
+        with contextlib.suppress(TargetExistsError):  # what another process wrote is compared
+            self._store.put_bytes(content, path, create=True)
+        there = self._store.content(path)
+        if there != content:
+            known = None if there is None else parse_manifest(parse_json(there), path)
+            if known is None or known.hashes != manifest.hashes:
+                raise self._occupied(name + _MANIFEST, "another process wrote it meanwhile")
+            # The same pack, made of another state of the source.
+            self._store.put_bytes(content, path)
+        self._remove(f"{name}{_UNFINISHED}")
+
+    def _occupied(self, name: str, why: str) -> TargetExistsError:
+        shown = show_address(self.at(name))
+        return TargetExistsError(f"'{shown}' exists, and {why}. Rename or delete it, or choose another cache_dir=.")
+
+    def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
 
-    def content(self, name: str, there: Mapping[str, StoredObject]) -> bytes | None:
+    def _objects(self) -> Objects:
+        found = self._store.objects(self._folder)
+        bucket = self._folder.strip("/").partition("/")[0]
+        if not found and self._store.protocol in _WITH_BUCKETS and not self._store.exists(bucket):
+            msg = f"There is no bucket '{bucket}' for the cache '{self.label}'. Make it first, or correct cache_dir=."
+            raise SourceNotFoundError(msg)
+        return found
+
+    def _content(self, name: str, there: Objects) -> bytes | None:
         """Return all of a small object of a listing; `None` for one that is not in it, or went meanwhile."""
-        return self._store.content(self.path(name), there[name].size) if name in there else None
+        return self._store.content(self._path(name), there[name].size) if name in there else None
 
-    def remove(self, name: str) -> None:
-        """Remove an object."""
-        self._store.remove(self.path(name))
+    def _remove(self, name: str) -> None:
+        self._store.remove(self._path(name))
 
-    def damaged_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None = None) -> list[int]:
-        """Return the numbers of blocks whose bytes differ from a manifest, of an object as long as it says."""
-        from colabstage.sources.objects import ObjectFile
+    def _manifest(self, name: str, beside: str, there: Objects) -> Manifest | None:
+        """Return the manifest beside a file; `None` for none that this version reads."""
+        with contextlib.suppress(PackFormatError):
+            content = self._content(f"{name}{beside}", there)
+            return None if content is None else parse_manifest(parse_json(content), self.at(name))
+        return None
 
-        facts = RemoteFacts(show_address(self.at(name)), name, manifest.size)
-        # Hashes tell more than a question after each block whether the object is still the same.
-        file = ObjectFile(self._store, self.path(name), facts, owns_store=False, asks_version=False)
-
-        def is_right(number: int) -> bool:
-            if cancellation is not None:
-                cancellation.check()
-            offset, length = manifest.ranges[number]
-            data = read_directly(file, offset, length, policy=RetryPolicy())
-            return hash_block(data) == manifest.hashes[number]
-
-        with DaemonPool(_READERS, "colabstage-compare") as pool:
-            right = pool.run(is_right, range(len(manifest.hashes)), cancellation=cancellation)
-        return [number for number, one in enumerate(right) if not one]
-
-    def is_as_written(self, name: str, beside: str, manifest: Manifest, there: Mapping[str, StoredObject]) -> bool:
+    def _is_as_written(self, name: str, beside: str, manifest: Manifest, there: Objects) -> bool:
         """Tell whether an object is what a manifest beside it describes, by its length, and its time or its hashes."""
         found, sidecar = there.get(name), there.get(f"{name}{beside}")
         if found is None or sidecar is None or found.size != manifest.size:
             return False
         if is_time_as_noted(manifest.mtime_ns, found.mtime_ns, sidecar.mtime_ns):
             return True
-        return not self.damaged_blocks(name, manifest)
+        return not self._damaged_blocks(name, manifest)
 
-    def manifest(self, name: str, beside: str, there: Mapping[str, StoredObject]) -> Manifest | None:
-        """Return the manifest beside a file; `None` for none that this version reads."""
-        with contextlib.suppress(PackFormatError):  # of one that a newer colabstage wrote nothing is known
-            content = self.content(f"{name}{beside}", there)
-            return None if content is None else parse_manifest(parse_json(content), self.at(name))
-        return None
+    def _damaged_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None = None) -> list[int]:
+        """Return the numbers of blocks whose bytes differ from a manifest, of an object as long as it says."""
+        from colabstage.sources.objects import ObjectFile
 
-    def _look(self, names: Sequence[str], there: Mapping[str, StoredObject]) -> list[CachedFile | None]:
-        def look(name: str) -> CachedFile | None:
-            manifest = self.manifest(name, _MANIFEST, there) if name in there else None
-            if manifest is None:
-                return None
-            return CachedFile(self.at(name), manifest, there[name].size, there[name].mtime_ns / 1e9)
+        facts = RemoteFacts(show_address(self.at(name)), name, manifest.size)
+        # Hashes tell more than a question after each block whether the object is still the same.
+        file = ObjectFile(self._store, self._path(name), facts, owns_store=False, asks_version=False)
 
-        if not names:
-            return []
-        with DaemonPool(_READERS, "colabstage-look") as pool:
-            return pool.run(look, names)
+        def digest(block: tuple[int, int]) -> str:
+            if cancellation is not None:
+                cancellation.check()
+            return hash_block(read_directly(file, *block, policy=RetryPolicy()))
 
-    def _objects(self) -> dict[str, StoredObject]:
-        found = self._store.objects(self._folder)
-        if not found:
-            self.check()
-        return found
-
-
-class _Publication:
-    """One file on its way to its place."""
-
-    def __init__(self, place: BucketPlace, name: str, manifest: Manifest, cancellation: Cancellation) -> None:
-        self._place, self._name, self._manifest, self._cancellation = place, name, manifest, cancellation
-        self._store = place._store
-        self._there = place._objects()
-        self._written: StoredObject | None = None
-
-    def is_there(self) -> bool:
-        """Tell whether the very content is there already, as after a kill at the end, or from somebody else."""
-        found = self._there.get(self._name)
-        if found is None or found.size != self._manifest.size:
-            return False
-        known = [self._place.manifest(self._name, beside, self._there) for beside in (_MANIFEST, _UNFINISHED)]
-        # Other hashes mean another version, which need not be read.
-        if any(one is not None and one.hashes != self._manifest.hashes for one in known):
-            return False
-        self._written = found
-        return not self._place.damaged_blocks(self._name, self._manifest, self._cancellation)
-
-    def make_room(self) -> None:
-        """Remove the version that is there, if colabstage wrote it.
-
-        Raises:
-            TargetExistsError: it did not, or the file is not as it was written.
-        """
-        place, there = self._place, self._there
-        for beside in (_MANIFEST, _UNFINISHED):
-            content = place.content(f"{self._name}{beside}", there)
-            if content is not None and not _is_manifest(content):
-                raise self._occupied(beside=beside, why="it is not a manifest that colabstage wrote")
-        if self._name in there:
-            known = [(beside, place.manifest(self._name, beside, there)) for beside in (_MANIFEST, _UNFINISHED)]
-            if not any(
-                one is not None and place.is_as_written(self._name, beside, one, there) for beside, one in known
-            ):
-                raise self._occupied(beside="", why="no manifest beside it describes it as it is now")
-            place.remove(self._name)
-        if f"{self._name}{_MANIFEST}" in there:
-            place.remove(f"{self._name}{_MANIFEST}")
-
-    def write(self, file: Path, step: ProgressStep) -> None:
-        """Write the file, and compare what the service returns."""
-        store, path = self._store, self._place.path(self._name)
-        store.put_bytes(_content_of(replace(self._manifest, mtime_ns=0)), f"{path}{_UNFINISHED}")
-
-        def advance(nbytes: int) -> None:
-            self._cancellation.check()
-            step.advance(nbytes)
-
-        store.put(file, path, create=True, advance=advance)
-        self._written = written = store.look(path)
-        if not self._place.damaged_blocks(self._name, self._manifest, self._cancellation):
-            return
-        # Only what was written here a moment ago.
-        if store.look(path) == written:
-            store.remove(path)
-        msg = f"What was written to '{show_address(self._place.at(self._name))}' reads back differently. Try again."
-        raise DamagedPackError(msg)
-
-    def finish(self) -> None:
-        """Write the manifest, with which the file counts.
-
-        Raises:
-            TargetExistsError: somebody else has published another version meanwhile.
-        """
-        path = f"{self._place.path(self._name)}{_MANIFEST}"
-        # The time as listings give it, which need not be what the service says of one object.
-        listed, mtime_ns = self._place._objects().get(self._name), 0
-        if listed is not None and self._written is not None and listed.version == self._written.version:
-            mtime_ns = listed.mtime_ns
-        content = _content_of(replace(self._manifest, mtime_ns=mtime_ns))
-        with contextlib.suppress(TargetExistsError):  # who was faster is compared with
-            self._store.put_bytes(content, path, create=True)
-        there = self._store.content(path)
-        if there != content:
-            known = None if there is None else parse_manifest(parse_json(there), path)
-            if known is None or known.hashes != self._manifest.hashes:
-                raise self._occupied(beside=_MANIFEST, why="another process wrote it meanwhile")
-            # The same pack, made of another state of the source.
-            self._store.put_bytes(content, path)
-        self._place.remove(f"{self._name}{_UNFINISHED}")
-
-    def _occupied(self, *, beside: str, why: str) -> TargetExistsError:
-        shown = show_address(self._place.at(f"{self._name}{beside}"))
-        return TargetExistsError(f"'{shown}' exists, and {why}. Rename or delete it, or choose another cache_dir=.")
+        digests = _each(digest, manifest.ranges, cancellation)
+        return [number for number, one in enumerate(digests) if one != manifest.hashes[number]]
 
 
 def _content_of(manifest: Manifest) -> bytes:

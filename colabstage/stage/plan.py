@@ -6,7 +6,7 @@ import html
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from colabstage.errors import TargetExistsError, ended, printable
 from colabstage.h5.info import read_info
@@ -19,29 +19,17 @@ from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import free_space
-from colabstage.pack.execute import space_for
-from colabstage.pack.job import prepare_pack
 from colabstage.pack.stream import PackStream
-from colabstage.stage.cache import Cache, CachedPack, exceeds_limit, is_published
+from colabstage.stage.cache import Cache, is_published
 from colabstage.stage.dataset import found_in
-from colabstage.stage.record import (
-    SourceOnce,
-    compare_source,
-    find_record,
-    identity_of,
-)
-from colabstage.stage.request import (
-    SOURCE_REMEDIES,
-    StageArguments,
-    StageFigures,
-    beyond_limit,
-    check_disk_limit,
-    exceeds,
-    less_room,
-    make_request,
-)
-from colabstage.stage.run import FILES_REMEDY, StageCall, has_to_come, problem_here, staging_figures
+from colabstage.stage.decide import decide, has_to_come, plan_reading, staging_figures
+from colabstage.stage.record import is_spoilt
+from colabstage.stage.request import SOURCE_REMEDIES, StageArguments, make_request
+from colabstage.stage.room import StageFigures, less_room
+from colabstage.stage.run import FILES_REMEDY
 from colabstage.stage.shards import plan_shards
+from colabstage.stage.source import SourceOnce, StageCall
+from colabstage.trees.listing import total_size
 
 if TYPE_CHECKING:
     from colabstage.pack.job import PackJob
@@ -49,16 +37,14 @@ if TYPE_CHECKING:
     from colabstage.sources.opening import OpenSource
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import Found
+    from colabstage.stage.decide import Action, Decision
     from colabstage.stage.request import StageRequest
 
-
-Action = Literal["reuse", "restore", "stage"]
 _SENTENCES = {
     "reuse": "is already staged on this machine; nothing would be read",
     "restore": "is in the cache; it would be copied from there and verified",
     "stage": "would be read from its source",
 }
-_SAME = "It is complete and the source has not changed."
 _IN_PART = "is in the cache; it would be opened in part, and read from there"
 
 
@@ -165,8 +151,7 @@ def plan_stage(
 ) -> StagePlan:
     """Say what `stage_dataset` would do with the same arguments, without writing anything.
 
-    This lists the source, and reads the headers of a few images where their size matters. A source that has to be
-    downloaded before it can be opened (a share link, a Kaggle dataset) is not read.
+    This lists the source, and reads the headers of a few images where their size matters.
 
     The arguments are those of `stage_dataset` without `wait`, `streaming`, `executor` and `progress`. The errors are
     the same too, as far as they can be known beforehand.
@@ -182,139 +167,121 @@ def plan_stage(
 
 def plan_call(call: StageCall) -> StagePlan:
     """Say what `run_call` would do, without writing anything."""
-    request, cache = call.request, Cache(call.request)
-    reasons: list[str] = []
+    cache = Cache(call.request)
+    with SourceOnce(call) as source, tempfile.TemporaryDirectory() as spool:
+        decision = decide(call, source, cache)
+        if decision.action == "reuse":
+            return _plan_reuse(call.request, cache, decision)
+        if decision.current is not None:
+            return _plan_restore(call.request, source, cache, decision, Path(spool))
+        return _plan_reading(call.request, source, cache, decision, Path(spool))
 
-    def planned(
-        action: Action,
-        figures: StageFigures,
-        rows: dict[str, int],
-        found: Found = (),
-        *,
-        count: int = 0,
-        in_part: bool = False,
-    ) -> StagePlan:
-        place, free = cache.place if request.wants_pack else None, free_space(request.folder)
-        # Shards, where those are or would be.
-        name = f"{request.name}.h5" if not count else f"{request.name}-*-of-{count:05}.h5"
-        return StagePlan(
-            source=request.address,
-            action=action,
-            reasons=(*reasons, *_room_advice(request, figures, free)),
-            figures=figures,
-            free_bytes=free,
-            target=request.pack_path if request.wants_pack else request.files_path,
-            cache=None if place is None else place.at(name),
-            samples=rows,
-            found=found,
-            in_part=in_part,
-            # A pack that is opened in part stays where it is, and nothing here is replaced.
-            refused="" if action == "reuse" or (action == "restore" and in_part) else _refusal(request),
+
+def _plan_reuse(request: StageRequest, cache: Cache, decision: Decision) -> StagePlan:
+    assert decision.here is not None
+    record, info = decision.here.record, read_info(request.pack_path) if request.wants_pack else None
+    reasons = decision.reasons
+    caches = request.wants_pack and request.cache_dir is not None
+    known = record.published and record.is_published_in(request)
+    if caches and not known and is_published(request, cache, record.identity) is False:
+        reasons = (*reasons, "It is not in the cache yet, and would be copied there.")
+    return replace(
+        _plan(request, cache, decision, StageFigures()),
+        reasons=reasons,
+        samples={} if info is None else info.rows,
+        found=found_in(info),
+        refused="",
+    )
+
+
+def _plan_restore(
+    request: StageRequest, source: SourceOnce, cache: Cache, decision: Decision, spool: Path
+) -> StagePlan:
+    assert decision.current is not None
+    pack, limit = decision.current.pack, request.disk_limit
+    size, reasons, files = pack.manifest.size, list[str](), 0
+    if decision.in_part and limit is not None:
+        reasons.append(
+            f"It has {format_bytes(size)}: blocks would be fetched as they are needed, and never more than "
+            f"{format_bytes(limit)} be here."
         )
-
-    with SourceOnce(call) as source:
-        problem = _why_not_here(call, source)
-        if problem is None:
-            reasons += [_SAME, *beyond_limit(request), *_would_be_cached(request, cache)]
-            info = read_info(request.pack_path) if request.wants_pack else None
-            rows = {} if info is None else info.rows
-            return planned("reuse", StageFigures(), rows, found_in(info))
-        reasons.append(f"Here: {problem}.")
-        cached = None if request.refresh or not request.wants_pack else cache.find()
-        made_of = None if cached is None or request.wants_files else identity_of(cached.manifest)
-        if cached is not None and made_of is not None and compare_source(call, source, made_of).same:
-            reasons.append(f"Cache: '{cached.label}'.")
-            size = cached.manifest.size
-            in_part = exceeds_limit(request, cached)
-            if in_part and request.disk_limit is not None:
-                reasons.append(
-                    f"It has {format_bytes(size)}: blocks would be fetched as they are needed, and never more than "
-                    f"{format_bytes(request.disk_limit)} be here."
-                )
-                size = min(size, request.disk_limit)
-            elif request.keep == "pack" and size >= _WORTH_BYTES:
-                reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
-            moved = StageFigures(source_bytes=size, pack_bytes=size)
-            return planned(
-                "restore",
-                moved,
-                cached.manifest.samples,
-                count=len(cached.files) if cached.in_shards else 0,
-                in_part=in_part,
-            )
-        reasons.append(_why_not_cached(request, cache, cached))
+        size = min(size, limit)
+    elif request.keep == "pack" and size >= _WORTH_BYTES:
+        reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
+    if request.wants_files:
         opened = source.open()
-        if not opened.opens_at_once or opened.unpacks_first or opened.is_walked:
-            reasons.append(_why_unknown(opened))
-            return planned("stage", staging_figures(request, opened, None, None), {})
-        with tempfile.TemporaryDirectory() as spool:
-            tree = opened.open_tree(Path(spool))
-            # What would be left out is worth knowing before, not after: these are the report's notes.
-            told = [*opened.notes, *tree.notes]
-            free = space_for(request.pack_path)
-            job = prepare_pack(tree, request.options, free_bytes=free) if request.wants_pack else None
-            if job is not None:
-                reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
-                reasons.extend(_streaming_advice(request, opened, job))
-                told += job.table.notes
-            reasons.extend(map(ended, told))
-            rows = {} if job is None else {split.name: len(split.samples) for split in job.plan.splits}
-            found = () if job is None else job.table.summary()
-            figures, count = staging_figures(request, opened, tree, job), 0
-            if job is not None and exceeds(request, figures) and request.disk_limit is not None:
-                if has_to_come(opened):
-                    check_disk_limit(request, figures)
-                reason, count = plan_shards(
-                    request, tree, job, cache, request.disk_limit, whole_bytes=figures.peak_bytes
-                )
-                reasons.append(reason)
-                figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
-            return planned("stage", figures, rows, found, count=count, in_part=count > 0)
+        files = 0 if has_to_come(opened) else total_size(opened.open_tree(spool).entries)
+    figures = StageFigures(source_bytes=size + files, pack_bytes=size, files_bytes=files)
+    plan = _plan(request, cache, decision, figures, count=len(pack.files) if pack.in_shards else 0)
+    plan = replace(plan, reasons=(*decision.reasons, *reasons, *plan.reasons), samples=pack.manifest.samples)
+    # A pack that is opened in part stays where it is, and nothing here is replaced.
+    return replace(plan, in_part=True, refused="") if decision.in_part else plan
 
 
-def _would_be_cached(request: StageRequest, cache: Cache) -> list[str]:
-    """Return a sentence where what is staged here would be copied to the cache; otherwise nothing."""
-    record = find_record(request) if request.wants_pack and request.cache_dir is not None else None
-    if record is None or (record.published and record.is_published_in(request)):
-        return []
-    published = is_published(request, cache, record.identity)
-    return ["It is not in the cache yet, and would be copied there."] if published is False else []
+def _plan_reading(
+    request: StageRequest, source: SourceOnce, cache: Cache, decision: Decision, spool: Path
+) -> StagePlan:
+    reasons = list(decision.reasons)
+
+    def planned(figures: StageFigures, *, count: int = 0) -> StagePlan:
+        plan = _plan(request, cache, decision, figures, count=count)
+        return replace(plan, reasons=(*reasons, *plan.reasons), in_part=count > 0)
+
+    opened = source.open()
+    if has_to_come(opened) or opened.is_walked:
+        reasons.append(_why_unknown(opened))
+        return planned(staging_figures(request, opened, None, None))
+    reading = plan_reading(request, opened, spool, packs=request.wants_pack)
+    # What would be left out is worth knowing before, not after: these are the report's notes.
+    notes, job, figures, count = [*opened.notes, *reading.tree.notes], reading.job, reading.figures, 0
+    if job is not None:
+        reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
+        reasons.extend(_streaming_advice(request, opened, job))
+        notes += job.table.notes
+    reasons.extend(map(ended, notes))
+    if job is not None and reading.in_shards and request.disk_limit is not None:
+        whole = figures.peak_bytes
+        reason, count = plan_shards(request, reading.tree, job, cache, request.disk_limit, whole_bytes=whole)
+        reasons.append(reason)
+        figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
+    plan = planned(figures, count=count)
+    if job is None:
+        return plan
+    rows = {split.name: len(split.samples) for split in job.plan.splits}
+    return replace(plan, samples=rows, found=job.table.summary())
 
 
-def _why_not_here(call: StageCall, source: SourceOnce) -> str | None:
-    """Return why what is staged here would not be used; `None` where it would."""
-    if call.request.refresh:
-        return f"not used, because of {_why_again(call.request)}"
-    record = find_record(call.request)
-    return "it is not staged on this machine" if record is None else problem_here(call, source, record)[0]
+def _plan(
+    request: StageRequest, cache: Cache, decision: Decision, figures: StageFigures, *, count: int = 0
+) -> StagePlan:
+    """Return the plan without what is known of the samples; `count`: of shards, where the pack is in some."""
+    free = free_space(request.folder)
+    name = f"{request.name}-*-of-{count:05}.h5" if count else f"{request.name}.h5"
+    place = cache.place if request.wants_pack else None
+    room = f"It does not fit: {less_room(request, free)}."
+    return StagePlan(
+        source=request.address,
+        action=decision.action,
+        reasons=(room,) if figures.peak_bytes > free else (),
+        figures=figures,
+        free_bytes=free,
+        target=request.pack_path if request.wants_pack else request.files_path,
+        cache=None if place is None else place.at(name),
+        samples={},
+        refused=_refusal(request),
+    )
 
 
 def _refusal(request: StageRequest) -> str:
-    """Return what `stage_dataset` would raise because of what is in the places of the pack and the plain files; "" if
-    it would raise nothing."""
+    """Return what `stage_dataset` would raise because of what it would replace; "" if it would raise nothing."""
     try:
-        if request.wants_pack:
+        if request.wants_pack and not is_spoilt(request):
             check_replaceable_pack(request.pack_path)
         if request.wants_files:
             check_replaceable(request.files_path, FILES_REMEDY)
     except TargetExistsError as error:
         return str(error)
     return ""
-
-
-def _why_again(request: StageRequest) -> str:
-    """Name what keeps this call from using what was staged or cached before."""
-    held = ", ".join(request.options.incomparable)
-    return f"what layout= or prepare= holds and cannot be compared ({held})" if held else "refresh=True"
-
-
-def _why_not_cached(request: StageRequest, cache: Cache, cached: CachedPack | None) -> str:
-    """Say why the source would be read."""
-    if request.refresh and cache.place is not None:
-        return f"Cache: not used, because of {_why_again(request)}."
-    if cached is not None:
-        return "Cache: holds a pack of another state of the source."
-    return "Cache: none is used." if cache.place is None else "Cache: no pack of this dataset yet."
 
 
 def _why_unknown(source: OpenSource) -> str:
@@ -344,8 +311,3 @@ def _streaming_advice(request: StageRequest, opened: OpenSource, job: PackJob) -
     if obstacle is not None:
         return [f"streaming=True would gain nothing here: {obstacle}."]
     return [f"{_STREAMING_PAYS} this plan is made, and pack the rest during training."]
-
-
-def _room_advice(request: StageRequest, figures: StageFigures, free_bytes: int) -> list[str]:
-    """Return what to do where the disk is too small for all of it; nothing where it is not."""
-    return [f"It does not fit: {less_room(request, free_bytes)}."] if figures.peak_bytes > free_bytes else []

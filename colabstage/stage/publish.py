@@ -1,19 +1,12 @@
 """`publish_file` and `restore_file`: a finished file to Google Drive, or any other persistent storage, and back.
 
-Publishing writes under a temporary name, reads every byte back, compares it, writes the manifest and renames; the
-previous version is kept under another name. Only versions that colabstage wrote, and that are unchanged, are replaced.
+A version is written beside its target, read back and compared; then its manifest is created, which only one process
+can, and it gets its name. Whenever this is killed, one complete version has its manifest, the new one or the previous
+one, and the next run continues with the blocks that are already right. So restoring compares every block, and takes the
+previous version where one is wrong.
 
-A Drive mount answers "written" long before Google has the bytes, and what is read back there comes from this machine's
-own cache, so "copied" and "uploaded" are two different things. Publishing does the first, and `wait_uploaded` waits for
-the second: until Drive's client says that the file and its manifest are no longer waiting, and reports the MD5 of what
-was written.
-
-Whenever it is killed, there is one complete version with its manifest, the new one or the previous one, and the next
-run continues with the blocks that are already right.
-
-Names do not tell which version is complete. A session that ended at a bad moment, or an upload that never finished,
-leaves a file without its manifest, or with bytes that differ from the manifest. So restoring compares every block on
-the way, and takes the previous version where one is wrong.
+A Drive mount answers "written" long before Google has the bytes. `wait_uploaded` waits until Drive's client reports the
+MD5 of what was written, of the file and of its manifest.
 """
 
 from __future__ import annotations
@@ -23,7 +16,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from colabstage.errors import (
     DamagedPackError,
@@ -44,7 +37,6 @@ from colabstage.h5.manifest import (
     is_whole,
     manifest_of_bytes,
     manifest_path,
-    parse_manifest,
     read_manifest,
     remove_manifest,
     sweep_pack_leftovers,
@@ -74,6 +66,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress, ProgressStep
+    from colabstage.sources.copy import Copied
 
 PREVIOUS_SUFFIX = ".previous"
 # What has a manifest and no file for so long was given up; and how often that is looked at.
@@ -85,6 +78,8 @@ too, but from Drive's client on this machine, which uploads it later.
 """
 
 
+# Inode, length and times of a file: they change whenever something writes to it.
+FileState = tuple[int, int, int, int]
 P = TypeVar("P", bound="Path | str")
 
 
@@ -130,9 +125,7 @@ class PublishReport(Generic[P]):
         return text
 
 
-@takes(
-    remedies={"target": 'Write publish_file("model.pt", "/content/drive/MyDrive/checkpoints/").'},
-)
+@takes(remedies={"target": 'Write publish_file("model.pt", "/content/drive/MyDrive/checkpoints/").'})
 @stops_with(GOES_ON)
 @typed("path", writes=("target",))
 def publish_file(
@@ -187,117 +180,90 @@ def publish_file(
 
 def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> PublishReport[Path]:
     with required_to_stay(source, to):
-        return _publish_there(source, to, keep_previous=keep_previous, shown=shown)
+        check_is_file(source)
+        target = target_file(to, source.name)
+        if place_in(target, source) is not None:
+            msg = f"target='{target}' is the very file that is to be copied. Choose another folder, or another name."
+            raise OptionError(msg)
+        return publish_there(source, target, keep_previous=keep_previous, shown=shown)
 
 
-def _publish_there(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> PublishReport[Path]:
-    _check_is_file(source)
-    target = target_file(to, source.name)
-    if place_in(target, source) is not None:
-        msg = f"target='{target}' is the very file that is to be copied. Choose another folder, or another name."
-        raise OptionError(msg)
+def publish_there(source: Path, target: Path, *, keep_previous: bool, shown: Progress) -> PublishReport[Path]:
+    """Copy a finished file to `target`, which replaces a version that colabstage wrote; as `publish_file`."""
     _check_target(target)
-    state = _state(source)
-    known = _manifest_of(source, state.nbytes)
+    began, state, cancellation = time.monotonic(), file_state(source), cancellation_of(shown)
+    known = manifest_of_version(source, state[1])
     make_folder(target.parent)
-    began = time.monotonic()
-    cancellation = cancellation_of(shown)
-    with shown.step(f"publish {target.name}", total=state.nbytes, unit="B") as step:
+    with shown.step(f"publish {target.name}", total=state[1], unit="B") as step:
         # A run that was killed after the last rename has everything in place, and gigabytes need not be uploaded again.
-        manifest = _find_published(source, target, state, known, cancellation)
-        if manifest is not None:
+        there = _find_content(source, target, state, known, cancellation)
+        if there is not None:
             sweep_leftovers_of(target)
-            step.advance(state.nbytes)
-            kept = state.nbytes
-            write_manifest(target, manifest)
+            step.advance(there.size)
+            kept = there.size
+            write_manifest(target, there)
         else:
             among_others(lambda: _check_replaceable(target), *_versions(target))
             kept = _copy(source, target, state, known, step=step, cancellation=cancellation)
     if not keep_previous:
         discard_version(previous_path(target))
-    return replace(
-        published_before(target, state.nbytes),
-        seconds=time.monotonic() - began,
-        kept_bytes=kept,
-    )
+    report = published_before(target, state[1])
+    return replace(report, seconds=time.monotonic() - began, kept_bytes=kept)
 
 
-def _check_is_file(source: Path) -> None:
+def check_is_file(source: Path) -> None:
+    """Refuse what is not a file, or not there."""
     if not source.is_file():
         what = "is not a file; expected one that is finished and closed."
         msg = f"'{source}' {what}" if source.exists() else f"There is nothing at '{source}'. {whereabouts(source)}"
         raise SourceNotFoundError(msg)
 
 
-def manifest_to_publish(source: Path, cancellation: Cancellation) -> tuple[Manifest, FileState]:
-    """Return the manifest of a file that is to be published, its own or a new one, and the file's state before that.
-
-    Raises:
-        SourceNotFoundError: it is not a file.
-    """
-    _check_is_file(source)
-    state = _state(source)
-    known = _manifest_of(source, state.nbytes)
-    return known or manifest_of_bytes(source, cancellation), state
-
-
 def published_before(target: Path, nbytes: int) -> PublishReport[Path]:
     """Return the report of a file that was published and read back before; whether it was uploaded is unknown."""
     previous, on_drive = previous_path(target), drive_root(target) is not None
-    proof: Proof = "written" if on_drive else "read back"
     # By its length: nothing is replaced here, so nothing is read.
-    is_kept = previous.is_file() and _manifest_of(previous, previous.stat().st_size) is not None
-    kept_version = previous if is_kept else None
-    return PublishReport(target, kept_version, nbytes, 0.0, on_drive, nbytes, proof)
+    is_kept = previous.is_file() and manifest_of_version(previous, previous.stat().st_size) is not None
+    proof: Proof = "written" if on_drive else "read back"
+    return PublishReport(target, previous if is_kept else None, nbytes, 0.0, on_drive, nbytes, proof)
 
 
 def await_upload(
     report: PublishReport[P], source: Path, *, timeout_s: float, progress: bool | Progress = False
 ) -> PublishReport[P]:
-    """Wait until the published copy of `source` is in the cloud, and return the report with its proof.
-
-    Raises:
-        Exception: as `publish_file` with `wait_uploaded=True`.
-    """
-    place: Path | str = report.path
-    # What is in a bucket is where it belongs.
-    if not report.uploading or isinstance(place, str):
+    """Wait until the published copy of `source` is in the cloud, and return the report with its proof."""
+    file: Path | str = report.path
+    # An object in a bucket is in the cloud already.
+    if not report.uploading or isinstance(file, str):
         return report
-    file, shown = place, resolve_progress(progress)
+    place, shown = file, resolve_progress(progress)
 
     def wait() -> PublishReport[P]:
-        with required_to_stay(file):
-            return _await_upload(report, file, source, timeout_s, shown)
+        with required_to_stay(place):
+            return _await_upload(report, place, source, timeout_s, shown)
 
-    return run_with_one_remount(wait, place=file)
+    return run_with_one_remount(wait, place=place)
 
 
 def _await_upload(
-    report: PublishReport[P], place: Path, source: Path, timeout_s: float, shown: Progress
+    report: PublishReport[P], target: Path, source: Path, timeout_s: float, shown: Progress
 ) -> PublishReport[P]:
-    began = time.monotonic()
-    cancellation = cancellation_of(shown)
+    began, cancellation = time.monotonic(), cancellation_of(shown)
+    beside = manifest_path(target)
     # A version cannot be restored without its manifest, so that has to arrive as well.
-    beside = manifest_path(place)
-    md5s = {
-        place: _md5_published(source, read_manifest(place), cancellation),
-        beside: _md5_of(beside, cancellation),
-    }
-    with shown.step(f"upload {place.name}", total=report.nbytes, unit="B") as step:
+    md5s = {target: _md5_published(source, read_manifest(target), cancellation), beside: _md5_of(beside, cancellation)}
+    with shown.step(f"upload {target.name}", total=report.nbytes, unit="B") as step:
         why = wait_until_uploaded(md5s, timeout_s=timeout_s, cancellation=cancellation)
         step.advance(report.nbytes)
-    seconds = report.seconds + time.monotonic() - began
-    if why:
-        return replace(report, seconds=seconds, why=why)
-    return replace(report, seconds=seconds, proof="uploaded", uploading=False)
+    report = replace(report, seconds=report.seconds + time.monotonic() - began, why=why)
+    return report if why else replace(report, proof="uploaded", uploading=False)
 
 
 def _md5_published(source: Path, manifest: Manifest | None, cancellation: Cancellation) -> str:
     """Return the MD5 of the file that was published, if it still agrees with the manifest."""
-    # Of the local file: reading the published one would only return what is in the client's cache.
-    state = _state(source)
-    md5 = _md5_of(source, cancellation)
-    if manifest is None or not is_whole(source, manifest, cancellation) or _state(source) != state:
+    # The local file's: reading the published one would only return what is in the client's cache.
+    state, md5 = file_state(source), _md5_of(source, cancellation)
+    if manifest is None or not is_whole(source, manifest, cancellation) or file_state(source) != state:
         msg = (
             f"'{source}' was published, but has changed since, so there is nothing to compare what arrives with. "
             "Publish it again."
@@ -307,7 +273,6 @@ def _md5_published(source: Path, manifest: Manifest | None, cancellation: Cancel
 
 
 def _md5_of(file: Path, cancellation: Cancellation) -> str:
-    """Return the MD5 of a file, which is the hash that Drive reports."""
     with contextlib.closing(LocalBytes(file)) as content:
         return Checksum("md5", "").digest_of(pieces_of(content.pread, content.size, cancellation))
 
@@ -317,18 +282,10 @@ def previous_path(target: Path) -> Path:
     return target.with_name(target.name + PREVIOUS_SUFFIX)
 
 
-class FileState(NamedTuple):
-    """Facts of a file that change whenever something writes to it."""
-
-    inode: int
-    nbytes: int
-    mtime_ns: int
-    ctime_ns: int
-
-
-def _state(file: Path) -> FileState:
+def file_state(file: Path) -> FileState:
+    """Return the state of a file as it is now."""
     found = file.stat()
-    return FileState(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _check_target(target: Path) -> None:
@@ -345,30 +302,28 @@ def _check_target(target: Path) -> None:
 
 def _check_replaceable(target: Path) -> None:
     """Refuse to replace a file that is not an unchanged version that colabstage wrote."""
-    # The previous version too, because publishing removes it to make place for this one.
+    # The previous version too: publishing removes it.
     for file in (target, previous_path(target)) if os.path.lexists(target) else ():
-        if os.path.lexists(file) and not is_as_written(file):
-            beside = manifest_path(file)
-            if beside.is_file() and is_manifest(beside):
-                why = "its content is not what its manifest describes, so it is damaged, or somebody wrote to it"
-                remedy = f"Delete '{file}' unless you need what is in it"
-            else:
-                why, remedy = "no manifest of colabstage's is beside it", f"Rename '{file}', or delete it"
-            msg = (
-                f"'{file}' is not a version that publish_file put there as it is now: {why}. {remedy}, then publish "
-                "again; or publish under another name."
-            )
-            raise TargetExistsError(msg)
         check_place_of_manifest(file)
+        if not os.path.lexists(file) or is_as_written(file):
+            continue
+        why, remedy = "no manifest of colabstage's is beside it", f"Rename '{file}', or delete it"
+        if is_manifest(manifest_path(file)):
+            why = "its content is not what its manifest describes, so it is damaged, or somebody wrote to it"
+            remedy = f"Delete '{file}' unless you need what is in it"
+        msg = (
+            f"'{file}' is not a version that publish_file put there as it is now: {why}. {remedy}, then publish "
+            "again; or publish under another name."
+        )
+        raise TargetExistsError(msg)
 
 
 def _versions(target: Path) -> tuple[Path, ...]:
     """Return all that publishing a file puts in its folder."""
-    previous = previous_path(target)
-    return target, manifest_path(target), previous, manifest_path(previous)
+    return tuple(path for file in (target, previous_path(target)) for path in (file, manifest_path(file)))
 
 
-def _manifest_of(file: Path, size: int) -> Manifest | None:
+def manifest_of_version(file: Path, size: int) -> Manifest | None:
     """Return the manifest beside a file, if it describes a file of that size."""
     try:
         manifest = read_manifest(file)
@@ -377,23 +332,20 @@ def _manifest_of(file: Path, size: int) -> Manifest | None:
     return manifest if manifest is not None and manifest.size == size else None
 
 
-def _find_published(
+def _find_content(
     source: Path, target: Path, state: FileState, known: Manifest | None, cancellation: Cancellation
 ) -> Manifest | None:
-    """Return the manifest of `target`, with its time, if it has the content of `source`, as after a run that was killed
-    at its end."""
+    """Return the manifest of `target`, with its time, if it has the content of `source`."""
     with contextlib.suppress(OSError):  # a file that is not there, or cannot be read, is written
-        if not target.is_file() or target.stat().st_size != state.nbytes:
+        if not target.is_file() or target.stat().st_size != state[1]:
             return None
         wanted = known or manifest_of_bytes(source, cancellation)
-        there = _manifest_of(target, state.nbytes)
-        # A manifest with other hashes means another version, which need not be read. Blocks of another length cannot
-        # be compared.
+        there = manifest_of_version(target, state[1])
+        # Other hashes mean another version, which need not be read; blocks of another length cannot be compared.
         if there is not None and there.block_bytes == wanted.block_bytes and there.hashes != wanted.hashes:
             return None
         found = verified(target, wanted, cancellation)
-        if _state(source) == state:
-            return found
+        return found if file_state(source) == state else None
     return None
 
 
@@ -406,7 +358,8 @@ def _copy(
     step: ProgressStep,
     cancellation: Cancellation,
 ) -> int:
-    """Copy the file with its manifest to its place; return how many bytes were there before."""
+    """Copy the file beside `target`, read it back, and put it in its place; return how many bytes were there before."""
+    size = state[1]
     try:
         with (
             typed_write_errors(target),
@@ -419,30 +372,20 @@ def _copy(
         ):
             # Before free space is asked for: on Drive the leftovers of a dead run count against the account.
             sweep_leftovers_of(target)
-            in_place = min(disk_use(workspace.path), state.nbytes) if workspace.resumed else 0
+            in_place = min(disk_use(workspace.path), size) if workspace.resumed else 0
             # Drive's client reports 0 for an account without a limit, too; there only writing tells.
             if not (_keeps_trash(target) and free_space(target.parent) == 0):
-                check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
+                check_space(target.parent, size - in_place, f"The copy of '{source.name}'")
             temp = workspace.path / target.name
-            # The manifest of a pack is kept, because it has the key of the pack and more; so its blocks are used.
-            block_bytes = BLOCK_BYTES if known is None else known.block_bytes
-            hashes, kept = copy_blocks(
-                source,
-                temp,
-                size=state.nbytes,
-                block_bytes=block_bytes,
-                expected=None if known is None else known.hashes,
-                step=step,
-                cancellation=cancellation,
-                policy=RetryPolicy(),
-                resume=workspace.resumed,
+            hashes, kept = copy_file(
+                source, temp, size, known, step=step, cancellation=cancellation, resume=workspace.resumed
             )
-            written = known or Manifest(state.nbytes, block_bytes, tuple(hashes))
+            written = known or Manifest(size, BLOCK_BYTES, tuple(hashes))
             # A mount may answer "written" for bytes that it could not keep.
             manifest = read_with_retry(lambda: _read_back(temp, written, cancellation), str(temp), policy=RetryPolicy())
             # Right before the first rename: a file that was written to meanwhile is a mixture of two states.
             check_unchanged(source, state)
-            among_others(lambda: _replace(temp, target, manifest), *_versions(target))
+            among_others(lambda: _put_version(temp, target, manifest), *_versions(target))
     except (DamagedPackError, SourceReadError):
         # A source that is being written to looks damaged; then that is the cause to report.
         check_unchanged(source, state)
@@ -450,14 +393,34 @@ def _copy(
     return kept
 
 
-def check_unchanged(source: Path, state: FileState) -> None:
-    """Refuse a file that something wrote to since its state was taken.
+def copy_file(
+    source: Path,
+    target: Path,
+    size: int,
+    manifest: Manifest | None,
+    *,
+    step: ProgressStep,
+    cancellation: Cancellation,
+    resume: bool = False,
+) -> Copied:
+    """Copy a file, in order, and compare each block with its manifest, if it has one."""
+    return copy_blocks(
+        source,
+        target,
+        size=size,
+        block_bytes=BLOCK_BYTES if manifest is None else manifest.block_bytes,
+        expected=None if manifest is None else manifest.hashes,
+        step=step,
+        cancellation=cancellation,
+        policy=RetryPolicy(),
+        resume=resume,
+    )
 
-    Raises:
-        SourceChangedError: something did.
-    """
+
+def check_unchanged(source: Path, state: FileState) -> None:
+    """Refuse a file that something wrote to since its state was taken."""
     with contextlib.suppress(OSError):
-        if _state(source) == state:
+        if file_state(source) == state:
             return
     msg = (
         f"'{source}' changed while it was being published, so its copy would be a mixture. Nothing was replaced. "
@@ -479,13 +442,12 @@ def _read_back(temp: Path, manifest: Manifest, cancellation: Cancellation) -> Ma
     return found
 
 
-def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
+def _put_version(temp: Path, target: Path, manifest: Manifest) -> None:
     """Put the new file in its place, keeping the old one complete under one of its two names at any moment."""
-    # Each file gets its manifest before its name, so a file without one was never published by us.
     previous = previous_path(target)
     found = target.lstat() if os.path.lexists(target) else None
     _check_replaceable(target)
-    there = None if found is None else _manifest_of(target, found.st_size)
+    there = None if found is None else manifest_of_version(target, found.st_size)
     if there is not None and (there.block_bytes, there.hashes) == (manifest.block_bytes, manifest.hashes):
         same = verified(target, manifest)
         if same is not None:
@@ -498,9 +460,10 @@ def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
         write_manifest(previous, replace(there, mtime_ns=found.st_mtime_ns))
         # Another process may have put its own version there meanwhile.
         move_vouched(target, previous, lambda file: is_as_written(file) and read_manifest(file) == there)
+        remove_vouched(manifest_path(target), lambda _: read_manifest(target) == there)
     try:
-        _claim(target, manifest, there, workspace=temp.parent)
-        # A reader that comes between these two finds a manifest without a file, which does not count.
+        # Each file gets its manifest before its name, so a file without one was never published by us.
+        _claim(target, manifest, workspace=temp.parent)
         put_file(temp, target, replaces=lambda _: False)
     except BaseException:
         # The disk is full, for example. Renaming takes no room, so the version that was there gets its name again.
@@ -512,27 +475,17 @@ def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
         raise
 
 
-def _claim(target: Path, manifest: Manifest, before: Manifest | None, *, workspace: Path) -> None:
-    """Write the manifest of what is about to be put at `target`, where nobody else is about to put something.
-
-    `before`: that of the version which has just got another name.
-
-    Raises:
-        TargetExistsError: another process was faster.
-    """
-    beside = manifest_path(target)
-    deadline = SYSTEM_CLOCK.now() + _PLACING_S
+def _claim(target: Path, manifest: Manifest, *, workspace: Path) -> None:
+    """Write the manifest of what is about to be put at `target`, unless another process is about to put something."""
+    beside, deadline = manifest_path(target), SYSTEM_CLOCK.now() + _PLACING_S
     while not claim_manifest(target, manifest):
-        if os.path.lexists(target):
+        found = read_json(beside)
+        # A manifest without a file is of a run that died, or of one that is about to put its file there.
+        if not os.path.lexists(target) and is_worked_in(target.parent, but=workspace) and SYSTEM_CLOCK.now() < deadline:
+            SYSTEM_CLOCK.sleep(_LOOK_S)
+        elif os.path.lexists(target) or not remove_vouched(beside, partial(_is_still, found=found)):
             msg = f"Another process has published '{target}' meanwhile. Publish again."
             raise TargetExistsError(msg)
-        found = read_json(beside)
-        is_done_with = before is not None and parse_manifest(found, str(beside)) == before
-        # Not that of the version before: of a run that died, or of one that is about to put its file there.
-        if is_done_with or not is_worked_in(target.parent, but=workspace) or SYSTEM_CLOCK.now() > deadline:
-            remove_vouched(beside, partial(_is_still, found=found))
-        else:
-            SYSTEM_CLOCK.sleep(_LOOK_S)
 
 
 def _is_still(beside: Path, *, found: object) -> bool:
@@ -541,13 +494,12 @@ def _is_still(beside: Path, *, found: object) -> bool:
 
 def sweep_leftovers_of(target: Path) -> None:
     """Remove what dead runs left behind for a file, its previous version and their manifests."""
-    empty = _keeps_trash(target)
     for file in (target, previous_path(target)):
-        sweep_pack_leftovers(file, empty=empty)
+        sweep_pack_leftovers(file, empty=_keeps_trash(target))
 
 
 def _keeps_trash(place: Path) -> bool:
-    """Return whether removed files continue to take space there, as in Drive's trash, which counts their size."""
+    """Tell whether removed files continue to take space there, as in Drive's trash, which counts their size."""
     return drive_root(place) is not None
 
 
@@ -616,46 +568,43 @@ def restore_file(
     where = f"{place}{os.sep}" if os.fspath(target).endswith(os.sep) else str(place)
     shown = resolve_progress(progress)
     return run_with_one_remount(
-        lambda: _restore_version(newest, where, overwrite=overwrite, shown=shown),
+        lambda: _restore_newest(newest, where, overwrite=overwrite, shown=shown),
         place=newest if drive_root(newest) is not None else place,
         touches=(newest, place),
     )
 
 
-def _restore_version(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> RestoreReport:
-    with required_to_stay(newest, to):
-        return _restore_newest(newest, to, overwrite=overwrite, shown=shown)
-
-
 def _restore_newest(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> RestoreReport:
-    versions = [newest, previous_path(newest)]
-    found = [version for version in versions if version.is_file()]
-    if not found:
-        msg = f"There is neither '{newest}' nor '{versions[1].name}' beside it. {whereabouts(newest)}"
-        raise SourceNotFoundError(msg)
-    target = target_file(to, newest.name)
-    reasons: list[str] = []
-    # Only damage makes the previous version the right one. After an error of the mount it would be old data, without a
-    # sign of it.
-    for version in found:
-        manifest, size = read_manifest(version), version.stat().st_size
-        if manifest is None:
-            beside = manifest_path(version).name
-            reasons.append(f"'{version}' has no complete manifest '{beside}', so it cannot be checked.")
-        elif size != manifest.size:
-            reasons.append(f"'{version}' has {size:,} bytes of {manifest.size:,}.")
-        else:
+    with required_to_stay(newest, to):
+        versions = [version for version in (newest, previous_path(newest)) if version.is_file()]
+        if not versions:
+            msg = f"There is neither '{newest}' nor '{previous_path(newest).name}' beside it. {whereabouts(newest)}"
+            raise SourceNotFoundError(msg)
+        target, reasons = target_file(to, newest.name), list[str]()
+        for version in versions:
+            # Only damage makes the previous version the right one. After an error of the mount it would be old data,
+            # without a sign of it.
             try:
-                _bring(version, manifest, target, shown, overwrite=overwrite)
+                nbytes = _restore_version(version, target, shown, overwrite=overwrite)
             except DamagedPackError as error:
                 reasons.append(str(error))
             else:
-                return RestoreReport(target, version, size, tuple(reasons))
+                return RestoreReport(target, version, nbytes, tuple(reasons))
     msg = f"No version of '{newest}' is complete. {' '.join(reasons)}"
     raise DamagedPackError(msg)
 
 
-def _bring(version: Path, manifest: Manifest, target: Path, progress: Progress, *, overwrite: bool) -> None:
+def _restore_version(version: Path, target: Path, progress: Progress, *, overwrite: bool) -> int:
+    """Copy one version to `target`, unless it is there already; return its length."""
+    manifest, size = read_manifest(version), version.stat().st_size
+    if manifest is None:
+        beside = manifest_path(version).name
+        msg = f"'{version}' has no complete manifest '{beside}', so it cannot be checked."
+        raise DamagedPackError(msg)
+    if size != manifest.size:
+        msg = f"'{version}' has {size:,} bytes of {manifest.size:,}."
+        raise DamagedPackError(msg)
+
     def is_the_same(there: Path) -> bool:
         return there.is_file() and is_whole(there, manifest)
 
@@ -669,23 +618,15 @@ def _bring(version: Path, manifest: Manifest, target: Path, progress: Progress, 
         return here
 
     if among_others(is_here, target):
-        return
+        return size
     make_folder(target.parent)
     sweep_orphans(target.parent, name=target.name)
     # A mounted Drive caches whatever is read through it on the same disk.
     copies = 2 if drive_root(version) is not None else 1
-    check_space(target.parent, copies * manifest.size, f"The copy of '{version.name}'")
+    check_space(target.parent, copies * size, f"The copy of '{version.name}'")
     with (
-        progress.step(f"restore {version.name}", total=manifest.size, unit="B") as step,
+        progress.step(f"restore {version.name}", total=size, unit="B") as step,
         atomic_path(target, replaces=lambda there: overwrite or is_the_same(there)) as temp,
     ):
-        copy_blocks(
-            version,
-            temp,
-            size=manifest.size,
-            block_bytes=manifest.block_bytes,
-            expected=manifest.hashes,
-            step=step,
-            cancellation=cancellation_of(progress),
-            policy=RetryPolicy(),
-        )
+        copy_file(version, temp, size, manifest, step=step, cancellation=cancellation_of(progress))
+    return size

@@ -1,8 +1,7 @@
 """What colabstage keeps on this machine and in the cache: the list of it, and its removal.
 
-Only what carries colabstage's mark is ever listed or removed: in the cache a file whose manifest has the key that its
-name ends in, on this machine a folder whose record has it, or a part of a pack that is read under `disk_limit`.
-Everything else, whatever its name, belongs to somebody else.
+Only what has a receipt is listed or removed: in the cache a file whose manifest has the key that its name ends in, on
+this machine a folder whose record has it, or a part of a pack that is read under `disk_limit`.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.workspace import disk_use, find_unproved, is_made_here, is_our_name, last_touched
 from colabstage.load.partial import PART_RECORD, PARTS
 from colabstage.machine.mounts import drive_root, require_answer, run_watched
+from colabstage.sources.blocks import is_part, take_lock
 from colabstage.sources.parse import read_local_dir
-from colabstage.sources.partial.fetcher import take_lock
-from colabstage.sources.partial.local import is_part
 from colabstage.stage.cache import find_cache_dir
 from colabstage.stage.places import FolderPlace, look_at_file
 from colabstage.stage.publish import PREVIOUS_SUFFIX
@@ -149,11 +147,19 @@ def _places(
     return base, find_cache_dir(read_cache_dir(cache_dir), near=None, local=base)[0]
 
 
+def _folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder, by name; raises where it cannot be listed, which a pattern would hide."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def _list_here(base: Path) -> Iterator[StoredDataset]:
-    for record_file in sorted(base.glob(f"*/{RECORD_NAME}")):
-        folder = record_file.parent
+    for folder in _folders_in(base):
         # Unreadable JSON is `None`, so a damaged record keeps its folder from being removed.
-        record = read_json(record_file)
+        record = read_json(folder / RECORD_NAME)
         # A folder with somebody else's `stage.json` is not listed, so it cannot be removed either.
         if not isinstance(record, dict) or not _is_named_by(folder.name, record.get("key")):
             continue
@@ -165,7 +171,7 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
             source=str(record.get("address", "")),
             # The space it takes and not its length, because a pack that is being written is a sparse file.
             nbytes=disk_use(folder),
-            changed_s=record_file.stat().st_mtime,
+            changed_s=(folder / RECORD_NAME).stat().st_mtime,
             samples={} if pack is None else pack.manifest.samples,
             # Without a seal only plain files were staged, and a pack beside them would be unfinished.
             whole=pack is not None and pack.is_whole if record.get("seal") else record.get("files") is not None,
@@ -174,7 +180,7 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
 
 
 def _list_parts(base: Path) -> Iterator[StoredDataset]:
-    for folder in sorted(path for path in (base / PARTS).glob("*/") if is_part(path)):
+    for folder in filter(is_part, _folders_in(base / PARTS)):
         record = read_json(folder / PART_RECORD)
         known = record if isinstance(record, dict) else {}
         yield StoredDataset(
@@ -191,48 +197,29 @@ def _list_parts(base: Path) -> Iterator[StoredDataset]:
 
 
 def _list_cache(cache: CachePlace) -> list[StoredDataset]:
+    sets: dict[tuple[str, int, bool], list[CachedFile]] = {}
     # People keep packs of their own in the place of the cache; those have no key of ours in their names.
-    files = [one for one in cache.ask(cache.files) if _is_ours(one)]
-    sets: dict[tuple[str, int], list[CachedFile]] = {}
-    found = []
-    for one in files:
-        part = PartName.of(Path(one.name))
-        if part.count:
-            sets.setdefault((part.stem, part.count), []).append(one)
-            continue
-        found.append(
-            StoredDataset(
-                place="cache",
-                name=_dataset_of(one.name),
-                path=one.path,
-                source=str(one.manifest.identity.get("address", "")),
-                nbytes=one.nbytes,
-                changed_s=one.changed_s,
-                samples=one.manifest.samples,
-                whole=one.is_whole,
-                previous=one.name.endswith(PREVIOUS_SUFFIX),
-                options=_options_of(one) if one.is_whole else {},
-            )
-        )
-    return [*(_set_of(cache, *key, shards) for key, shards in sorted(sets.items())), *found]
+    for one in filter(_is_ours, cache.ask(cache.files)):
+        count = PartName.of(Path(one.name)).count
+        sets.setdefault((_dataset_of(one.name), count, one.name.endswith(PREVIOUS_SUFFIX)), []).append(one)
+    return [_stored(cache, name, files, count) for (name, count, _), files in sets.items()]
 
 
-def _set_of(cache: CachePlace, name: str, count: int, shards: Sequence[CachedFile]) -> StoredDataset:
-    """Return all shards of a set as one dataset."""
-    samples = dict[str, int]()
-    for one in shards:
-        for split, rows in one.manifest.samples.items():
-            samples[split] = samples.get(split, 0) + rows
+def _stored(cache: CachePlace, name: str, files: Sequence[CachedFile], count: int) -> StoredDataset:
+    """Return one file of the cache, or all `count` shards of a set, as one dataset."""
+    splits = {split for one in files for split in one.manifest.samples}
+    is_whole = all(one.is_whole for one in files)
     return StoredDataset(
         place="cache",
         name=name,
-        path=cache.at(shard_pattern(Path(f"{name}.h5"), count).name),
-        source=str(shards[-1].manifest.identity.get("address", "")),
-        nbytes=sum(one.nbytes for one in shards),
-        changed_s=max(one.changed_s for one in shards),
-        samples=samples,
-        whole=len(shards) == count and all(one.is_whole for one in shards),
-        options=_options_of(shards[0]) if shards[0].is_whole else {},
+        path=cache.at(shard_pattern(Path(f"{name}.h5"), count).name) if count else files[0].path,
+        source=str(files[-1].manifest.identity.get("address", "")),
+        nbytes=sum(one.nbytes for one in files),
+        changed_s=max(one.changed_s for one in files),
+        samples={split: sum(one.manifest.samples.get(split, 0) for one in files) for split in sorted(splits)},
+        whole=is_whole and len(files) == max(1, count),
+        previous=files[0].name.endswith(PREVIOUS_SUFFIX),
+        options=_options_of(files[0]) if files[0].is_whole else {},
     )
 
 
@@ -410,10 +397,10 @@ def _purge_cached(one: StoredDataset) -> str | None:
     folder, _, name = os.fspath(one.path).rpartition("/")
     cache, _ = find_cache_dir(read_cache_dir(folder), near=None, local=Path(folder))
     assert cache is not None
+    count = int(name.removesuffix(".h5")[-5:]) if "?????" in name else 0
 
     def purge() -> str | None:
-        files = cache.shards(f"{one.name}.h5") if "?????" in name else cache.look([name])
-        count = int(name.removesuffix(".h5")[-5:]) if "?????" in name else 0
+        files = cache.shards(f"{one.name}.h5") if count else cache.look([name])
         for file in files:
             if file is None or PartName.of(Path(file.name)).count != count:
                 continue
@@ -435,14 +422,7 @@ def sweep_leftovers(
         DriveNotMountedError: one of them is on Drive, and none is mounted there.
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
-    base, folder = _folders(local_dir, cache_dir)
-    places = [base, *([] if folder is None else [folder])]
-
-    def sweep() -> list[Path]:
-        require_answer(*places)
-        return _sweep(base, folder)
-
-    return run_watched(sweep, *places)
+    return _in_folders(local_dir, cache_dir, _sweep)
 
 
 def find_left(
@@ -453,27 +433,35 @@ def find_left(
     Raises:
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
-    base, folder = _folders(local_dir, cache_dir)
-    places = [base, *([] if folder is None else [folder])]
 
-    def find() -> list[Path]:
-        require_answer(*places)
-        return [left for place in (*places, *_own_folders(base)) for left in find_unproved(place)]
+    def find(base: Path, cache: Path | None) -> list[Path]:
+        folders = [base, *([] if cache is None else [cache]), *_own_folders(base)]
+        return [left for folder in folders for left in find_unproved(folder)]
 
-    return run_watched(find, *places)
+    return _in_folders(local_dir, cache_dir, find)
 
 
-def _folders(
-    local_dir: str | os.PathLike[str] | None, cache_dir: str | os.PathLike[str] | None
-) -> tuple[Path, Path | None]:
+def _in_folders(
+    local_dir: str | os.PathLike[str] | None,
+    cache_dir: str | os.PathLike[str] | None,
+    work: Callable[[Path, Path | None], list[Path]],
+) -> list[Path]:
+    """Call `work` with the local folder and that of the cache, if both answer."""
     base, cache = _places(local_dir, cache_dir)
-    # A bucket has no unfinished files: an object is there when all of it has arrived.
-    return base, cache.folder if isinstance(cache, FolderPlace) else None
+    # A bucket has no unfinished files: an object appears when all of it has arrived.
+    folder = cache.folder if isinstance(cache, FolderPlace) else None
+    folders = [base, *([] if folder is None else [folder])]
+
+    def answered() -> list[Path]:
+        require_answer(*folders)
+        return work(base, folder)
+
+    return run_watched(answered, *folders)
 
 
 def _own_folders(base: Path) -> list[Path]:
     """Return the folders in a folder that this user made, and that are no links."""
-    return sorted(folder for folder in base.glob("*/") if is_made_here(folder))
+    return list(filter(is_made_here, _folders_in(base)))
 
 
 def _sweep(base: Path, cache: Path | None) -> list[Path]:

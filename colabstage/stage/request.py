@@ -1,4 +1,4 @@
-"""What the caller of `stage_dataset` asked for: checked, as one frozen value; and what of it the disk limit allows."""
+"""The arguments of `stage_dataset`, checked, as one frozen value."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypedDict, Union, Unpack, cast, get_args
 
-from colabstage.errors import NotEnoughSpaceError, OptionError
+from colabstage.errors import OptionError
 from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.environment import cache_dir_variable
 from colabstage.io.redaction import show_address
-from colabstage.io.units import format_bytes, parse_bytes
+from colabstage.io.units import parse_bytes
 from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import drive_root, place_in, require_drive
 from colabstage.machine.platforms import detect_platform
@@ -40,8 +39,6 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
 RECORD_NAME = "stage.json"
-# Of less than this no limit is worth a word.
-_LEAST_LIMIT_BYTES = 10_000
 SOURCE_REMEDIES = {
     **remedies_for_batches('data.loader("train", 64'),
     "source": 'Write the dataset\'s path or address first: "photos.zip".',
@@ -238,9 +235,12 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDi
         return source
     if not isinstance(source, LocalSource) or glob.has_magic(str(source.path)):
         return source
-    places = [base]
-    if place_in(base, source.path) == PurePath():
-        places = [base / name, *(record.parent for record in base.glob(f"*-{'[0-9a-f]' * 8}/{RECORD_NAME}"))]
+    # A walk for each path: each asks which links lead there.
+    inside = [place_in(base, source.path)]
+    if inside == [PurePath()]:
+        ours = [base / name, *(record.parent for record in base.glob(f"*-{'[0-9a-f]' * 8}/{RECORD_NAME}"))]
+        inside = [place_in(place, source.path) for place in ours]
+    places: list[Path] = []
     if isinstance(cache, Path):
         places.append(cache)
     elif cache == "auto":
@@ -248,16 +248,12 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDi
         places += [] if drive is None else [drive / "MyDrive" / "colabstage"]
         places += [] if lasting is None else [lasting / "colabstage"]
     # Staging a folder that contains the cache would otherwise pack yesterday's packs.
-    inside = (place_in(place, source.path) for place in places)
+    inside += [place_in(place, source.path) for place in places]
     return replace(source, leave_out=frozenset(str(place) for place in inside if place is not None and place.parts))
 
 
 def check_for_workers(request: StageRequest) -> None:
-    """Make sure that an executor's workers can open what is packed.
-
-    Raises:
-        OptionError: they cannot, because the source has to be downloaded first.
-    """
+    """Make sure that an executor's workers can open what is packed."""
     if request.keep == "pack" and request.opened_path is None:
         msg = (
             f"executor= is for a folder or an archive that its workers can open by its path, and "
@@ -267,11 +263,7 @@ def check_for_workers(request: StageRequest) -> None:
 
 
 def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
-    """Make sure that rows can be read while the others are packed.
-
-    Raises:
-        OptionError: an executor's workers do the packing, or plain files or a part of the pack are wanted.
-    """
+    """Make sure that rows can be read while the others are packed."""
     if has_executor:
         msg = "streaming=True packs in this process, where readers are, and executor= in others. Leave out one of them."
         raise OptionError(msg)
@@ -286,90 +278,6 @@ def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
         raise OptionError(msg)
 
 
-@dataclass(frozen=True, slots=True)
-class StageFigures:
-    """The bytes that one staging moves."""
-
-    source_bytes: int = 0
-    """Bytes read from the source."""
-    archive_bytes: int = 0
-    """Size of an archive that is copied here first; 0 otherwise."""
-    pack_bytes: int = 0
-    """Size of the pack."""
-    files_bytes: int = 0
-    """Size of the plain files that are kept."""
-    mount_bytes: int = 0
-    """How much is read through a mount that keeps a second copy on the same disk, as Google Drive's does."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """Return how much free space the local disk needs during the work."""
-        # Drive's client drops small files from its cache as the disk fills, but not an archive that is being read.
-        return self.archive_bytes + self.mount_bytes + self.pack_bytes + self.files_bytes
-
-
-def exceeds(request: StageRequest, figures: StageFigures) -> bool:
-    """Tell whether what staging takes here is more than the disk limit."""
-    # The peak and not the pack alone: an archive and what is made of it are on the disk at one time.
-    return request.disk_limit is not None and figures.peak_bytes > request.disk_limit
-
-
-def less_room(request: StageRequest, free_bytes: int) -> str:
-    """Return what takes less space on the local disk than the whole dataset, as the end of a sentence."""
-    larger = "give local_dir= on a larger disk"
-    # Plain files are here whole.
-    if request.keep != "pack" or request.disk_limit is not None or free_bytes < _LEAST_LIMIT_BYTES:
-        return larger
-    # Not all of the space: other files need some. Without a blank, which a shell would take for the next argument.
-    limit = format_bytes(int(0.8 * free_bytes)).replace(" ", "")
-    cache = "" if request.cache_dir is not None else " and a cache_dir= with room for it"
-    return f"{larger}, or disk_limit='{limit}'{cache}: then a part of the pack is here, and all of it in the cache"
-
-
-def beyond_limit(request: StageRequest) -> list[str]:
-    """Return a sentence where the pack that is here whole takes more than the disk limit; otherwise nothing."""
-    limit = request.disk_limit
-    # Used all the same: the space is taken, and an earlier call asked for all of it.
-    if limit is None or (size := request.pack_path.stat().st_size) <= limit:
-        return []
-    where = f"--only here --yes --local-dir {quote(str(request.folder.parent))}"
-    said = (
-        f"All {format_bytes(size)} of the pack are here already, which is more than disk_limit={format_bytes(limit)}, "
-        f"and are used as they are. Remove it here (colabstage cache purge {quote(request.name)} {where}) and call "
-        "again, and it is read in part."
-    )
-    return [said]
-
-
-# What to do with a source that has to be here whole.
-_INSTEAD = (
-    "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
-    "is. Or make the pack smaller: image_size=, encoding='jpeg:90'."
-)
-
-
-def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
-    """Refuse to make what the disk limit does not allow here, and which cannot be made in shards either.
-
-    `figures`: what it takes; `None` where that is known only once all of it is here.
-
-    Raises:
-        NotEnoughSpaceError: it would take more than `disk_limit`, or might.
-    """
-    limit = request.disk_limit
-    if limit is None or (figures is not None and not exceeds(request, figures)):
-        return
-    takes = "as much of the local disk as shows once it is here and unpacked"
-    if figures is not None:
-        takes = f"{format_bytes(figures.peak_bytes)} of the local disk"
-    msg = (
-        f"Packing '{request.source.name}' takes {takes}, and disk_limit={format_bytes(limit)}. No pack of it is in the "
-        f"cache yet. {_INSTEAD} Or stage it once where there is room, without disk_limit=; every later "
-        "call opens that pack in part."
-    )
-    raise NotEnoughSpaceError(msg)
-
-
 def lock_path(folder: Path) -> Path:
     """Return the path of the lock of a dataset's folder."""
     # Beside the folder and not in it: purging removes the folder while it holds the lock.
@@ -377,12 +285,7 @@ def lock_path(folder: Path) -> Path:
 
 
 def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
-    """Check the public `cache_dir=` argument.
-
-    Raises:
-        OptionError: it names no place that packs can be written to.
-        DriveNotMountedError: it is on Drive, and none is mounted there.
-    """
+    """Check the public `cache_dir=` argument."""
     if cache_dir is None:
         return None
     check_argument("cache_dir", cache_dir, "path")

@@ -1,21 +1,15 @@
-"""`stage_dataset`: reuse, restore or stage a dataset.
+"""`stage_dataset`: execute what `decide` decided.
 
-The shortest way is taken: reuse local data, restore the cached pack, or read the source. Nothing is read before it has
-to be. Local data is checked first, because that costs a few `stat`s; then the cache, which is one sequential read; and
-only then the source. The source is opened when the first of these decisions needs it, and only once, so that what it
-costs to open and list it is not spent twice.
-
-What is made of the source, plain files, a pack or both, is listed and planned before anything is written. Then archives
-begin to arrive, and are packed meanwhile.
+What is made of the source, plain files, a pack or both, is planned before anything is written. Then archives begin to
+arrive, and are packed meanwhile.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
@@ -32,7 +26,7 @@ from colabstage.io.files import (
 )
 from colabstage.io.ownership import check_replaceable, remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.progress import resolve_progress
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back
 from colabstage.machine.mounts import required_to_stay, run_watched
@@ -42,7 +36,6 @@ from colabstage.pack.execute import animation_notes, pipeline_limits, run_pack, 
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.shards import pack_by_executor
-from colabstage.sources.identity import file_seal
 from colabstage.sources.opening import sweep_copies
 from colabstage.sources.parse import parts_of, paths_of, read_local_dir
 from colabstage.sources.tree import fetch_folder
@@ -50,47 +43,36 @@ from colabstage.stage.cache import (
     Cache,
     CachedPack,
     copy_current,
-    exceeds_limit,
-    find_current,
     find_published,
     is_published,
     open_in_part,
     publish_pack,
 )
 from colabstage.stage.dataset import StagedDataset, StageReport, found_in
+from colabstage.stage.decide import decide, decide_here, has_to_come, plan_reading, staging_figures
 from colabstage.stage.publish import discard_version
 from colabstage.stage.record import (
-    Freshness,
     LocalRecord,
-    Seal,
-    SourceListingError,
-    SourceOnce,
     StagedFiles,
     cache_name,
-    check_listing,
-    compare_source,
-    files_problem,
     files_record,
     files_staged,
-    find_record,
     kept_seal,
-    pack_problem,
+    seal_of,
+    set_aside,
     write_record,
 )
 from colabstage.stage.request import (
     SOURCE_REMEDIES,
     StageArguments,
-    StageFigures,
-    beyond_limit,
-    check_disk_limit,
     check_for_streaming,
     check_for_workers,
-    exceeds,
-    less_room,
     lock_path,
     make_request,
 )
+from colabstage.stage.room import beyond_limit, check_disk_limit, less_room
 from colabstage.stage.shards import pack_into_cache, plan_without_room
+from colabstage.stage.source import SourceListingError, SourceOnce, StageCall, check_listing
 from colabstage.stage.streaming import BackgroundPack
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import total_size
@@ -98,48 +80,26 @@ from colabstage.trees.listing import total_size
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
+    from pathlib import Path
 
-    from colabstage.io.progress import Cancellation, Progress
+    from colabstage.io.progress import Progress
     from colabstage.load.partial import PartialPack
     from colabstage.pack.job import PackJob
     from colabstage.pack.options import PackOptions
     from colabstage.pack.stream import PackStream
     from colabstage.sources.opening import OpenSource
     from colabstage.sources.parse import SourceArgument
+    from colabstage.stage.decide import Decision, Here, Reading
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.request import StageRequest
+    from colabstage.stage.room import StageFigures
     from colabstage.trees.listing import Tree
 
-
-T = TypeVar("T")
 
 _SPOOL = "spool"
 FILES_REMEDY = "Move what is yours out of it, or delete it if nothing there is, then stage again."
 # How long a second notebook waits for one that stages the same dataset; after that it does the work itself.
 _LOCK_TIMEOUT_S = 1800.0
-
-
-@dataclass(frozen=True, slots=True)
-class StageCall:
-    """What all steps of one call of `stage_dataset` need."""
-
-    request: StageRequest
-    """What was asked for."""
-    progress: Progress
-    """Where the steps are shown."""
-    executor: Executor | None = None
-    """The executor whose workers pack; `None` for this process."""
-    report: StageReport = field(default_factory=StageReport)
-    """What has been done so far."""
-    stream: PackStream | None = None
-    """Lets readers in before everything is packed; `None` where they wait for the whole pack."""
-    let_in: Callable[[PartialPack], object] | None = None
-    """Is told of a pack that is copied from the cache, once rows of it can be waited for; `None` as for `stream`."""
-
-    @property
-    def cancellation(self) -> Cancellation:
-        """Return the cancellation of the call's progress."""
-        return cancellation_of(self.progress)
 
 
 @takes(make_request, arguments=StageArguments, remedies=SOURCE_REMEDIES)
@@ -217,47 +177,37 @@ def stage_dataset(
 
 def _stage_watched(first: StageCall, *, wait: bool) -> StagedDataset:
     """Do one call, and once more where the Drive that it needs dies meanwhile and can be mounted again."""
-    request = first.request
-    # Here once more, because with `streaming` a thread does this, and readers too are told what ended it.
-    with typed_errors(reads=paths_of(request.source), writes=(request.folder, request.cache_dir)):
-        return _stage_once_or_twice(first, wait=wait)
-
-
-def _stage_once_or_twice(first: StageCall, *, wait: bool) -> StagedDataset:
-    request = first.request
-    if request.drive_path is None:
-        return run_watched(lambda: _run_there(first, wait=wait), *request.touched_paths)
-    notes: list[str] = []
-    calls = chain([first], repeat(replace(first, report=StageReport())))
+    request, notes = first.request, list[str]()
     # Each attempt opens everything again: nothing may be kept open on a mount that has died.
-    staged = run_with_one_remount(
-        lambda: _run_there(next(calls), wait=wait),
-        place=request.drive_path,
-        touches=request.touched_paths,
-        notice=notes.append,
-    )
+    calls = chain([first], repeat(replace(first, report=StageReport())))
+
+    def work() -> StagedDataset:
+        with required_to_stay(request.folder):
+            return run_call(next(calls), wait=wait)
+
+    # Here once more, because with `streaming` a thread does this, and its error reaches readers too.
+    with typed_errors(reads=paths_of(request.source), writes=(request.folder, request.cache_dir)):
+        if request.drive_path is None:
+            return run_watched(work, *request.touched_paths)
+        staged = run_with_one_remount(
+            work, place=request.drive_path, touches=request.touched_paths, notice=notes.append
+        )
     staged.report.note(*notes)
     return staged
 
 
-def _run_there(call: StageCall, *, wait: bool) -> StagedDataset:
-    with required_to_stay(call.request.folder):
-        return run_call(call, wait=wait)
-
-
 def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
-    """Do one call of `stage_dataset`.
-
-    Raises:
-        As `stage_dataset`.
-    """
+    """Execute the decision of one call of `stage_dataset`."""
     request, cache = call.request, Cache(call.request)
     for folder in (request.folder.parent, request.folder):
         check_own_folder(folder)
+    # A process that died between two renames has left the previous files under another name.
+    put_back(request.files_path)
+    lock = lock_path(request.folder)
     with SourceOnce(call) as source:
-        lock = lock_path(request.folder)
-        staged = _reuse(call, source, cache)
-        if staged is not None:
+        decision = decide_here(call, source)
+        if decision.here is not None:
+            staged = _reuse(call, source, cache, decision.here)
             clear_lock(lock)
             return staged
         # Nothing is written yet, so this is the moment to report that the source cannot be read. With the pack in the
@@ -268,77 +218,44 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             source.open()
         make_own_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
-            # The process that held the lock before may have done the work.
-            staged = _reuse(call, source, cache)
-            if staged is not None:
-                return staged
-            staged = _restore(call, source, cache)
-            if staged is not None:
-                return staged
+            # Decided again: the process that held the lock before may have done the work.
+            put_back(request.files_path)
+            decision = decide(call, source, cache, beside=True)
+            if decision.here is not None:
+                return _reuse(call, source, cache, decision.here)
+            if decision.current is not None:
+                restored = _restore(call, source, cache, decision)
+                if restored is not None:
+                    return restored
             return _stage_source(call, source, cache, wait=wait)
 
 
-def problem_here(call: StageCall, source: SourceOnce, record: LocalRecord) -> tuple[str | None, Freshness]:
-    """Return why the local data cannot be used, `None` when it can, and how the source compares."""
-    request = call.request
-    thorough = request.verify == "full"
-    problem = None
-    # The cheapest checks first, and the source only when everything else is right.
+def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> StagedDataset:
+    """Return what is staged on this machine, and publish it where that has not been done."""
+    request, found = call.request, here.record
+    call.report.origin = "local"
+    call.report.note(*beyond_limit(request))
+    record = found
     if request.wants_pack:
-        problem = pack_problem(request, record, thorough=thorough, cancellation=call.cancellation)
-    if problem is None and request.wants_files:
-        problem = files_problem(request, record, thorough=thorough)
-    if problem is not None:
-        return problem, Freshness(same=False)
-    freshness = compare_source(call, source, record.identity)
-    return (None if freshness.same else "the source has changed since it was staged"), freshness
-
-
-def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset | None:
-    """Return what is staged on this machine, if it is complete and the source has not changed."""
-    request, report = call.request, call.report
-    # A process that died between two renames has left the previous files under another name, and nothing in their
-    # place.
-    put_back(request.files_path)
-    record = None if request.refresh else find_record(request)
-    if record is None:
-        return None
-    # Before the file is checked, so that a write during the check breaks the seal.
-    seal = _seal(request) if request.wants_pack else {}
-    with report.timed("look") as step:
-        problem, freshness = problem_here(call, source, record)
-        step.note = problem or "; ".join(filter(None, ("already staged; verified", freshness.seen)))
-    if problem is not None:
-        report.note(f"Staging again: {problem}.")
-        return None
-    report.origin = "local"
-    report.note(*beyond_limit(request))
-    found = record
-    if request.wants_pack:
-        published = record.published
-        place = record.published_in
-        if request.cache_dir is not None and not (record.seal and record.is_published_in(request)):
-            published, place = is_published(request, cache, record.identity), cache_name(request)
-        record = replace(record, seal=seal, published=published, published_in=place)
-    if source.opened is not None and freshness.proved:
+        record = replace(record, seal=here.seal)
+        if request.cache_dir is not None and not (found.seal and found.is_published_in(request)):
+            published = is_published(request, cache, found.identity)
+            record = replace(record, published=published, published_in=cache_name(request))
+    if source.opened is not None and here.freshness.proved:
         # The quick look was not enough this time; with the new times it will be next time.
         identity = source.opened.identity
-        record = replace(
-            record, identity=identity, seal=record.seal if request.wants_pack else kept_seal(request, identity)
-        )
+        seal = record.seal if request.wants_pack else kept_seal(request, identity)
+        record = replace(record, identity=identity, seal=seal)
     # Most calls change nothing, and writing the record would be one more step that can be interrupted.
     if record != found:
         write_record(request, record)
-    # Although nothing had to be done: the run that made it may have been killed before it cleaned up, and its
-    # leftovers would stay until somebody stages that source again.
+    # The run that made it may have been killed before it cleaned up.
     _sweep_copies(request)
     if request.wants_pack and record.published is False and request.cache_dir is not None:
-        return _finish(call, cache, _finished_publishing(publish_pack(call, cache, record)))
-    return _finish(call, cache, published_before=record.published is True and request.cache_dir is not None)
-
-
-def _seal(request: StageRequest) -> Seal:
-    return file_seal(request.pack_path) if request.pack_path.is_file() else {}
+        done = publish_pack(call, cache, record)
+        return _finish(call, lambda _: done)
+    published = record.published is True and request.cache_dir is not None
+    return _finish(call, _known(request) if published else None, "yes" if published else cache.why_not())
 
 
 def _sweep_copies(request: StageRequest) -> None:
@@ -347,21 +264,18 @@ def _sweep_copies(request: StageRequest) -> None:
         sweep_copies(request.folder.parent, part.address)
 
 
-def _restore(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset | None:
-    """Return what is in the cache, copied here or opened in part, if it can be used."""
-    request = call.request
-    if request.cache_dir is None or request.refresh or not request.wants_pack:
-        return None
-    found = find_current(call, source, cache)
-    if found is None:
-        return None
-    if exceeds_limit(request, found.pack):
+def _restore(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision) -> StagedDataset | None:
+    """Return what is in the cache, copied here or opened in part; `None` where it turns out to be of no use."""
+    request, found = call.request, decision.current
+    assert found is not None
+    if decision.in_part:
         return open_in_part(call, found.pack)
+    call.report.note(*filter(None, [set_aside(request)]))
     identity = copy_current(call, source, found, cache)
     if identity is None:
         return None
     # Right after every block was hashed, so that the seal stands for exactly what was compared.
-    seal = _seal(request)
+    seal = seal_of(request)
     call.report.origin = "cache"
     call.report.skipped = found.pack.manifest.skipped
     files = None
@@ -372,19 +286,19 @@ def _restore(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset
     # Of shards that were joined here there is no such file in the cache, and none is needed there.
     published = None if found.pack.in_shards else True
     write_record(request, LocalRecord(request.key, identity, seal, files, published, cache_name(request)))
-    return _finish(call, cache, published_before=published is True)
+    return _finish(call, _known(request) if published else None, "yes, it was copied from there")
 
 
 def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> StagedDataset:
     """Read the source, make what was asked for, and publish the pack to the cache."""
     request, report = call.request, call.report
+    report.origin = "source"
     if request.options.incomparable:
         held = ", ".join(request.options.incomparable)
         report.note(
             f"The function given as layout= or prepare= holds objects that cannot be compared ({held}), so nothing "
             "that was made with it before is used. A function that holds only arrays, numbers and strings is run once."
         )
-    report.origin = "source"
     try:
         made = make_local(call, source.open(), cache)
     except SourceListingError as error:
@@ -397,54 +311,41 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         made = make_local(call, source.open(), cache)
     if isinstance(made, CachedPack):
         return open_in_part(call, made, origin="source")
-    files = made
-    seal = _seal(request) if request.wants_pack else {}
     opened = source.open()
     if opened.resumed_bytes:
         report.note(f"{format_bytes(opened.resumed_bytes)} of the source were here from a run that was interrupted.")
     caches = request.wants_pack and request.cache_dir is not None and not cache.is_left
+    record = files_record(request, opened.identity, made)
     if request.wants_pack:
         published = False if caches and cache.place is not None else None
-        record = LocalRecord(request.key, opened.identity, seal, files, published, cache_name(request))
-    else:
-        record = files_record(request, opened.identity, files)
+        record = LocalRecord(request.key, opened.identity, seal_of(request), made, published, cache_name(request))
     # Before the copy of the source is removed: after a kill at this point, the next call has everything it needs.
     write_record(request, record)
     opened.discard()
     # This run may not have used what a dead one left behind.
     _sweep_copies(request)
     if not caches:
-        return _finish(call, cache)
-    if not wait:
-        report.cached = "not yet: it is being copied there"
-        # Not a daemon: a script that ends right after staging would cut the copy off.
-        publishing = in_thread(
-            lambda: publish_pack(call, cache, record, quietly=True), "colabstage-publish", daemon=False
-        )
-        return _finish(call, cache, publishing)
-    return _finish(call, cache, _finished_publishing(publish_pack(call, cache, record)))
+        return _finish(call, None, cache.why_not())
+    if wait:
+        done = publish_pack(call, cache, record)
+        return _finish(call, lambda _: done)
+    report.cached = "not yet: it is being copied there"
+    # Not a daemon: a script that ends right after staging would cut the copy off.
+    work = partial(publish_pack, call, cache, record, quietly=True)
+    return _finish(call, in_thread(work, "colabstage-publish", daemon=False).result)
 
 
 def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) -> StagedFiles | CachedPack | None:
-    """Make the source local in the forms that were asked for.
+    """Make the source local in the forms that were asked for; each form that existed before is unchanged on an error.
 
-    Args:
-        call: what was asked for.
-        source: where it comes from.
-        cache: where a pack that is larger than the disk limit goes, in shards; `None` when the pack is here already and
-            only plain files are wanted.
-
-    Returns:
-        The plain files, `None` when none were asked for; of what is too large for the disk limit the set of its shards.
-
-    Raises:
-        TargetExistsError: there is something else in the place of the plain files or of the pack, or one of them was
-            changed.
-        Exception: as `stage_dataset`; each form that existed before is unchanged.
+    `cache`: where a pack that is larger than the disk limit goes, in shards; `None` when the pack is here already and
+    only plain files are wanted. Returns the plain files; `None` when none were asked for; of what is too large for the
+    disk limit the set of its shards.
     """
     request, report = call.request, call.report
-    wants_pack = cache is not None and request.wants_pack
-    if wants_pack:
+    packs = cache is not None and request.wants_pack
+    if packs:
+        report.note(*filter(None, [set_aside(request)]))
         check_replaceable_pack(request.pack_path)
     make_folder(request.folder)
     try:
@@ -455,71 +356,49 @@ def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) 
         # Not the leftovers of the pack: packing continues what an interrupted run has finished.
         sweep_orphans(request.folder, name=request.copy_path.name)
         with open_spool(request.folder / _SPOOL) as spool:
-            make_folder(spool)
-            large = stream = None
-            with report.timed("plan", unit="files", moves=False) as step:
-                # Before anything comes or is unpacked.
-                if request.disk_limit is not None and has_to_come(source):
-                    unknown = source.unpacks_first
-                    check_disk_limit(request, None if unknown else staging_figures(request, source, None, None))
-                if request.checksum is not None:
-                    # Before the listing is believed: a wrong file may well have one.
-                    source.verify(request.checksum)
-                tree = source.open_tree(spool)
-                step.amount = len(tree.entries)
-                # `space_for` counts what an interrupted pack has written already as free.
-                room = space_for(request.pack_path)
-                job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
-                report.found = () if job is None else job.table.summary()
-                figures = staging_figures(request, source, tree, job)
-                if job is not None and exceeds(request, figures):
-                    if has_to_come(source):
-                        check_disk_limit(request, figures)
-                    if call.executor is not None:
-                        _refuse_executor(request, figures)
-                    large = plan_without_room(tree, request, job)
-                else:
-                    # What an interrupted run has written is part of the figures, and does not need its space twice.
-                    in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
-                    # Now, with everything known and nothing written: a disk that is full after an hour helps nobody.
-                    needed = max(0, figures.peak_bytes - in_place)
-                    remedy = less_room(request, free_space(request.folder))
-                    check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=remedy)
-                    report.note(*source.notes, *tree.notes)
-                    # Before the source starts, so that its first bytes are those which the first epoch needs.
-                    stream = None if job is None else _stream_for(call, source, job)
-            if large is not None and cache is not None:
-                return pack_into_cache(call, source, large, cache, whole_bytes=figures.peak_bytes)
+            reading, stream = _plan(call, source, spool, packs=packs)
+            if reading.in_shards and reading.job is not None and cache is not None:
+                large = plan_without_room(reading.tree, request, reading.job)
+                return pack_into_cache(call, source, large, cache, whole_bytes=reading.figures.peak_bytes)
             # With an executor only its workers read, so a copy in this process would be made for nothing. Where an
             # interrupted run has packed some of it, the stream knows soon what is left, and starts the source then.
             continues = stream is not None and bool(find_orphans(request.pack_path))
             if (call.executor is None or request.wants_files) and not continues:
                 source.start()
-            files = _fetch_files(call, source, tree) if request.wants_files else None
-            if job is not None:
-                _make_pack(call, source, job, stream)
+            files = _fetch_files(call, source, reading.tree) if request.wants_files else None
+            if reading.job is not None:
+                _make_pack(call, source, reading.job, stream)
         return files
     finally:
         remove_empty(request.folder)  # after an error, unless something was kept for the next try; and of shards
 
 
-def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
-    """Add up what staging moves, as far as it is known; `tree` is `None` for a source that cannot be listed yet."""
-    # The sum of what is unpacked: plain files take that, however small their archive is.
-    tree_bytes = 0 if tree is None else total_size(tree.entries)
-    return StageFigures(
-        source_bytes=source.extent[1],
-        # What is looked through where it is will be packed from there.
-        archive_bytes=0 if tree is None and source.is_walked else source.archive_bytes,
-        pack_bytes=0 if job is None else job.plan.nbytes,
-        files_bytes=tree_bytes if request.wants_files else 0,
-        mount_bytes=0 if tree is None and source.is_walked else source.mount_bytes,
-    )
-
-
-def has_to_come(source: OpenSource) -> bool:
-    """Tell whether all of a source has to be here before a pack can be planned, or made shard by shard."""
-    return not source.opens_at_once or source.unpacks_first
+def _plan(call: StageCall, source: OpenSource, spool: Path, *, packs: bool) -> tuple[Reading, PackStream | None]:
+    """Plan what is made, and check that it fits, before anything comes or is unpacked."""
+    request, report = call.request, call.report
+    make_folder(spool)
+    with report.timed("plan", unit="files", moves=False) as step:
+        if request.disk_limit is not None and has_to_come(source):
+            check_disk_limit(request, None if source.unpacks_first else staging_figures(request, source, None, None))
+        if request.checksum is not None:
+            # Before the listing is believed: a wrong file may well have one.
+            source.verify(request.checksum)
+        reading = plan_reading(request, source, spool, packs=packs)
+        step.amount = len(reading.tree.entries)
+        report.found = () if reading.job is None else reading.job.table.summary()
+        if reading.in_shards:
+            if call.executor is not None:
+                _refuse_executor(request, reading.figures)
+            return reading, None
+        # What an interrupted run has written is part of the figures, and does not need its space twice.
+        in_place = source.kept_bytes + (reading.room - free_space(request.folder) if packs else 0)
+        # Now, with everything known and nothing written: a disk that is full after an hour helps nobody.
+        needed = max(0, reading.figures.peak_bytes - in_place)
+        remedy = less_room(request, free_space(request.folder))
+        check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=remedy)
+        report.note(*source.notes, *reading.tree.notes)
+        # Before the source starts, so that its first bytes are those which the first epoch needs.
+        return reading, None if reading.job is None else _stream_for(call, source, reading.job)
 
 
 def _refuse_executor(request: StageRequest, figures: StageFigures) -> NoReturn:
@@ -629,16 +508,18 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
     report.note(*job.table.notes, *animation_notes(done.animated), *done.odd_boxes.notes(), *done.learnt)
 
 
+def _known(request: StageRequest) -> Callable[[float], PublishReport[Any] | None]:
+    """Return what finds the copy in the cache that an earlier call made."""
+    return lambda _: find_published(request)
+
+
 def _finish(
-    call: StageCall,
-    cache: Cache,
-    publishing: Future[PublishReport[Any] | None] | None = None,
-    *,
-    published_before: bool = False,
+    call: StageCall, published: Callable[[float], PublishReport[Any] | None] | None, cached: str = ""
 ) -> StagedDataset:
-    request = call.request
-    if request.wants_pack and publishing is None:
-        call.report.cached = _cached_how(call, cache, published_before=published_before)
+    """Clear up, and return the dataset; `published` and `cached`: as of `StagedDataset` and its report."""
+    request, report = call.request, call.report
+    if request.wants_pack:
+        report.cached = cached or report.cached
     # Everything is here, so what a dead run left behind is no longer needed.
     sweep_orphans(request.folder)
     sweep_exchanges(request.pack_path)
@@ -647,36 +528,18 @@ def _finish(
         tag_cache_folder(request.folder.parent)
     # From the file and not from the plan, so that the report says what a loader will find.
     info = read_info(request.pack_path) if request.wants_pack else None
-    if info is not None and request.options.encoding == "auto" and lacked_room(info):
-        call.report.note(
-            f"Images are kept as their files: {info.encoding_reason}. That was decided by the space that was free when "
-            "they were packed; refresh=True decides by what is free now, and encoding= settles it."
-        )
-    call.report.found = call.report.found or found_in(info)
+    report.found = report.found or found_in(info)
     if info is not None:
-        call.report.skipped = call.report.skipped or info.skipped
+        report.skipped = report.skipped or info.skipped
+        if request.options.encoding == "auto" and lacked_room(info):
+            report.note(
+                f"Images are kept as their files: {info.encoding_reason}. That was decided by the space that was free "
+                "when they were packed; refresh=True decides by what is free now, and encoding= settles it."
+            )
     return StagedDataset(
-        path=request.pack_path if info is not None else request.files_path,
+        path=request.files_path if info is None else request.pack_path,
         files=request.files_path if request.wants_files else None,
-        report=call.report,
+        report=report,
         info=info,
-        publishing=publishing,
-        find_published=partial(find_published, request) if published_before and info is not None else None,
+        published=None if info is None else published,
     )
-
-
-def _cached_how(call: StageCall, cache: Cache, *, published_before: bool) -> str:
-    """Say whether a pack that this call does not publish is in the cache."""
-    if call.report.origin == "cache":
-        return "yes, it was copied from there"
-    if published_before:
-        return "yes"
-    if cache.is_left:
-        return "no: the cache keeps another pack of it, made where there was more room"
-    return f"no: {cache.why}"
-
-
-def _finished_publishing(result: T) -> Future[T]:
-    future: Future[T] = Future()
-    future.set_result(result)
-    return future

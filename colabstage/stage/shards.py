@@ -34,11 +34,12 @@ from colabstage.pack.set_stores import ShardResult, result_of
 from colabstage.pack.shards import set_report, shard_job, shard_names, write_shards
 from colabstage.pack.stream import MemberRanges
 from colabstage.sources.identity import compare_states
-from colabstage.sources.partial.file import fixed_bytes
+from colabstage.sources.in_part import fixed_bytes
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.stage.cache import CachedPack, find_shards
 from colabstage.stage.places import look_at_file
-from colabstage.stage.record import check_listing, identity_of
+from colabstage.stage.record import identity_of
+from colabstage.stage.source import check_listing
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from colabstage.stage.cache import Cache
     from colabstage.stage.places import CachedFile, CachePlace
     from colabstage.stage.request import StageRequest
-    from colabstage.stage.run import StageCall
+    from colabstage.stage.source import StageCall
     from colabstage.trees.listing import Tree
 
 # One shard is published while the next is packed, which may take its space twice when gaps are closed at the end; and

@@ -88,35 +88,35 @@ class Arriving(Arrival, Protocol):
 
     @property
     def path(self) -> Path:
-        """Return the file until all of it is there."""
+        """The file until all of it is here."""
 
     @property
     def place(self) -> Path:
-        """Return where the file will be."""
+        """Where the file will be."""
 
     @property
     def verb(self) -> str:
-        """Return what is done with rows, so that they are here, in a word."""
+        """How rows get here: `"packed"` or `"copied"`."""
 
     @property
     def ready(self) -> Readiness:
-        """Tell how many rows are here."""
+        """How many rows are here."""
 
     @property
     def bar(self) -> tuple[str, int, str]:
-        """Return what a bar says: what is done, how much of it in all, and in which unit."""
+        """Name, total and unit of its step."""
 
     @property
     def moved(self) -> int:
-        """Return how much of that is done."""
+        """How much of that total is done."""
 
     @property
     def figures(self) -> Mapping[str, int]:
-        """Return bytes that were `fetched`, `kept` from an earlier run and `evicted`."""
+        """Bytes that were `fetched`, `kept` from an earlier run and `evicted`."""
 
     @property
     def waits_for(self) -> str:
-        """Return why nothing comes at present although it is still asked for; "" where it does."""
+        """Why nothing comes at present although it is needed; "" where it does."""
 
     def check(self) -> None:
         """Raise why no more rows come, if none do."""
@@ -158,11 +158,7 @@ class BackgroundPack:
         return self._arrival
 
     def start(self) -> StagedDataset:
-        """Begin, and return the dataset once the pack is planned, or complete where it was here already.
-
-        Raises:
-            As `stage_dataset`, for everything up to the plan.
-        """
+        """Begin, and return the dataset once the pack is planned, or complete where it was here already."""
         # At its end the interpreter cuts daemon threads off, here perhaps in the middle of a write.
         atexit.register(self._stop_at_exit)
         self._thread.start()
@@ -222,12 +218,7 @@ class BackgroundPack:
         return self._done.result().wait_published(max(0.0, deadline - SYSTEM_CLOCK.now()))
 
     def open(self, split: str) -> dataset_h5:
-        """Return a split that waits for rows when they are read; for a finished pack, the ordinary split.
-
-        Raises:
-            SplitNotFoundError: there is no such split.
-            Exception: whatever ended the work.
-        """
+        """Return a split that waits for rows when they are read; for a finished pack, the ordinary split."""
         with whole_imports():
             from colabstage.load.dataset import dataset_h5
 
@@ -244,13 +235,7 @@ class BackgroundPack:
             return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
 
     def wait(self, timeout_s: float | None, progress: bool | Progress | None) -> StagedDataset:
-        """Return the dataset once all of it is here.
-
-        Raises:
-            TimeoutError: it is not, after `timeout_s` seconds.
-            WorkersLostError: this process was forked from the one that does the work, whose end is not seen here.
-            Exception: whatever ended the work.
-        """
+        """Return the dataset once all of it is here."""
         progress = self._wanted if progress is None else progress
         if self._done.done():
             # A bar would only jump from nothing to the end, below what the caller has printed meanwhile.
@@ -272,33 +257,36 @@ class BackgroundPack:
     def _await(self, shown: Progress, deadline: float | None, timeout_s: float | None) -> None:
         """Show a bar until all is here; raises `TimeoutError` at the deadline, which was `timeout_s` away."""
         name, total, unit = self.arrival.bar
+
+        def check() -> None:
+            cancellation_of(shown).check()
+            if deadline is not None and SYSTEM_CLOCK.now() > deadline and not self._done.done():
+                coming = f"the rest is still being {self.arrival.verb}"
+                msg = f"After {timeout_s:g} seconds {self.ready} are here; {coming}."
+                raise TimeoutError(msg)
+
         with shown.step(name, total=total, unit=unit) as step:
-            # What came before is no rate of what comes now.
-            start_at(step, done := self.arrival.moved)
             annotate(step, self._training())
-            while not self._done.done():
-                wait((self._done,), timeout=_LOOK_S)
-                cancellation_of(shown).check()
-                done = self._advance(step, done)
-                if deadline is not None and SYSTEM_CLOCK.now() > deadline and not self._done.done():
-                    coming = f"the rest is still being {self.arrival.verb}"
-                    msg = f"After {timeout_s:g} seconds {self.ready} are here; {coming}."
-                    raise TimeoutError(msg)
+            self._follow(step, check)
 
     def _show(self, step: ProgressStep) -> None:
         """Show how far it is, and training beside it, until the work ends."""
         error: BaseException | None = None
         try:
-            # Of a pack that is continued, what an earlier call did is no rate of this one.
-            start_at(step, done := self.arrival.moved)
-            while not self._done.done():
-                done = self._advance(step, done)
-                wait((self._done,), timeout=_LOOK_S)
+            self._follow(step, lambda: None)
             error = self._done.exception()
-            # What came between the last look and the end.
-            self._advance(step, done)
         finally:
             step.__exit__(None if error is None else type(error), error, None)
+
+    def _follow(self, step: ProgressStep, check: Callable[[], object]) -> None:
+        """Advance a step with the work, until that ends or `check` raises."""
+        # What an earlier call did is no rate of this one.
+        start_at(step, done := self.arrival.moved)
+        while not self._done.done():
+            wait((self._done,), timeout=_LOOK_S)
+            done = self._advance(step, done)
+            check()
+        self._advance(step, done)
 
     def _advance(self, step: ProgressStep, done: int) -> int:
         """Show what has arrived beyond `done`, and how training goes; returns what has arrived by now."""

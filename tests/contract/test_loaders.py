@@ -18,7 +18,7 @@ from colabstage import dataset_h5, make_loader
 pytestmark = pytest.mark.torch
 
 ROWS, BATCH, SEED, EPOCHS = 23, 4, 3, 2
-STRATEGIES = ["direct", "memory", pytest.param("workers", marks=pytest.mark.slow)]
+STRATEGIES = ["direct", "memory", "device"]
 FRAMEWORKS = {"keras": "keras", "tf.data": "tensorflow"}
 Epochs = list[list[list[int]]]
 

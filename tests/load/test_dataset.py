@@ -18,7 +18,7 @@ from colabstage.errors import DriveDisconnectedError, SplitNotFoundError
 from colabstage.images.decode import decode_sized
 from colabstage.images.geometry import ImageOptions
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.reading import rows as row_readers
+from colabstage.load.reading import encoded as row_readers
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
 from simulated_drive.drive import SimulatedDrive

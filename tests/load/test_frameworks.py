@@ -92,13 +92,13 @@ def test_batches_that_a_framework_shares_out_are_the_epoch(
     """As Accelerate does it: each process takes every so many-th batch of the loader's own, and loads it by its parts;
     together that is the epoch of one process, also of a loader that shares out itself."""
     dataset = numbered(make_file)
-    alone = make_loader(dataset, 4)
+    alone = make_loader(dataset, 4, seed=0)
     epochs = [visited(alone) for _ in range(2)]
     for epoch, expected in enumerate(epochs):
         parts = []
         for rank in range(world):
             options: dict[str, Any] = {"rank": rank, "world_size": world} if shared else {}
-            loader: Any = make_loader(dataset, 4, **options)
+            loader: Any = make_loader(dataset, 4, seed=0, **options)
             loader.sampler.set_epoch(epoch)
             own = list(loader.batch_sampler)[rank::world]
             parts.append(
@@ -156,7 +156,7 @@ def test_accelerates_shards_are_exact(make_file: Callable[..., Any], shared: boo
     parts = []
     for rank in range(2):
         options: dict[str, Any] = {"rank": rank, "world_size": 2} if shared else {}
-        loader: Any = make_loader(dataset, 4, **options)
+        loader: Any = make_loader(dataset, 4, seed=0, **options)
         batches = prepare_data_loader(
             loader, num_processes=2, process_index=rank, put_on_device=False, even_batches=False
         ).batch_sampler

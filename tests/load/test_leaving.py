@@ -15,18 +15,14 @@ import pytest
 
 from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.frameworks.on_demand import OnDemandPrefetcher
 from colabstage.load.loader import make_loader
-from colabstage.load.reading.chunks import ChunkEngine
-from colabstage.load.reading.engines import EngineChoice
+from colabstage.load.reading.encoded import Encoded
+from colabstage.load.reading.fields import EngineChoice
 from colabstage.load.reading.memory import ReadFile
-from colabstage.load.reading.rows import EncodedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from colabstage.io.pipeline import ThreadPool
 
 pytestmark = pytest.mark.torch
 
@@ -68,7 +64,7 @@ class SlowRows:
     def before_files(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Count each call of what reads the file of an encoded row, also of rows that were opened before."""
 
-        def get(rows: EncodedRows) -> Callable[[int], bytes]:
+        def get(rows: Encoded) -> Callable[[int], bytes]:
             real = rows.__dict__["read_bytes"]
 
             def counted(row: int) -> bytes:
@@ -77,10 +73,10 @@ class SlowRows:
 
             return counted
 
-        def put(rows: EncodedRows, real: Callable[[int], bytes]) -> None:
+        def put(rows: Encoded, real: Callable[[int], bytes]) -> None:
             rows.__dict__["read_bytes"] = real
 
-        monkeypatch.setattr(EncodedRows, "read_bytes", property(get, put), raising=False)
+        monkeypatch.setattr(Encoded, "read_bytes", property(get, put), raising=False)
 
 
 def begun_after_break(loader: Any, slow: SlowRows) -> int:
@@ -94,12 +90,12 @@ def begun_after_break(loader: Any, slow: SlowRows) -> int:
 
 
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.long), 2])
-@pytest.mark.parametrize("way", ["one size", "own sizes", "window", "crops", "headers"])
+@pytest.mark.parametrize("way", ["one size", "own sizes", "crops", "headers"])
 def test_a_break_waits_for_one_image_of_each_thread(
     make_encoded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, way: str, threads: int
 ) -> None:
     """However images are decoded, no thread begins another row once the loop has been left."""
-    dataset = dataset_h5(make_encoded(3 * BATCH, size=SIZE if way in ("one size", "window") else None))
+    dataset = dataset_h5(make_encoded(3 * BATCH, size=SIZE if way == "one size" else None))
     if way == "crops":
         # Headers are read before each image that is new; here they are known.
         dataset.reader.image_sizes(np.arange(len(dataset)))
@@ -112,21 +108,18 @@ def test_a_break_waits_for_one_image_of_each_thread(
         prefetch_factor=1,
         batch_transform=RandomResizedCrop(8) if way in ("crops", "headers") else None,
         strategy="direct",
-        shuffle="window" if way == "window" else True,
-        memory_budget=32_000 if way == "window" else None,
     )
     assert begun_after_break(loader, slow) <= threads
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("way", ["chunks", "h5py", "read"])
+@pytest.mark.parametrize("way", ["h5py", "read"])
 def test_a_break_waits_for_one_piece_of_each_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, threads: int
 ) -> None:
-    """So it is where pixels come out of chunks, by h5py, or row by row from a disk."""
+    """So it is where pixels come by h5py, or row by row from a disk."""
     path = tmp_path / "rows.h5"
     storage = {
-        "chunks": {"chunks": (1, 16, 16, 3), "compression": "gzip"},
         "h5py": {"chunks": (1, 16, 16, 3), "compression": "lzf"},
         "read": {},
     }
@@ -139,7 +132,6 @@ def test_a_break_waits_for_one_piece_of_each_thread(
         part._x = replace(part._x, choice=EngineChoice("read", "a test"))
     slow = SlowRows(BATCH)
     owner, name = {
-        "chunks": (ChunkEngine, "_copy"),
         "h5py": (h5py.Dataset, "__getitem__"),
         "read": (ReadFile, "read_into"),
     }[way]
@@ -155,25 +147,3 @@ def test_a_break_waits_for_one_piece_of_each_thread(
     )
     slow.before(owner, name, monkeypatch)
     assert begun_after_break(loader, slow) <= threads
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_reading_on_demand_is_left_like_a_loop(
-    make_encoded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
-    """What batches by number are read ahead with ends as soon."""
-    reader = dataset_h5(make_encoded(3 * BATCH, size=SIZE)).reader
-    slow = SlowRows(BATCH)
-    slow.before_files(monkeypatch)
-
-    def read(number: int, pool: ThreadPool) -> Any:
-        return reader.read_x(np.arange(number * BATCH, (number + 1) * BATCH), pool=pool)
-
-    ahead = OnDemandPrefetcher(read, range(3), depth=1, threads=threads, prepare=list)
-    ahead.take()
-    assert slow.at_second.wait(TIMEOUT_S)
-    begun = slow.begun
-    ahead.close()
-    assert slow.begun - begun <= threads
-    with pytest.raises(StopIteration):
-        ahead.take()

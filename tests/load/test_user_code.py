@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -90,11 +88,10 @@ def test_a_transform_sees_the_calls_of_a_stock_loader(
     assert ours.threads == {threading.current_thread()}
 
 
-@pytest.mark.parametrize("shuffle", [True, "window"])
-def test_a_loop_that_is_left_waits_for_no_transform(numbered: Path, shuffle: Any) -> None:
+def test_a_loop_that_is_left_waits_for_no_transform(numbered: Path) -> None:
     """None is called for a batch that nobody has asked for."""
     watched = Watched()
-    loader = make_loader(dataset_h5(numbered, watched), 8, strategy="direct", shuffle=shuffle, prefetch_factor=3)
+    loader = make_loader(dataset_h5(numbered, watched), 8, strategy="direct", prefetch_factor=3)
     for _ in loader:
         break
     assert len(watched.calls) == 8
@@ -105,14 +102,11 @@ def exhausted(*_: Any) -> Any:
     return next(iter(()))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 0}, {"strategy": "memory"}, {"strategy": "workers", "num_workers": 1}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"strategy": "memory"}], ids=str)
 def test_user_code_cannot_end_an_epoch(numbered: Path, options: dict[str, Any]) -> None:
     """The loop would see fewer samples, and no error."""
     for name in ("transform", "target_transform"):
         transforms: dict[str, Any] = {name: exhausted}
-        # Closed: what worker processes hold would stay with the error.
         with (
             make_loader(dataset_h5(numbered, **transforms), 8, **options) as loader,
             pytest.raises(RuntimeError, match=f"{name} raised StopIteration"),
@@ -120,9 +114,8 @@ def test_user_code_cannot_end_an_epoch(numbered: Path, options: dict[str, Any]) 
             list(loader)
         with pytest.raises(RuntimeError, match=f"{name} raised StopIteration"):
             list(DataLoader(dataset_h5(numbered, **transforms), 8))
-    if options.get("strategy") != "workers":
-        with pytest.raises(RuntimeError, match="batch_transform raised StopIteration"):
-            list(make_loader(dataset_h5(numbered), 8, batch_transform=exhausted, **options))
+    with pytest.raises(RuntimeError, match="batch_transform raised StopIteration"):
+        list(make_loader(dataset_h5(numbered), 8, batch_transform=exhausted, **options))
 
 
 def test_a_loop_goes_on_behind_a_sample_that_failed(numbered: Path) -> None:
@@ -165,48 +158,3 @@ def test_a_side_without_transform_is_as_ever(pictures: Path, strategy: Any) -> N
     assert x.shape == (9,)
     assert torch.equal(y, plain_y)
     assert y.dtype == plain_y.dtype
-
-
-SCRIPT = """
-import sys, threading, time
-if True:
-    from colabstage import dataset_h5, make_loader
-    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-
-    def slow(x):
-        time.sleep(0.005)
-        return x
-
-    for strategy, transform in (("auto", slow), ("workers", slow), ("workers", None)):
-        loader = make_loader(dataset_h5(sys.argv[1], transform), 8, num_workers=2, strategy=strategy)
-        print(loader.plan.strategy, loader.plan.start and loader.plan.start.method, sum(len(y) for _, y in loader))
-        loader.close()
-"""
-
-
-def test_a_script_without_guard_runs(numbered: Path, tmp_path: Path) -> None:
-    """Where other threads run, as they do in one that plots or uses a GPU, and a stock loader with workers would do."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, script, numbered], capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout.splitlines() == ["direct None 41", "workers fork 41", "workers fork 41"], done.stderr
-
-
-def noisy(x: Any) -> torch.Tensor:
-    """x with draws of every generator."""
-    return torch.tensor([float(x[0]), random.random(), float(np.random.rand()), float(torch.rand(()))])  # noqa: NPY002
-
-
-def test_draws_in_processes_follow_from_seed_epoch_and_batch(numbered: Path) -> None:
-    """They are the same in whichever process and after a resume, and others in another epoch."""
-    dataset = dataset_h5(numbered, noisy)
-    with make_loader(dataset, 8, strategy="workers", num_workers=2, seed=4) as loader:
-        epochs = [[x.tolist() for x, _ in loader] for _ in range(2)]
-        loader.set_epoch(1)
-        for number, _ in enumerate(loader):
-            if number == 2:
-                break
-        # From the process of what was the first batch, too.
-        loader.load_state_dict(loader.state_dict())
-        assert [x.tolist() for x, _ in loader] == epochs[1][3:]
-    assert len({tuple(row[1:]) for epoch in epochs for batch in epoch for row in batch}) == 2 * ROWS

@@ -126,7 +126,7 @@ from pathlib import Path
 import numpy as np
 from colabstage.io.workspace import temp_beside
 from colabstage.pack.arrival import RowMap
-from colabstage.sources.partial.local import _map_table
+from colabstage.sources.blocks import _map_table
 disk = Path(sys.argv[1])
 workspace = temp_beside(disk / "pack.h5")
 workspace.mkdir()

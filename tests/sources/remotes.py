@@ -13,8 +13,8 @@ import numpy as np
 from colabstage.errors import SourceChangedError
 from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.sources.arriving import fetch_file
 from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError
-from colabstage.sources.transfer.whole_file import fetch_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.io.progress import Cancellation, LateStep, NullProgress
+from colabstage.sources.arriving import STRETCH_BYTES, ArchiveWalk
 from colabstage.sources.http_file import open_http
-from colabstage.sources.transfer.streaming_copy import STRETCH_BYTES, ArchiveWalk
 from colabstage.trees.bytes import LocalBytes, RequestedBytes
 from colabstage.trees.tar import scan_members
 from tests.support.http_server import WebServer

@@ -64,23 +64,6 @@ def staged(source: Path, local: Path, **options: Any) -> Any:
     return stage_dataset(source, **{"local_dir": local, "cache_dir": CACHE, "progress": False, **options})
 
 
-def test_a_pack_goes_to_the_bucket_and_comes_from_there(photos: Path, s3: BucketService, tmp_path: Path) -> None:
-    """The next machine copies it, verified, byte for byte; with a limit it is opened in part."""
-    first = staged(photos, tmp_path / "one")
-    published = first.wait_published()
-    assert published.path == f"{CACHE}/{first.path.name}"
-    assert published.proof == "read back"
-    assert timeless(objects(s3)) == as_objects(f"cache/{first.path.name}", first.path)
-    again = staged(photos, tmp_path / "two")
-    assert again.report.origin == "cache"
-    assert again.path.read_bytes() == first.path.read_bytes()
-    assert staged(photos, tmp_path / "two").report.origin == "local"
-    assert staged(photos, tmp_path / "two").wait_published().path == published.path
-    streamed = staged(photos, tmp_path / "three", streaming=True).wait(progress=False)
-    assert streamed.report.origin == "cache"
-    assert streamed.path.read_bytes() == first.path.read_bytes()
-
-
 @pytest.mark.torch
 def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketService, tmp_path: Path) -> None:
     """Nothing but shards and manifests stays there; what was published is not packed again; a machine with room joins
@@ -215,17 +198,6 @@ def test_a_manifest_that_comes_before_ours(
     else:
         place().publish(pack, "photos.h5", progress=NullProgress())
         assert timeless(objects(s3)) == as_objects("cache/photos.h5", pack)
-
-
-def test_a_damaged_pack_in_the_bucket_is_not_used(photos: Path, s3: BucketService, tmp_path: Path) -> None:
-    """Copied whole, a block that is wrong leads back to the source; nothing wrong is ever read."""
-    first = staged(photos, tmp_path / "one")
-    content = first.path.read_bytes()
-    s3.put(f"cache/{first.path.name}", content[:-100] + bytes(100))
-    again = staged(photos, tmp_path / "two")
-    assert again.report.origin == "source"
-    assert "The cached pack cannot be used" in str(again.report)
-    assert again.path.read_bytes() == content
 
 
 def test_what_cannot_be_a_cache_says_so_before_anything_is_written(

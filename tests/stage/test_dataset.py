@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
 from pathlib import Path  # noqa: TC003 - fixtures
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import WeightedRandomSampler
 
-from colabstage.errors import ArgumentError, OptionError
+from colabstage.errors import OptionError
 from colabstage.load.loader import make_loader
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.run import stage_dataset
-from tests.pictures import write_photos
 
 
 def test_a_loader_takes_what_make_loader_takes() -> None:
@@ -25,25 +20,6 @@ def test_a_loader_takes_what_make_loader_takes() -> None:
     own, plain = (inspect.signature(function).parameters for function in (StagedDataset.loader, make_loader))
     assert list(own)[2:] == list(plain)[1:]
     assert [name for name in own if name in plain and own[name].default != plain[name].default] == []
-
-
-def test_images_without_labels_keep_their_order_as_the_note_says(tmp_path: Path) -> None:
-    """For predictions, which are matched to the names: by those in `samples`, or by a sorted listing of the folder."""
-    source = tmp_path / "test_images"
-    source.mkdir()
-    for path in write_photos(tmp_path / "photos", 12):
-        path.rename(source / path.name)
-    data = stage_dataset(source, cache_dir=None, progress=False)
-    (note,) = [note for note in data.report.notes if "random order" in note]
-    written = re.search(r"splits=(\{.*?\})", note)
-    assert written is not None
-    held_out = stage_dataset(source, splits=ast.literal_eval(written[1]), cache_dir=None, progress=False)
-    (split,) = held_out.splits
-    names = [name for name, _ in held_out[split].samples]
-    assert names == sorted(path.name for path in source.iterdir())
-    assert names != [name for name, _ in data["train"].samples]
-    rows = held_out[split].read_batch(range(12))[0]
-    assert np.array_equal(torch.cat([x for x, _ in held_out.loader(split, 5)]).permute(0, 2, 3, 1).numpy(), rows)
 
 
 def test_a_loader_does_as_it_is_told(photos: Path) -> None:
@@ -60,18 +36,3 @@ def test_a_loader_does_as_it_is_told(photos: Path) -> None:
     assert torch.equal(torch.cat([y for _, y in drawn]), torch.as_tensor(data["test"][1][1]).repeat(6))
     with pytest.raises(OptionError, match="strategy"):
         data.loader("train", 4, strategy="best")  # type: ignore[arg-type]
-
-
-def test_what_a_torch_user_asks_of_all_of_it_has_the_line_to_write(photos: Path) -> None:
-    """Its length, and a `DataLoader` over it: a split has one. Whether there is a dataset asks for no length."""
-    data = stage_dataset(photos, splits={"train": 0.8, "test": 0.2}, cache_dir=None, progress=False)
-    assert data
-    with pytest.raises(ArgumentError, match=r"Write data\['train'\] for samples"):
-        len(data)
-    asked: Any = data
-    with pytest.raises(TypeError, match=r"Write data\['train'\] for samples"):
-        next(iter(DataLoader(asked, 4)))
-    with pytest.raises(TypeError, match=r"data.loader\('train', 64\) for batches"):
-        DataLoader(asked, 4, shuffle=True)
-    with pytest.raises(TypeError, match=r"Write data\['train'\]"):
-        list(asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 import threading
 from collections.abc import Callable
@@ -15,12 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import CorruptArchiveError, DriveDisconnectedError, SourceNotFoundError, SourceReadError
+from colabstage.errors import DriveDisconnectedError, SourceNotFoundError
 from colabstage.h5.manifest import check_whole, read_manifest
-from colabstage.stage.plan import plan_stage
 from colabstage.stage.run import stage_dataset
 from simulated_drive.drive import SimulatedDrive
-from simulated_drive.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
+from simulated_drive.knobs import DriveFaults, DriveKnobs
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
@@ -99,91 +97,6 @@ def test_both_spellings_are_one_dataset(images: Path, my_drive: Path) -> None:
     assert stage(my_drive.parent / "My Drive" / "photos").report.origin == "local"
 
 
-def test_a_zip_is_packed_while_it_arrives(
-    images: Path, my_drive: Path, drive: SimulatedDrive, make_zip: Callable[[Path, Path], Path], fast: Path
-) -> None:
-    """A zip on Drive gives the folder's rows; neither its copy nor an extracted tree stays."""
-    make_zip(images, drive.cloud / "MyDrive" / "photos.zip")
-    expected = rows_by_key(stage(my_drive / "photos", cache_dir=None).path)
-    staged = stage(my_drive / "photos.zip", cache_dir=None)
-    found = rows_by_key(staged.path)
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[key], expected[key]) for key in expected)
-    assert sorted(p.name for p in staged.path.parent.iterdir()) == sorted(
-        [staged.path.name, f"{staged.path.name}.json", "stage.json"]
-    )
-
-
-def test_a_changed_source_is_not_served_from_the_cache(
-    images: Path, my_drive: Path, drive: SimulatedDrive, make_images: MakeImages, fast: Path
-) -> None:
-    """Images added to Drive since make the cached pack stale; it is replaced, and its predecessor kept."""
-    stage(my_drive / "photos")
-    my_drive = fresh_machine(drive, fast)
-    make_images(images, 4, first=20)
-    again = stage(my_drive / "photos")
-    assert again.report.origin == "source"
-    assert again.splits == {"train": 24}
-    assert drive.flush(timeout_s=60)
-    names = sorted(p.name for p in (drive.cloud / "MyDrive" / "colabstage").iterdir())
-    assert [name.split(".", 1)[1] for name in names] == ["h5", "h5.json", "h5.previous", "h5.previous.json"]
-
-
-@pytest.mark.parametrize("damage", ["zero_tail", "truncate"])
-def test_a_damaged_cached_pack_is_never_used(
-    images: Path, my_drive: Path, drive: SimulatedDrive, fast: Path, damage: str
-) -> None:
-    """A cached pack that reads wrong is refused by its hashes, and the source is staged instead."""
-    first = stage(my_drive / "photos").path.read_bytes()
-    my_drive = fresh_machine(drive, fast)
-    drive.set_faults(
-        DriveFaults(contents=(ContentFault(pattern="MyDrive/colabstage/*.h5", kind=damage, tail_bytes=5000),))  # type: ignore[arg-type]
-    )
-    again = stage(my_drive / "photos")
-    assert again.report.origin == "source"
-    assert "cannot be used" in " ".join(again.report.notes)
-    assert again.path.read_bytes() == first
-
-
-def test_a_pack_without_its_manifest_is_not_in_the_cache(
-    images: Path, my_drive: Path, drive: SimulatedDrive, fast: Path
-) -> None:
-    """A copy whose manifest never reached Drive does not count."""
-    stage(my_drive / "photos")
-    my_drive = fresh_machine(drive, fast)
-    next((my_drive / "colabstage").glob("*.json")).unlink()
-    assert stage(my_drive / "photos").report.origin == "source"
-
-
-def test_the_source_may_be_deleted_once_it_is_cached(
-    images: Path, my_drive: Path, drive: SimulatedDrive, fast: Path
-) -> None:
-    """Who frees the account of the images can still train from the cached pack, and is told so."""
-    stage(my_drive / "photos")
-    my_drive = fresh_machine(drive, fast)
-    shutil.rmtree(my_drive / "photos")
-    again = stage(my_drive / "photos")
-    assert again.report.origin == "cache"
-    assert "cannot be reached" in " ".join(again.report.notes)
-
-
-def test_passing_read_errors_are_survived(images: Path, my_drive: Path, drive: SimulatedDrive) -> None:
-    """Each image answering errno 5 twice costs retries, not the dataset."""
-    drive.set_faults(
-        DriveFaults(ops=(OpFault(op="read", pattern="MyDrive/photos/cat/*", errno=errno.EIO, first=2, per_file=True),))
-    )
-    assert stage(my_drive / "photos", cache_dir=None).splits == {"train": 20}
-
-
-def test_lasting_read_errors_are_one_typed_error(images: Path, my_drive: Path, drive: SimulatedDrive) -> None:
-    """An image that never reads is named, with the remedy, and nothing half-made is taken for whole."""
-    drive.set_faults(DriveFaults(ops=(OpFault(op="read", pattern="*/0003.png", errno=errno.EIO),)))
-    with pytest.raises(SourceReadError, match=r"0003\.png"):
-        stage(my_drive / "photos", cache_dir=None, image_size=(24, 32))
-    drive.set_faults(DriveFaults())
-    assert plan_stage(my_drive / "photos", cache_dir=None).action == "stage"
-
-
 def test_a_dying_drive_keeps_finished_work(
     tmp_path: Path, drive: SimulatedDrive, my_drive: Path, make_images: MakeImages
 ) -> None:
@@ -224,18 +137,6 @@ def test_publishing_may_go_on_in_the_background(images: Path, my_drive: Path) ->
     assert staged.splits == {"train": 20}
     staged.wait_published(timeout_s=60)
     assert len(list((my_drive / "colabstage").glob("*.h5.json"))) == 1
-
-
-def test_a_damaged_zip_on_drive_is_named(
-    images: Path, my_drive: Path, drive: SimulatedDrive, make_zip: Callable[[Path, Path], Path]
-) -> None:
-    """Bytes that come wrong out of the mount are caught by the member's checksum."""
-    make_zip(images, drive.cloud / "MyDrive" / "photos.zip")
-    drive.set_faults(
-        DriveFaults(contents=(ContentFault(pattern="MyDrive/photos.zip", kind="zero_tail", tail_bytes=2000),))
-    )
-    with pytest.raises(CorruptArchiveError, match=r"photos\.zip"):
-        stage(my_drive / "photos.zip", cache_dir=None)
 
 
 def test_google_documents_are_left_out_with_a_note(images: Path, my_drive: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import (
-    ColabstageError,
-    CorruptArchiveError,
-    DriveDisconnectedError,
-    DriveQuotaError,
     SourceChangedError,
-    SourceReadError,
 )
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
 from simulated_drive.drive import SimulatedDrive
-from simulated_drive.knobs import ContentFault, DriveFaults, DriveKnobs, ListingFault, OpFault
-from tests.io.test_board import wait_until
+from simulated_drive.knobs import DriveFaults, DriveKnobs, ListingFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,86 +40,6 @@ def fetch(source: Path, target: Path) -> dict[str, bytes]:
 def truth(drive: SimulatedDrive, make_images: MakeImages) -> dict[str, bytes]:
     """Forty images in the cloud."""
     return contents(make_images(drive.cloud / "MyDrive" / "photos", 40))
-
-
-PHOTO = "MyDrive/photos/*.png"
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [
-        {"ops": (OpFault(op="read", pattern=PHOTO, errno=errno.EIO, first=2, per_file=True),)},
-        {"ops": (OpFault(op="read", pattern=PHOTO, errno=errno.EAGAIN, first=2, per_file=True),)},
-        {"ops": (OpFault(op="open", pattern=PHOTO, errno=errno.EIO, first=1, per_file=True),)},
-        {"ops": (OpFault(op="open", pattern=PHOTO, errno=errno.ENOENT, first=1, per_file=True),)},
-        {"ops": (OpFault(op="list", pattern="MyDrive/photos*", errno=errno.EIO, first=1, per_file=True),)},
-    ],
-    ids=["EIO bursts", "EAGAIN", "EIO of open", "ENOENT of listed files", "EIO of listings"],
-)
-def test_what_passes_is_survived(
-    faults: dict[str, Any], truth: dict[str, bytes], drive: SimulatedDrive, my_drive: Path, tmp_path: Path
-) -> None:
-    """Each file fails once or twice and then comes whole: so does the folder."""
-    drive.set_faults(DriveFaults(**faults))
-    assert fetch(my_drive / "photos", tmp_path / "here") == truth
-    assert drive.stats().errors_injected > 0
-
-
-@pytest.mark.parametrize(
-    ("faults", "kind", "remedy"),
-    [
-        ({"ops": (OpFault(op="read", pattern="*/0007.png", errno=errno.EIO),)}, SourceReadError, "stage a copy"),
-        (
-            {"ops": (OpFault(op="read", pattern=PHOTO, errno=errno.ENOTCONN),)},
-            DriveDisconnectedError,
-            r"mount_drive\(\)",
-        ),
-        ({"ops": (OpFault(op="open", pattern="*/0007.png", errno=errno.ENOENT),)}, ColabstageError, "moved or deleted"),
-        ({"contents": (ContentFault(pattern=PHOTO, kind="truncate", tail_bytes=9),)}, SourceReadError, "Wait until"),
-    ],
-    ids=["EIO for good", "ENOTCONN", "gone", "truncated"],
-)
-def test_what_lasts_is_one_typed_error(
-    faults: dict[str, Any],
-    kind: type[ColabstageError],
-    remedy: str,
-    truth: dict[str, bytes],
-    drive: SimulatedDrive,
-    my_drive: Path,
-    tmp_path: Path,
-) -> None:
-    """It names the file and what to do; the target does not exist; once the day is better the rest comes."""
-    drive.set_faults(DriveFaults(**faults))
-    with pytest.raises(kind, match=remedy):
-        fetch(my_drive / "photos", tmp_path / "here")
-    assert not (tmp_path / "here").exists()
-    drive.set_faults(DriveFaults())
-    assert fetch(my_drive / "photos", tmp_path / "here") == truth
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.EAGAIN])
-def test_a_large_file_survives_errors_from_its_first_byte_on(
-    number: int, drive: SimulatedDrive, my_drive: Path, tmp_path: Path
-) -> None:
-    """Also the look at what kind of file it is may fail and is tried again."""
-    content = bytes(range(256)) * 40_000
-    (drive.cloud / "MyDrive" / "a.bin").write_bytes(content)
-    drive.set_faults(DriveFaults(ops=(OpFault(op="read", pattern="*/a.bin", errno=number, first=3),)))
-    fetch_files(my_drive / "a.bin", tmp_path / "a.bin", progress=False)
-    assert (tmp_path / "a.bin").read_bytes() == content
-    assert drive.stats().errors_injected == 3
-
-
-def test_a_zip_with_a_zeroed_tail_is_refused(
-    truth: dict[str, bytes], drive: SimulatedDrive, my_drive: Path, make_zip: Callable[[Path, Path], Path]
-) -> None:
-    """The listing has the right size and the content is wrong: the archive's own checksums tell."""
-    make_zip(drive.cloud / "MyDrive" / "photos", drive.cloud / "MyDrive" / "photos.zip")
-    drive.set_faults(
-        DriveFaults(contents=(ContentFault(pattern="MyDrive/photos.zip", kind="zero_tail", tail_bytes=3000),))
-    )
-    with pytest.raises(CorruptArchiveError, match=r"photos\.zip"):
-        stage_dataset(my_drive / "photos.zip", cache_dir=None, progress=False)
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -187,38 +99,3 @@ def limited(tmp_path: Path) -> Iterator[SimulatedDrive]:
         (simulated.cloud / "MyDrive" / "a.bin").write_bytes(b"a" * 3_000_000)
         simulated.mount(mountpoint)
         yield simulated
-
-
-def test_a_used_up_download_quota_says_so(limited: SimulatedDrive, tmp_path: Path) -> None:
-    """The mount answers errno 5, as always; the client's log tells why, and the error what to do about it."""
-    assert limited.mountpoint is not None
-    place = limited.mountpoint / "MyDrive" / "a.bin"
-    with place.open("rb") as file:
-        file.read(1000)  # somebody else's download
-    with pytest.raises(DriveQuotaError, match="Make a copy"):
-        fetch_files(place, tmp_path / "a.bin", progress=False)
-    assert not (tmp_path / "a.bin").exists()
-
-
-def test_a_file_that_becomes_visible_late_is_found(tmp_path: Path) -> None:
-    """Not there yet is an error that says so; a little later, or after a remount, the same call works."""
-    mountpoint = tmp_path / "content" / "drive"
-    mountpoint.mkdir(parents=True)
-    # Never by itself, or a call that other work holds up would find it.
-    with SimulatedDrive(tmp_path / "late", knobs=replace(DriveKnobs(time_scale=0.01), visibility_s=math.inf)) as drive:
-        drive.mount(mountpoint)
-        assert list((mountpoint / "MyDrive").iterdir()) == []
-        (drive.cloud / "MyDrive" / "a.bin").write_bytes(b"abc")
-        with pytest.raises(ColabstageError, match=r"a\.bin"):
-            fetch_files(mountpoint / "MyDrive" / "a.bin", tmp_path / "a.bin", progress=False)
-        drive.unmount()
-        drive.mount(mountpoint)
-        fetch_files(mountpoint / "MyDrive" / "a.bin", tmp_path / "a.bin", progress=False)
-    assert (tmp_path / "a.bin").read_bytes() == b"abc"
-    with SimulatedDrive(tmp_path / "soon", knobs=replace(DriveKnobs(time_scale=0.01), visibility_s=20)) as drive:
-        drive.mount(mountpoint)
-        assert list((mountpoint / "MyDrive").iterdir()) == []
-        (drive.cloud / "MyDrive" / "b.bin").write_bytes(b"abc")
-        wait_until((mountpoint / "MyDrive" / "b.bin").exists)
-        fetch_files(mountpoint / "MyDrive" / "b.bin", tmp_path / "b.bin", progress=False)
-    assert (tmp_path / "b.bin").read_bytes() == b"abc"

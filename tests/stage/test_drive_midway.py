@@ -18,7 +18,7 @@ from colabstage.errors import DriveDisconnectedError, SourceReadError
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.machine import watched
-from colabstage.sources.partial.file import BlockwiseFile
+from colabstage.sources.in_part import BlockwiseFile
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.io.test_board import wait_until
 from tests.load.test_partial import LIMIT, ROWS, check_epoch, make_pack, part_of
@@ -162,7 +162,7 @@ def test_what_is_read_in_part_from_it(
         train()
     part = part_of(dataset)
     assert isinstance(part.file, BlockwiseFile)
-    here, fetched = part.file.here, part.figures["fetched"]
+    here, fetched = np.flatnonzero(part.file.state), part.figures["fetched"]
     recovers(drive, my_drive.parent)
     with part.file.hold(here):
         assert part.figures["fetched"] == fetched

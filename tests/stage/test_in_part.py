@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tarfile
@@ -13,10 +12,8 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -25,20 +22,13 @@ from colabstage.errors import (
     CancelledError,
     DamagedPackError,
     NotEnoughSpaceError,
-    NotStagedError,
     OptionError,
     SourceChangedError,
 )
-from colabstage.h5.info import read_info
 from colabstage.h5.manifest import manifest_path
-from colabstage.io.page import Board
-from colabstage.io.units import format_bytes
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
-from colabstage.load.reading.reader import SplitReader
-from colabstage.notebook.browser import browse_dataset
-from colabstage.notebook.samples import open_splits, read_labels, read_samples
 from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.remote import MountedFile
 from colabstage.stage import plan
@@ -49,16 +39,15 @@ from tests.support.staged import SMALL_BLOCK, contents, use_small_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.purge import StoredDataset
-    from tests.nurseries import Nurseries
     from tests.sources.servers import BucketService
 
 pytestmark = pytest.mark.torch
 
 COUNT = 600
-KERAS_CHILD = Path(__file__).with_name("in_part_child.py")
 LIMIT, ROWS, BLOCK, BATCH = 3_500_000, 4000, SMALL_BLOCK, 32
 
 
@@ -125,76 +114,6 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
     data.part.close()
     assert purge_datasets([listed]).nbytes == listed.nbytes
     assert parts() == []
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_what_is_told_of_a_pack_in_part(tmp_path: Path) -> None:
-    """Where all of it is, how much of it is here, and what that took; opening shows its progress."""
-    source, cache = tmp_path / "data.npz", tmp_path / "cache"
-    x = np.random.default_rng(0).integers(0, 256, (ROWS, 32, 32), dtype=np.uint8)
-    np.savez(source, x_train=x, y_train=np.arange(ROWS) % 10)
-    whole = stage_dataset(source, cache_dir=cache, local_dir=tmp_path / "whole", progress=False)
-    places: dict[str, Any] = {"cache_dir": cache, "local_dir": tmp_path / "local", "disk_limit": LIMIT}
-    plan = plan_stage(source, **places)
-    assert plan.in_part
-    assert "is in the cache; it would be opened in part, and read from there." in str(plan)
-    assert not {"copied", "write"} & set(str(plan).split())
-    board = Board(lambda _: None, interval_s=0.01)
-    data = stage_dataset(source, **places, progress=board)
-    shown = board.rows()[-1]
-    assert (shown.name, shown.state) == ("open in part", "done")
-    assert 0 < shown.done <= data.figures["fetched"]
-    size = format_bytes(whole.path.stat().st_size)
-    assert f"in '{cache / whole.path.name}' ({size}, never more than 3.5 MB of it here)" in str(data)
-    assert 0 <= data.ready.rows < data.ready.total == ROWS
-    # Whoever opens it beside others finds what they have brought.
-    again = stage_dataset(source, **places, progress=False)
-    assert again.figures["kept"] > again.figures["fetched"]
-    assert "here from before" in str(again.report)
-    assert "0 B evicted" not in str(again.report)
-    for one in (data, again):
-        assert one.part is not None
-        one.part.close()
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("shards", [False, True], ids=["one file", "shards"])
-def test_the_part_that_is_here_is_no_pack_to_anybody_else(tmp_path: Path, nurseries: Nurseries, shards: bool) -> None:
-    """Not to a loader, to Keras, to the command line, or to h5py; what brings the rest gives every row."""
-    source, cache = tmp_path / "data.npz", tmp_path / "cache"
-    x = np.zeros((ROWS, 32, 32), np.uint8)
-    x[:, 0, 0], x[:, 0, 1], x[:, 5:] = *np.divmod(np.arange(ROWS), 256), 200
-    np.savez(source, x_train=x, y_train=np.arange(ROWS) % 10)
-    if not shards:
-        stage_dataset(source, cache_dir=cache, local_dir=tmp_path / "whole", progress=False)
-    data = stage_dataset(source, cache_dir=cache, local_dir=tmp_path / "here", disk_limit=LIMIT, progress=False)
-    assert data.part is not None
-    assert (len(data.part.paths) > 1) == shards
-    for path in data.part.paths:
-        for opened in (dataset_h5, SplitReader, browse_dataset, read_info):
-            with pytest.raises(NotStagedError, match=re.escape(str(path))):
-                opened(path)
-        with pytest.raises(OSError, match="signature"):
-            h5py.File(path)
-    told = subprocess.run(
-        [sys.executable, "-m", "colabstage", "info", str(data.path)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert told.returncode != 0
-    assert str(data.path) in told.stderr
-    # TensorFlow goes into a process of its own: the tfrecord package, which other tests import, has the same protocols.
-    arguments: list[str | Path] = [KERAS_CHILD, source, cache, tmp_path / "here", str(LIMIT), str(shards)]
-    assert nurseries.run_script("tensorflow", arguments, {"KERAS_BACKEND": "tensorflow"}) == str(ROWS)
-    last = read_samples(open_splits(data), "train", [0, ROWS - 1], longest_px=32)
-    assert all((one.x[5:] == 200).all() for one in last)
-    assert read_labels(open_splits(data["train"]), "train").counts.sum() == ROWS
-    # In another process, which finds its bytes here after a restart of this one.
-    again = pickle.loads(pickle.dumps(data["train"]))
-    assert (again[ROWS - 1][0][5:] == 200).all()
-    data.part.close()
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -325,40 +244,6 @@ def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_pa
     assert 0 < len(left) < part.file.blocks
     assert sorted({offset // BLOCK for offset in gate.read}) == left
     assert "were already here" in str(again.report)
-
-
-KILLED = """
-import os, signal, sys, time
-from colabstage import stage_dataset
-from colabstage.sources.remote import MountedFile
-read_range = MountedFile.read_range
-def slowly(self, offset, length):
-    time.sleep(0.02)
-    yield from read_range(self, offset, length)
-MountedFile.read_range = slowly
-data = stage_dataset(sys.argv[1], local_dir=sys.argv[2], cache_dir=sys.argv[3], progress=False, streaming=True)
-part = data.arriving.arrival
-while part.file.state.sum() < int(sys.argv[4]):
-    time.sleep(0.001)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_kill_while_it_is_copied_costs_no_block_that_was_here(source: Path, gate: Gate, tmp_path: Path) -> None:
-    """The next call takes up every block that was verified; what comes of it is what an undisturbed copy is."""
-    here = 4
-    places = [str(place) for place in (source, tmp_path / "a", source.parent / "cache")]
-    command = [sys.executable, "-c", KILLED, *places, str(here)]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, check=False, timeout=60)
-    assert (ended.returncode, ended.stderr) == (-signal.SIGKILL, b"")
-    gate.open()
-    again = stage(source, tmp_path / "a").wait(progress=False)
-    blocks = -(-again.path.stat().st_size // BLOCK)
-    fetched = {offset // BLOCK for offset in gate.read}
-    assert 0 < len(fetched) <= blocks - here
-    assert "were already here" in str(again.report)
-    stage(source, tmp_path / "b", streaming=False)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b") != {}
 
 
 def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

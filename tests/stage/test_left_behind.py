@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.record import StagedFiles
-    from colabstage.stage.run import StageCall
     from simulated_drive.drive import SimulatedDrive
 
 # The third block of the pack.
@@ -136,7 +135,7 @@ def test_a_restore_that_was_left_behind_changes_nothing(
         if awakes == "before the new staging":
 
             def awake_and_make(
-                call: StageCall, source: OpenSource, cache: Cache | None = None
+                call: Any, source: OpenSource, cache: Cache | None = None
             ) -> StagedFiles | CachedPack | None:
                 hanging.awake()
                 wait_until_over()

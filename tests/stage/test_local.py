@@ -26,22 +26,17 @@ from colabstage.errors import (
     CorruptArchiveError,
     DecodeError,
     EmptySourceError,
-    LayoutError,
     NotEnoughSpaceError,
     OptionError,
     SourceNotFoundError,
-    SplitNotFoundError,
     TargetExistsError,
     TargetNotWritableError,
     UnsafeArchiveError,
 )
-from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.h5.manifest import manifest_path
 from colabstage.io.arguments import GOES_ON
-from colabstage.io.progress import NullProgress, ProgressStep
-from colabstage.io.workspace import leave_for_next, temp_beside
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
-from colabstage.stage.plan import plan_stage
 from colabstage.stage.publish import publish_file, restore_file
 from colabstage.stage.run import stage_dataset
 
@@ -83,26 +78,6 @@ def test_a_folder_becomes_a_pack_of_its_pixels(photos: Path) -> None:
         ]
 
 
-def test_archives_give_the_same_rows_as_the_folder(
-    photos: Path, tmp_path: Path, make_zip: Callable[[Path, Path], Path]
-) -> None:
-    """A zip, a tar and a tar.gz of a folder are packed to the folder's samples, without being extracted."""
-    expected = rows_by_key(stage(photos).path)
-    archives = [make_zip(photos, tmp_path / "a.zip")]
-    for name, mode in (("b.tar", "w"), ("c.tar.gz", "w:gz")):
-        with tarfile.open(tmp_path / name, mode) as archive:  # type: ignore[call-overload]
-            archive.add(photos, ".")
-        archives.append(tmp_path / name)
-    for archive_path in archives:
-        staged = stage(archive_path)
-        found = rows_by_key(staged.path)
-        assert found.keys() == expected.keys()
-        assert all(np.array_equal(found[key], expected[key]) for key in expected)
-        assert sorted(p.name for p in staged.path.parent.iterdir()) == sorted(
-            [staged.path.name, f"{staged.path.name}.json", "stage.json"]
-        )
-
-
 def test_a_second_call_reads_nothing(photos: Path) -> None:
     """The second call takes the first one's pack as it stands, in well under 100 ms."""
     first = stage(photos)
@@ -118,22 +93,6 @@ def test_a_second_call_reads_nothing(photos: Path) -> None:
     assert "names, sizes and times of all files are unchanged" in second.report.steps[0].note
     assert everything_below(first.path.parent) == before
     assert seconds < 0.2  # under 0.01 s when nothing else runs
-
-
-@pytest.mark.parametrize("change", ["added", "removed", "renamed"])
-def test_a_changed_folder_is_staged_again(photos: Path, make_images: MakeImages, change: str) -> None:
-    """Adding, removing or renaming a file is noticed by the quick look."""
-    stage(photos)
-    victim = photos / "cat" / "0000.png"
-    if change == "added":
-        make_images(photos, 1, first=20)
-    elif change == "removed":
-        victim.unlink()
-    else:
-        victim.rename(photos / "cat" / "zzz.png")
-    again = stage(photos)
-    assert again.report.origin == "source"
-    assert sorted(rows_by_key(again.path)) == sorted(str(p.relative_to(photos)) for p in photos.rglob("*.png"))
 
 
 def test_a_file_rewritten_in_place_is_noticed(photos: Path, image_bytes: Callable[..., bytes]) -> None:
@@ -152,49 +111,6 @@ def test_touched_folders_cost_one_listing(photos: Path) -> None:
     second = stage(photos)
     assert second.report.origin == "local"
     assert stage(photos).report.origin == "local"
-
-
-def test_a_replaced_archive_is_staged_again(
-    photos: Path, tmp_path: Path, make_images: MakeImages, make_zip: Callable[[Path, Path], Path]
-) -> None:
-    """An archive with another content under the same name is not taken for the old one."""
-    archive = make_zip(photos, tmp_path / "a.zip")
-    assert stage(archive).splits == {"train": 20}
-    make_zip(make_images(tmp_path / "other", 6), archive)
-    assert stage(archive).splits == {"train": 6}
-
-
-def test_refresh_stages_again(photos: Path) -> None:
-    """`refresh=True` does the work anew and gives the same bytes."""
-    first = stage(photos).path.read_bytes()
-    again = stage(photos, refresh=True)
-    assert again.report.origin == "source"
-    assert again.path.read_bytes() == first
-
-
-def test_other_options_make_another_pack(photos: Path) -> None:
-    """Packs of different options stand beside each other."""
-    small = stage(photos, image_size=(8, 8))
-    large = stage(photos)
-    assert small.path != large.path
-    assert stage(photos, image_size=(8, 8)).report.origin == "local"
-    with h5py.File(small.path, "r") as file:
-        assert file["X_train"].shape == (20, 8, 8, 3)
-
-
-def test_a_damaged_pack_is_made_again(photos: Path) -> None:
-    """A pack whose tail was zeroed, with its times put back, is never taken for whole."""
-    staged = stage(photos)
-    whole = staged.path.read_bytes()
-    found = staged.path.stat()
-    with staged.path.open("r+b") as file:
-        file.seek(-4096, os.SEEK_END)
-        file.write(bytes(4096))
-    os.utime(staged.path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    again = stage(photos)
-    assert again.report.origin == "source"
-    assert "damaged" in " ".join(again.report.notes)
-    assert again.path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("refresh", [False, True])
@@ -236,47 +152,6 @@ def test_a_moved_pack_is_verified_once_and_sealed_again(photos: Path) -> None:
     assert stage(photos).report.origin == "local"
 
 
-def test_without_its_manifest_a_pack_does_not_count(photos: Path) -> None:
-    """A pack whose manifest is gone or cut is made again."""
-    staged = stage(photos)
-    manifest_path(staged.path).write_text("{", encoding="utf-8")
-    assert stage(photos).report.origin == "source"
-    assert read_manifest(staged.path) is not None
-
-
-def test_the_source_may_be_gone_once_it_is_staged(photos: Path) -> None:
-    """What is here stays usable, and the report says that the source was not reached."""
-    stage(photos)
-    shutil.rmtree(photos)
-    again = stage(photos)
-    assert again.report.origin == "local"
-    assert "cannot be reached" in " ".join(again.report.notes)
-    with pytest.raises(SourceNotFoundError):
-        stage(photos, refresh=True)
-    assert again.path.exists()
-
-
-def test_splits_by_fractions(photos: Path) -> None:
-    """Fractions divide every class alike, the same way each time."""
-    staged = stage(photos, splits={"train": 0.6, "dev": 0.2, "test": 0.2})
-    assert staged.splits == {"train": 12, "dev": 4, "test": 4}
-    keys = [set(rows_by_key(staged.path, split)) for split in ("train", "dev", "test")]
-    assert len(set.union(*keys)) == 20
-    assert sum(key.startswith("cat/") for key in keys[0]) == 6
-
-
-def test_plain_files_are_copied(photos: Path) -> None:
-    """`keep="files"` gives the source's tree, byte for byte with its times, and no pack."""
-    (photos / "notes.txt").write_text("kept as well", encoding="utf-8")
-    staged = stage(photos, keep="files")
-    assert staged.files == staged.path
-    assert everything_below(staged.path) == everything_below(photos)
-    assert (staged.path / "notes.txt").stat().st_mtime_ns == (photos / "notes.txt").stat().st_mtime_ns
-    assert stage(photos, keep="files").report.origin == "local"
-    with pytest.raises(OptionError, match="keep='pack'"):
-        staged["train"]
-
-
 def test_both_forms_are_kept(photos: Path, tmp_path: Path, make_zip: Callable[[Path, Path], Path]) -> None:
     """`keep="both"` extracts an archive and packs it; each form is what it is alone."""
     archive = make_zip(photos, tmp_path / "a.zip")
@@ -294,61 +169,6 @@ def test_missing_files_are_fetched_again(photos: Path) -> None:
     next(staged.path.rglob("*.png")).unlink()
     assert stage(photos, keep="files", verify="full").report.origin == "source"
     assert everything_below(staged.path) == everything_below(photos)
-
-
-def test_a_plan_writes_nothing(photos: Path, tmp_path: Path) -> None:
-    """`plan_stage` says what would happen, with figures, and leaves no trace."""
-    before = sorted(tmp_path.rglob("*"))
-    plan = plan_stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache")
-    assert sorted(tmp_path.rglob("*")) == before
-    assert plan.action == "stage"
-    assert plan.figures.pack_bytes == 20 * 8 * 8 * 3
-    assert plan.samples == {"train": 20}
-    assert plan.fits
-    stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache")
-    assert plan_stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache").action == "reuse"
-    shutil.rmtree(tmp_path / "fast")
-    assert plan_stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache").action == "restore"
-
-
-def test_a_plan_says_what_would_be_left_out(photos: Path) -> None:
-    """In the words of the report that follows, and that no cache is used where none is."""
-    (photos / "notes.txt").write_text("mine")
-    plan = plan_stage(photos, cache_dir=None)
-    assert "1 other file was left out (1 .txt)." in plan.reasons
-    assert "Cache: none is used." in plan.reasons
-    assert set(stage(photos, cache_dir=None).report.notes) <= set(plan.reasons)
-
-
-class Seen(NullProgress):
-    """Keeps the names of the steps."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        self.names.append(name)
-        return super().step(name, total=total, unit=unit)
-
-
-def test_progress_is_shown_by_step(photos: Path, tmp_path: Path) -> None:
-    """A caller's progress is told of packing, publishing and restoring."""
-    seen = Seen()
-    stage(photos, progress=seen, cache_dir=tmp_path / "cache")
-    shutil.rmtree(tmp_path / "fast")
-    stage(photos, progress=seen, cache_dir=tmp_path / "cache")
-    assert [name.split()[0] for name in seen.names] == ["pack", "publish", "copy"]
-
-
-def test_leftovers_of_the_dead_are_swept(photos: Path) -> None:
-    """What a killed process left in the dataset's folder is gone after the next staging."""
-    staged = stage(photos)
-    leftover = temp_beside(staged.path.parent / "spool")
-    leftover.mkdir()
-    (leftover / "half").write_bytes(b"x")
-    leave_for_next(leftover)
-    stage(photos, refresh=True)
-    assert not [p for p in staged.path.parent.iterdir() if p.name.startswith(".colabstage-")]
 
 
 def bad_sources(tmp_path: Path, make_images: MakeImages, make_zip: Callable[[Path, Path], Path]) -> dict[str, Path]:
@@ -408,39 +228,6 @@ def test_bad_sources_are_refused_without_a_trace(
     assert not (tmp_path / "cache").exists()
 
 
-def test_bad_images_can_be_skipped_and_are_named(photos: Path) -> None:
-    """`on_error="skip"` leaves them out of the file and names each in the report."""
-    bad = photos / "dog" / "0007.png"
-    bad.write_bytes(bad.read_bytes()[:200])
-    (photos / "cat" / "0008.png").write_bytes(b"not an image")
-    staged = stage(photos, on_error="skip", image_size=(24, 32))
-    assert staged.splits == {"train": 18}
-    assert sorted(line.split(":")[0] for line in staged.report.skipped) == ["cat/0008.png", "dog/0007.png"]
-    assert "dog/0007.png" not in rows_by_key(staged.path)
-    again = stage(photos, on_error="skip", image_size=(24, 32))
-    assert (again.report.origin, again.report.skipped) == ("local", staged.report.skipped)
-
-
-def test_a_failed_refresh_keeps_what_was_there(photos: Path) -> None:
-    """A source that has gone bad raises, and the earlier pack is still there, whole."""
-    staged = stage(photos)
-    before = everything_below(staged.path.parent)
-    (photos / "cat" / "0000.png").write_bytes(b"rotten")
-    with pytest.raises(DecodeError):
-        stage(photos, refresh=True)
-    after = everything_below(staged.path.parent)
-    # Samples that were finished before the bad one wait for the next try.
-    assert {name: data for name, data in after.items() if not name.startswith(".colabstage-")} == before
-
-
-def test_wrong_split_names_list_the_right_ones(photos: Path) -> None:
-    """Asking for a split that is not there says which are."""
-    pytest.importorskip("torch", reason="needs torch: pip install -c constraints.txt torch")
-    staged = stage(photos)
-    with pytest.raises(SplitNotFoundError, match="train"):
-        staged["valid"]
-
-
 @pytest.mark.parametrize(
     "options",
     [{"keep": "zip"}, {"verify": "maybe"}, {"encoding": "gif"}, {"resize": "squash"}, {"image_size": (0, 5)},
@@ -478,17 +265,6 @@ def test_no_address_becomes_a_folder_of_the_current_one(
     assert sorted(tmp_path.iterdir()) == [file, archive]
 
 
-def test_addresses_are_not_taken_for_folders(photos: Path) -> None:
-    """What is staged lies on a disk or a mount, and a URL there gets a sentence that says so; a cache may be in a
-    bucket, but not on a web server."""
-    with pytest.raises(OptionError, match="local_dir='s3://bucket' is an address"):
-        stage(photos, local_dir="s3://bucket")
-    with pytest.raises(
-        OptionError, match=r"cache_dir='https://example\.org/cache' is not a place that packs can be written"
-    ):
-        stage(photos, cache_dir="https://example.org/cache")
-
-
 def test_too_little_disk_is_refused_with_figures(photos: Path, small_disk: Path) -> None:
     """Before anything is written, with what is needed and what is free."""
     with pytest.raises(NotEnoughSpaceError, match=r"MB.*free"):
@@ -501,26 +277,6 @@ def test_an_unwritable_place_is_refused(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "blocked").write_bytes(b"")
     with pytest.raises(TargetNotWritableError, match="blocked"):
         stage(photos, local_dir=tmp_path / "blocked")
-
-
-def test_mixed_sizes_are_kept_as_they_came(photos: Path, image_bytes: Callable[..., bytes]) -> None:
-    """`encoding="auto"` keeps the files' own bytes when sizes differ, also when only a late image differs."""
-    (photos / "cat" / "0005x.png").write_bytes(image_bytes(99, size=(10, 10)))
-    staged = stage(photos)
-    with h5py.File(staged.path, "r") as file:
-        offsets, data = file["X_train/offsets"][()], file["X_train/bytes"][()]
-        for row, key in enumerate(file["key_train"][()].tolist()):
-            assert data[offsets[row] : offsets[row + 1]].tobytes() == (photos / key.decode()).read_bytes()
-    with pytest.raises(LayoutError, match="image_size"):
-        stage(photos, encoding="pixels")
-
-
-def test_names_that_are_no_utf8_are_kept_readable(photos: Path) -> None:
-    """A file name in another encoding can be staged; its key shows the odd bytes escaped."""
-    (photos / "cat" / "0000.png").rename(photos / "cat" / os.fsdecode(b"gr\xfcn.png"))
-    staged = stage(photos)
-    assert r"cat/gr\udcfcn.png" in rows_by_key(staged.path)
-    assert stage(photos).report.origin == "local"
 
 
 _STOPPED = """

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 import colabstage
-from colabstage.diagnose.compare import compare_sources
-from colabstage.errors import ColabstageError, DriveNotMountedError, TargetExistsError
-from colabstage.stage.purge import list_datasets, purge_datasets, sweep_leftovers
+from colabstage.errors import DriveNotMountedError
+from colabstage.stage.purge import list_datasets, purge_datasets
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.stage.conftest import OneStep
+from tests.stage.on_drive import SIZE, VERBS
 from tests.support.colab import simulated_colab
 
 if TYPE_CHECKING:
@@ -25,11 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.stage.conftest import MakeImages
+    from tests.stage.on_drive import Verb
     from tests.support.colab_machine import SimulatedColab
-
-    Verb = Callable[[Path, Path, Path], object]
-
-SIZE = (8, 8)
 
 
 @pytest.fixture
@@ -65,65 +61,6 @@ def model(tmp_path: Path) -> Path:
     return file
 
 
-def everything_below(folder: Path) -> list[Path]:
-    """All that a folder holds."""
-    return sorted(folder.rglob("*"))
-
-
-VERBS: dict[str, Verb] = {
-    "publish_file": lambda on, model, images: colabstage.publish_file(model, f"{on}/ck/", progress=False),
-    "publish_file, waiting": lambda on, model, images: colabstage.publish_file(
-        model, f"{on}/ck/", wait_uploaded=True, progress=False
-    ),
-    "publish_file, from Drive": lambda on, model, images: colabstage.publish_file(on / "m.pt", model, progress=False),
-    "restore_file": lambda on, model, images: colabstage.restore_file(on / "m.pt", model, progress=False),
-    "restore_file, to Drive": lambda on, model, images: colabstage.restore_file(model, on / "m.pt", progress=False),
-    "stage_dataset": lambda on, model, images: colabstage.stage_dataset(
-        on / "photos.zip", image_size=SIZE, progress=False
-    ),
-    "stage_dataset, pattern": lambda on, model, images: colabstage.stage_dataset(
-        on / "part-*.zip", image_size=SIZE, progress=False
-    ),
-    "stage_dataset, cache_dir": lambda on, model, images: colabstage.stage_dataset(
-        images, image_size=SIZE, cache_dir=on / "cache", progress=False
-    ),
-    "stage_dataset, local_dir": lambda on, model, images: colabstage.stage_dataset(
-        images, image_size=SIZE, local_dir=on / "local", progress=False
-    ),
-    "plan_stage": lambda on, model, images: colabstage.plan_stage(on / "photos.zip", image_size=SIZE),
-    "plan_stage, cache_dir": lambda on, model, images: colabstage.plan_stage(
-        images, image_size=SIZE, cache_dir=on / "cache"
-    ),
-    "pack_dataset": lambda on, model, images: colabstage.pack_dataset(
-        images, on / "pack.h5", image_size=SIZE, progress=False
-    ),
-    "pack_dataset, from Drive": lambda on, model, images: colabstage.pack_dataset(
-        on / "photos", model.with_name("pack.h5"), image_size=SIZE, progress=False
-    ),
-    "pack_dataset, appending": lambda on, model, images: colabstage.pack_dataset(
-        images, append_to=on / "pack.h5", image_size=SIZE, progress=False
-    ),
-    "pack_dataset, of a dataset": lambda on, model, images: colabstage.pack_dataset(
-        [(number, 0) for number in range(4)], on / "pack.h5", progress=False
-    ),
-    "fetch_files": lambda on, model, images: colabstage.fetch_files(images, on / "copy", progress=False),
-    "fetch_files, from Drive": lambda on, model, images: colabstage.fetch_files(
-        on / "photos", model.with_name("copy"), progress=False
-    ),
-    "extract_archive": lambda on, model, images: colabstage.extract_archive(
-        shutil.make_archive(str(images), "zip", images), on / "out", progress=False
-    ),
-    "extract_archive, from Drive": lambda on, model, images: colabstage.extract_archive(
-        on / "photos.zip", model.with_name("out"), progress=False
-    ),
-    "dataset_h5": lambda on, model, images: colabstage.dataset_h5(on / "pack.h5"),
-    "compare_sources": lambda on, model, images: compare_sources(on / "photos", image_size=SIZE),
-    "list_datasets": lambda on, model, images: list_datasets(cache_dir=on / "cache"),
-    "list_datasets, local_dir": lambda on, model, images: list_datasets(local_dir=on / "local", cache_dir=None),
-    "sweep_leftovers": lambda on, model, images: sweep_leftovers(cache_dir=on / "cache"),
-}
-
-
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_every_verb_refuses_a_path_on_a_drive_that_is_not_mounted(
     verb: Verb, colab: SimulatedColab, place: Path, model: Path, images: Path, tmp_path: Path
@@ -145,93 +82,6 @@ def test_what_the_error_advises_works(colab: SimulatedColab, place: Path, model:
     call = next(part for part in str(caught.value).split() if part.startswith("mount_drive("))
     assert eval(call, {"mount_drive": colabstage.mount_drive}) == place / "MyDrive"
     assert colabstage.publish_file(model, target, wait_uploaded=True, progress=False).proof == "uploaded"
-
-
-def own_mountpoint(place: Path) -> Path:
-    """A mount point of the user's own, without its mount."""
-    return place.with_name("gdrive") / "MyDrive"
-
-
-def with_a_space(place: Path) -> Path:
-    """The spelling with a space."""
-    return place.with_name("gdrive") / "My Drive"
-
-
-def shared_drive(place: Path) -> Path:
-    """A shared drive."""
-    return place / "Shareddrives/team"
-
-
-def shortcut(place: Path) -> Path:
-    """The target of a shortcut, by its id."""
-    return place / ".shortcut-targets-by-id/1A2b3C/team"
-
-
-def link(place: Path) -> Path:
-    """A link that leads to Drive, as notebooks make to avoid the space."""
-    short = place.with_name("mydrive")
-    short.symlink_to(place.with_name("gdrive") / "My Drive")
-    return short
-
-
-def empty_folders(place: Path) -> Path:
-    """Folders that somebody created in Drive's place."""
-    (place.with_name("gdrive") / "MyDrive/ck").mkdir(parents=True)
-    return place.with_name("gdrive") / "MyDrive"
-
-
-def with_a_file(place: Path) -> Path:
-    """A file that was written in Drive's place."""
-    (place / "MyDrive").mkdir(parents=True)
-    (place / "MyDrive/log.txt").write_text("lost")
-    return place / "MyDrive"
-
-
-@pytest.mark.parametrize(
-    "path_of", [own_mountpoint, with_a_space, shared_drive, shortcut, link, empty_folders, with_a_file]
-)
-def test_paths_that_are_meant_to_be_on_drive(
-    path_of: Callable[[Path], Path], colab: SimulatedColab, place: Path, model: Path
-) -> None:
-    """However it is spelt, and whatever is in its place, nothing is added there."""
-    folder = path_of(place)
-    before = everything_below(colab.root / "content")
-    with pytest.raises(DriveNotMountedError):
-        colabstage.publish_file(model, f"{folder}/ck/", progress=False)
-    assert everything_below(colab.root / "content") == before
-
-
-@pytest.mark.parametrize("name", ["drive", "MyDrive", "content/MyDrive/ck"])
-def test_local_folders_stay_local_folders(colab: SimulatedColab, model: Path, tmp_path: Path, name: str) -> None:
-    """What only sounds like Drive is written to as ever: a name, and a folder of files called MyDrive."""
-    folder = tmp_path / name
-    folder.mkdir(parents=True)
-    (folder.parent / "notes.txt").write_text("mine")
-    assert colabstage.publish_file(model, folder, progress=False).proof == "read back"
-    assert (folder / "model.pt").read_bytes() == model.read_bytes()
-
-
-def test_elsewhere_no_path_is_on_drive(tmp_path: Path, model: Path) -> None:
-    """On a laptop a folder of the very same name is nothing but a folder."""
-    with simulated_colab(tmp_path / "machine", preset="local") as laptop:
-        target = laptop.root / "content/drive/MyDrive"
-        report = colabstage.publish_file(model, f"{target}/", wait_uploaded=True, progress=False)
-    assert (report.proof, report.uploading) == ("read back", False)
-
-
-@pytest.mark.fuse
-def test_the_mount_point_of_mount_drive_is_remembered(colab: SimulatedColab, place: Path, model: Path) -> None:
-    """In this process and in the scripts that it starts, also when somebody has written in Drive's place."""
-    folder = colabstage.mount_drive(place.with_name("gdrive"))
-    colabstage.flush_drive(remount=False)
-    folder.mkdir()
-    (folder / "log.txt").write_text("lost")
-    with pytest.raises(DriveNotMountedError, match="gdrive"):
-        colabstage.publish_file(model, folder, progress=False)
-    script = f"import colabstage; colabstage.publish_file({str(model)!r}, {str(folder)!r}, progress=False)"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert "DriveNotMountedError" in ended.stderr
-    assert [path.name for path in folder.iterdir()] == ["log.txt"]
 
 
 @pytest.mark.fuse
@@ -301,45 +151,3 @@ def test_a_cached_pack_of_a_drive_that_is_gone_is_not_called_removed(
     report = purge_datasets(cached)
     assert (report.removed, report.kept) == ((), tuple(cached))
     assert any((drive.cloud / "MyDrive/colabstage").glob("*.h5"))
-
-
-@pytest.mark.fuse
-def test_empty_folders_in_drives_place_are_removed_by_mounting(colab: SimulatedColab, place: Path) -> None:
-    """As os.makedirs leaves them: there is nothing to lose."""
-    (place / "MyDrive/ck/old").mkdir(parents=True)
-    (place / "My Drive").mkdir()
-    assert colabstage.mount_drive(place) == place / "MyDrive"
-    assert not (place / "MyDrive/ck").exists()
-
-
-@pytest.mark.fuse
-@pytest.mark.parametrize("name", ["MyDrive/ck/model.pt", "MyDrive/it's a model.pt", "model.pt"])
-def test_files_in_drives_place_are_named_with_a_line_that_keeps_them(
-    colab: SimulatedColab, place: Path, name: str
-) -> None:
-    """Nobody is asked before; after the line in the message Drive is mounted, and the file is beside it."""
-    (place / name).parent.mkdir(parents=True)
-    (place / name).write_text("weights")
-    with pytest.raises(TargetExistsError, match=name) as caught:
-        colabstage.mount_drive(place)
-    assert colab.auth_requests == 0
-    subprocess.run(["sh", "-c", str(caught.value).partition(": !")[2]], check=True, timeout=60)
-    colabstage.mount_drive(place)
-    assert (place.with_name("drive-local") / name).read_text() == "weights"
-
-
-@pytest.mark.parametrize("kind", ["link", "fifo", "hidden"])
-def test_only_empty_folders_are_removed(colab: SimulatedColab, place: Path, tmp_path: Path, kind: str) -> None:
-    """A link, a pipe and a hidden file are somebody's."""
-    folder = place / "MyDrive/ck"
-    folder.mkdir(parents=True)
-    if kind == "link":
-        (folder / "there").symlink_to(tmp_path)
-    elif kind == "fifo":
-        os.mkfifo(folder / "there")
-    else:
-        (folder / ".there").touch()
-    before = everything_below(place)
-    with pytest.raises(ColabstageError, match="there"):
-        colabstage.mount_drive(place)
-    assert everything_below(place) == before

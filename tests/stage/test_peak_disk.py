@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
-    from typing import Self
-
-    from colabstage.io.progress import ProgressStep
     from colabstage.stage.dataset import StagedDataset
     from simulated_drive.drive import SimulatedDrive
 
@@ -26,30 +21,6 @@ pytestmark = pytest.mark.fuse
 MakeImages = Callable[..., Path]
 MakeDisk = Callable[[int], Path]
 MB = 1_000_000
-
-
-class Filler:
-    """A `Progress` that takes a disk's room, all but 5 MB, when a step of a certain name begins."""
-
-    def __init__(self, disk: Path, name: str) -> None:
-        self._disk = disk
-        self._name = name
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        """The moment, right after room was found to be there."""
-        if name.lower().startswith(self._name) and not (self._disk / "filler").exists():
-            with (self._disk / "filler").open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self._disk).free - 5 * MB)
-        return self
-
-    def advance(self, amount: int = 1) -> None:
-        """Nothing to show."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
 
 
 def files_in(folder: Path) -> dict[str, int]:
@@ -78,13 +49,6 @@ def test_the_drive_clients_copy_is_counted(
         fetch_files(my_drive / "large.bin", disk / "large.bin", progress=False)
     assert files_in(disk) == {}
     fetch_files(drive.cloud / "MyDrive" / "large.bin", disk / "large.bin", progress=False)
-    assert (disk / "large.bin").read_bytes() == large
-
-
-def test_what_nearly_fills_the_disk_is_done(large: bytes, my_drive: Path, make_disk: MakeDisk) -> None:
-    """With room for both copies and hardly more it is fetched."""
-    disk = make_disk(40)
-    fetch_files(my_drive / "large.bin", disk / "large.bin", progress=False)
     assert (disk / "large.bin").read_bytes() == large
 
 
@@ -124,77 +88,3 @@ def test_a_restored_pack_counts_twice(
     with pytest.raises(NotEnoughSpaceError, match=r"needs 4\d.*MB"):
         stage_big(disk / "fast")
     assert files_in(disk) == {}
-
-
-def test_a_disk_that_fills_up_while_restoring_costs_only_this_try(
-    stage_big: Callable[..., StagedDataset], tmp_path: Path, make_disk: MakeDisk
-) -> None:
-    """What stood on the disk stays; with room again the pack comes from the cache, whole."""
-    truth = stage_big(tmp_path / "first").path.read_bytes()
-    disk = make_disk(64)
-    (disk / "mine.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(NotEnoughSpaceError, match="full"):
-        stage_big(disk / "fast", progress=Filler(disk, "copy from cache"))
-    (disk / "filler").unlink()
-    assert files_in(disk) == {"mine.txt": 4}
-    again = stage_big(disk / "fast")
-    assert again.report.origin == "cache"
-    assert again.path.read_bytes() == truth
-
-
-def test_a_disk_that_fills_up_while_packing_keeps_the_older_pack(
-    stage_big: Callable[..., StagedDataset], make_disk: MakeDisk
-) -> None:
-    """Packing anew on a disk that has run full leaves the pack that was there, whole and in use."""
-    disk = make_disk(64)
-    first = stage_big(disk / "fast", cache_dir=None)
-    truth, before = first.path.read_bytes(), files_in(disk)
-    with pytest.raises(NotEnoughSpaceError):
-        stage_big(disk / "fast", cache_dir=None, refresh=True, progress=Filler(disk, "pack"))
-    (disk / "filler").unlink()
-    assert files_in(disk) == before
-    again = stage_big(disk / "fast", cache_dir=None)
-    assert again.report.origin == "local"
-    assert again.path.read_bytes() == truth
-
-
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_disk_that_fills_up_while_fetching_keeps_what_was_fetched_before(
-    kind: str, large: bytes, drive: SimulatedDrive, my_drive: Path, make_disk: MakeDisk
-) -> None:
-    """The new state does not fit any more midway: the older one stays, byte for byte, and nothing temporary does."""
-    cloud = drive.cloud / "MyDrive"
-    (cloud / "set").mkdir()
-    for number in range(40):
-        (cloud / "set" / f"{number}.bin").write_bytes(os.urandom(MB // 2))
-    source, target = {"file": ("large.bin", "it.bin"), "folder": ("set", "it")}[kind]
-    disk = make_disk(100)
-    fetch_files(my_drive / source, disk / target, progress=False)
-    before = files_in(disk)
-    changed = cloud / source if kind == "file" else cloud / source / "later.bin"
-    changed.write_bytes(os.urandom(20 * MB))
-    with pytest.raises(NotEnoughSpaceError, match="full"):
-        fetch_files(my_drive / source, disk / target, progress=Filler(disk, "fetch"))
-    (disk / "filler").unlink()
-    assert {name: size for name, size in files_in(disk).items() if not name.endswith(".coming")} == before
-    fetch_files(my_drive / source, disk / target, progress=False)
-    found = disk / target if kind == "file" else disk / target / "later.bin"
-    assert found.read_bytes() == changed.read_bytes()
-
-
-def test_a_disk_that_fills_up_while_extracting_keeps_the_older_folder(
-    tmp_path: Path, make_images: MakeImages, make_zip: Callable[..., Path], make_disk: MakeDisk
-) -> None:
-    """An archive that changed is extracted anew; when that fails, its earlier state is what stands there."""
-    archive = make_zip(make_images(tmp_path / "photos", 60, size=(300, 300)), tmp_path / "photos.zip")
-    disk = make_disk(100)
-    extract_archive(archive, disk / "photos", progress=False)
-    before = files_in(disk)
-    make_images(tmp_path / "photos", 10, first=60)
-    make_zip(tmp_path / "photos", archive)
-    with pytest.raises(NotEnoughSpaceError):
-        extract_archive(archive, disk / "photos", progress=Filler(disk, "extract"))
-    (disk / "filler").unlink()
-    assert files_in(disk) == before
-    extract_archive(archive, disk / "photos", progress=False)
-    assert len(list((disk / "photos").rglob("*.png"))) == 70

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import html
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import DecodeError, TargetExistsError
 from colabstage.stage.plan import StagePlan, plan_stage
-from colabstage.stage.request import StageFigures
+from colabstage.stage.room import StageFigures
 from colabstage.stage.run import stage_dataset
 
 PLAN = StagePlan(
@@ -49,57 +45,6 @@ def test_a_plan_that_does_not_fit_says_so() -> None:
     assert "does not fit" not in PLAN._repr_html_()
 
 
-def test_reuse_moves_nothing() -> None:
-    """What is here already has no figures."""
-    here = replace(PLAN, action="reuse", cache=None, samples={}, found=())
-    assert str(here).splitlines()[1:] == [f"  {reason}" for reason in PLAN.reasons]
-    assert "read" not in here._repr_html_().replace("already", "").replace("would be read", "")
-
-
-def test_html_is_escaped() -> None:
-    """A source is anybody's text."""
-    assert "<drive>" not in PLAN._repr_html_()
-    assert "<0>" not in PLAN._repr_html_()
-
-
-def _deep(folder: Path, top: int) -> Path:
-    folder.mkdir(parents=True)
-    for number in range(4):
-        pixels = np.full((8, 8), top - number, np.uint16)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return folder.parent
-
-
-@pytest.mark.parametrize(("top", "bits"), [(255, "8"), (4095, "12"), (4200, None), (65535, None)])
-def test_values_that_8_bits_would_lose_are_told(tmp_path: Path, top: int, bits: str | None) -> None:
-    """Of 16 bits that hold 8 or 12 the plan and the report say what would be seen and what to write."""
-    photos = _deep(tmp_path / "photos" / "cat", top)
-    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
-    said = [
-        plan_stage(photos, **places).reasons,
-        tuple(stage_dataset(photos, progress=False, **places).report.notes),
-    ]
-    for notes in said:
-        found = [note for note in notes if "16 bits" in note]
-        assert bool(found) == (bits is not None)
-        assert all(f"{top:,}, which takes {bits};" in note and "color_mode='keep'" in note for note in found)
-    kept = plan_stage(photos, color_mode="keep", **places)
-    assert not [note for note in kept.reasons if "16 bits" in note]
-
-
-def test_empty_files_are_told_before_they_stop_the_work(tmp_path: Path) -> None:
-    """By the sizes of the listing: how many, which is the first, and what will become of them."""
-    photos = _deep(tmp_path / "photos" / "cat", 65535)
-    for name in ("8.png", "9.png"):
-        (photos / "cat" / name).touch()
-    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
-    told = "2 of 6 images have 0 bytes, the first 'cat/8.png'; packing"
-    assert [note for note in plan_stage(photos, **places).reasons if f"{told} stops" in note]
-    assert [note for note in plan_stage(photos, on_error="skip", **places).reasons if f"{told} leaves" in note]
-    with pytest.raises(DecodeError, match=r"8\.png|9\.png"):
-        stage_dataset(photos, progress=False, **places)
-
-
 @pytest.fixture
 def cats(tmp_path: Path) -> Path:
     """Four images of two classes."""
@@ -108,28 +53,6 @@ def cats(tmp_path: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (40 * number, 90, 20)).save(folder / f"{number}.png")
     return tmp_path / "cats"
-
-
-@pytest.mark.parametrize("keep", ["pack", "files"])
-def test_a_plan_says_what_would_be_refused(cats: Path, tmp_path: Path, keep: str) -> None:
-    """A pack that somebody wrote to, or files beside ours, in the words of the error that `stage_dataset` raises."""
-    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None, "keep": keep}
-    staged = stage_dataset(cats, progress=False, **places)
-    assert plan_stage(cats, **places).refused == ""
-    assert plan_stage(cats, refresh=True, **places).refused == ""
-    if keep == "pack":
-        with h5py.File(staged.path, "a") as file:
-            file["mine"] = 1
-    else:
-        (staged.path / "mine.txt").write_text("notes")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    plan = plan_stage(cats, refresh=True, **places)
-    with pytest.raises(TargetExistsError) as raised:
-        stage_dataset(cats, progress=False, refresh=True, **places)
-    assert plan.refused == str(raised.value) == plan.to_dict()["refused"]
-    for text in (str(plan), html.unescape(plan._repr_html_())):
-        assert f"It would be refused: {plan.refused}" in text
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_damaged_pack_is_told_once_and_with_what_works(cats: Path, tmp_path: Path) -> None:
@@ -146,19 +69,3 @@ def test_a_damaged_pack_is_told_once_and_with_what_works(cats: Path, tmp_path: P
     staged.path.unlink()
     assert plan_stage(cats, **places).refused == ""
     assert stage_dataset(cats, progress=False, **places).report.origin == "source"
-
-
-def test_a_refresh_is_the_reason(cats: Path, tmp_path: Path) -> None:
-    """The plan does not say that what is there is missing."""
-    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": tmp_path / "cache"}
-    stage_dataset(cats, progress=False, **places)
-    plan = plan_stage(cats, refresh=True, **places)
-    assert plan.reasons[:2] == ("Here: not used, because of refresh=True.", "Cache: not used, because of refresh=True.")
-    lock = threading.Lock()
-
-    def held(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        with lock:
-            return x
-
-    plan = plan_stage(cats, prepare=held, **places)
-    assert "not used, because of what layout= or prepare= holds and cannot be compared" in plan.reasons[0]

@@ -1,194 +1,441 @@
-"""`publish_file`: a checkpoint that really arrives, and never at the cost of the one before."""
+"""`publish_file` and `restore_file`: a checkpoint that arrives, never at the cost of the one before, and comes back."""
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
-from contextlib import suppress
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import publish_file, restore_file
 from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
+    DriveError,
     NotEnoughSpaceError,
+    OptionError,
+    SourceChangedError,
     SourceNotFoundError,
     TargetExistsError,
 )
-from colabstage.h5.manifest import Manifest, check_whole, read_manifest, write_manifest
-from colabstage.io.files import block_ranges, hash_ranges
-from colabstage.stage.publish import publish_file
-from simulated_drive.knobs import DriveFaults, OpFault
+from colabstage.io.ownership import put_file
+from colabstage.stage.publish import await_upload, check_unchanged
+from simulated_drive.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
 from tests.stage.conftest import OneStep
+from tests.support.invariants import left_behind, snapshot, unvouched
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from simulated_drive.drive import SimulatedDrive
 
+BLOCK = 8 * 2**20
+SIZE = 2 * BLOCK + 1000
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A file of two and a half blocks."""
-    path = tmp_path / "model.pt"
-    path.write_bytes(os.urandom(20_000_000))
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
-def test_a_file_is_copied_with_its_manifest(checkpoint: Path, tmp_path: Path) -> None:
-    """The copy is equal, and a manifest beside it proves it block by block."""
-    report = publish_file(checkpoint, tmp_path / "there" / "best.pt", progress=False)
-    assert report.path.read_bytes() == checkpoint.read_bytes()
-    assert report.nbytes == 20_000_000
-    assert report.previous is None
-    assert not report.uploading
-    manifest = read_manifest(report.path)
-    assert manifest is not None
-    check_whole(report.path, manifest)
-    assert sorted(p.name for p in report.path.parent.iterdir()) == ["best.pt", "best.pt.json"]
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A file of two blocks and a bit, with a blank in its name."""
+    return write(tmp_path / "my model.pt", os.urandom(SIZE))
 
 
-def test_the_previous_version_is_kept(checkpoint: Path, tmp_path: Path) -> None:
-    """One generation stays, whole with its manifest; the one before that goes."""
-    versions = [os.urandom(1000) for _ in range(3)]
-    (tmp_path / "there").mkdir()
-    for version in versions:
-        checkpoint.write_bytes(version)
-        report = publish_file(checkpoint, tmp_path / "there", progress=False)
-    assert report.path.read_bytes() == versions[2]
-    assert report.previous is not None
-    assert report.previous.read_bytes() == versions[1]
-    manifest = read_manifest(report.previous)
-    assert manifest is not None
-    check_whole(report.previous, manifest)
-    assert len(list(report.path.parent.iterdir())) == 4
+def publish(path: Path, target: Any, **options: Any) -> Any:
+    return publish_file(path, target, progress=False, **options)
 
 
-def test_the_previous_version_can_be_given_up(checkpoint: Path, tmp_path: Path) -> None:
-    """`keep_previous=False` leaves only the new one."""
-    for _ in range(2):
-        report = publish_file(checkpoint, tmp_path / "m.pt", keep_previous=False, progress=False)
-    assert report.previous is None
-    assert not (tmp_path / "m.pt.previous").exists()
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    """Nothing is created for a file that is not there."""
+def check(folder: Path, **versions: bytes) -> None:
+    """A folder holds these versions of `model.pt`, each with its manifest, and nothing else."""
+    files = {"model.pt" + ("" if name == "newest" else f".{name}"): content for name, content in versions.items()}
+    assert {name: (folder / name).read_bytes() for name in files} == files
+    assert names(folder) == sorted([*files, *(f"{name}.json" for name in files)])
+    assert unvouched(folder) == []
+
+
+def test_two_versions_stay(tmp_path: Path) -> None:
+    there, checkpoint = tmp_path / "there", tmp_path / "model.pt"
+    for number in range(4):
+        report = publish(write(checkpoint, b"%d" % number * 1000), f"{there}/")
+        assert (report.path, report.nbytes, report.kept_bytes) == (there / "model.pt", 1000, 0)
+        assert report.previous == (there / "model.pt.previous" if number else None)
+    check(there, newest=b"3" * 1000, previous=b"2" * 1000)
+    # The same again copies nothing, and the older version stays.
+    assert publish(checkpoint, there).kept_bytes == 1000
+    check(there, newest=b"3" * 1000, previous=b"2" * 1000)
+    assert publish(write(checkpoint, b"4"), there, keep_previous=False).previous is None
+    check(there, newest=b"4")
+
+
+def test_a_snapshot_by_hard_link_keeps_its_bytes(tmp_path: Path) -> None:
+    for number in range(4):
+        publish(write(tmp_path / "model.pt", f"v{number}" * 50), tmp_path / "to/model.pt")
+        if not number:
+            (tmp_path / "snapshot.pt").hardlink_to(tmp_path / "to/model.pt")
+    assert (tmp_path / "snapshot.pt").read_text() == "v0" * 50
+
+
+def edit(target: Path, content: bytes) -> None:
+    target.write_bytes(content)
+    # So that neither the clock's steps nor its luck matter.
+    later = target.stat().st_mtime_ns + 10**10
+    os.utime(target, ns=(later, later))
+
+
+def version(target: Path) -> Path:
+    """Publish the older file there."""
+    publish(target.parent.parent / "old", target)
+    return target
+
+
+IN_THE_WAY: dict[str, Callable[[Path], object]] = {
+    "a folder": lambda target: target.mkdir(),
+    "a link": lambda target: target.symlink_to(write(target.parent.parent / "theirs", "precious")),
+    "a link to the same": lambda target: target.symlink_to(write(target.parent.parent / "theirs", b"new")),
+    "another file": lambda target: write(target, "precious"),
+    "a log under the manifest's name": lambda target: write(target.with_name("model.pt.json"), '{"epoch": 3}'),
+    "a version that was edited": lambda target: edit(version(target), b"OLD"),
+    "a version that grew": lambda target: edit(version(target), b"older"),
+    "a version that lost its manifest": lambda target: version(target).with_name("model.pt.json").unlink(),
+    "somebody's previous version": lambda target: write(version(target).with_name("model.pt.previous"), "precious"),
+}
+
+
+@pytest.mark.parametrize("keep_previous", [True, False])
+@pytest.mark.parametrize("name", IN_THE_WAY)
+def test_what_is_somebodys_stays(name: str, keep_previous: bool, tmp_path: Path) -> None:
+    write(tmp_path / "old", b"old")
+    source, target = write(tmp_path / "model.pt", b"new"), tmp_path / "to/model.pt"
+    target.parent.mkdir()
+    IN_THE_WAY[name](target)
+    before = snapshot(tmp_path)
+    with pytest.raises(TargetExistsError, match=r"model\.pt"):
+        publish(source, target.parent, keep_previous=keep_previous)
+    after = snapshot(tmp_path)
+    # A folder's time changes where something was made in it for a moment.
+    assert {path: (one.kind, one.content) for path, one in after.items()} == {
+        path: (one.kind, one.content) for path, one in before.items()
+    }
+    assert left_behind(tmp_path) == []
+
+
+def test_a_rotten_version_is_named_and_how_to_go_on(tmp_path: Path) -> None:
+    source = write(tmp_path / "model.pt", b"old")
+    target = publish(source, tmp_path / "to/model.pt").path
+    edit(target, b"OLD")
+    write(source, b"new")
+    with pytest.raises(TargetExistsError, match="Delete") as raised:
+        publish(source, target)
+    assert f"Delete '{target}'" in str(raised.value)
+    target.unlink()
+    publish(source, target)
+    check(target.parent, newest=b"new")
+
+
+def test_the_same_bytes_without_a_manifest_are_adopted(tmp_path: Path) -> None:
+    source = write(tmp_path / "model.pt", b"new")
+    target = publish(source, tmp_path / "to/model.pt").path
+    target.with_name("model.pt.json").unlink()
+    assert publish(source, target).kept_bytes == 3
+    check(target.parent, newest=b"new")
+
+
+def test_what_cannot_be_published(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match=r"none\.pt"):
-        publish_file(tmp_path / "none.pt", tmp_path / "there" / "x", progress=False)
-    assert not (tmp_path / "there").exists()
+        publish(tmp_path / "none.pt", tmp_path / "there/x")
+    source = write(tmp_path / "model.pt", "weights")
+    (tmp_path / "here").symlink_to(tmp_path)
+    (tmp_path / "same.pt").hardlink_to(source)
+    before = snapshot(tmp_path)
+    for target in (tmp_path, source, f"{tmp_path}/here/", tmp_path / "here/model.pt", tmp_path / "same.pt"):
+        with pytest.raises(OptionError, match="the very file"):
+            publish(source, target)
+    assert snapshot(tmp_path) == before
 
 
-def test_a_folder_in_the_way_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    """A folder that has the file's name is left alone."""
-    (tmp_path / "there" / "model.pt").mkdir(parents=True)
-    with pytest.raises(TargetExistsError):
-        publish_file(checkpoint, tmp_path / "there", progress=False)
+# --- others at the same time ---
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_a_link_in_the_way_is_refused(checkpoint: Path, tmp_path: Path, same: bool) -> None:
-    """What it leads to is in a place that nobody has named, and neither replaced nor vouched for."""
-    theirs, link = tmp_path / "elsewhere" / "theirs.pt", tmp_path / "there" / "model.pt"
-    for path in (theirs, link):
-        path.parent.mkdir()
-    theirs.write_bytes(checkpoint.read_bytes() if same else b"theirs")
-    before = theirs.read_bytes()
-    link.symlink_to(theirs)
-    with pytest.raises(TargetExistsError, match="is a link"):
-        publish_file(checkpoint, link, progress=False)
-    assert theirs.read_bytes() == before
-    assert link.readlink() == theirs
-    assert [path.name for path in (*theirs.parent.iterdir(), *link.parent.iterdir())] == ["theirs.pt", "model.pt"]
+def test_another_may_publish_the_same_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, there = tmp_path / "model.pt", tmp_path / "there"
+    for content in (b"old", b"new"):
+        write(source, content)
+
+        def unchanged(file: Path, state: Any) -> None:
+            monkeypatch.undo()
+            publish(source, f"{there}/")
+            check_unchanged(file, state)
+
+        monkeypatch.setattr("colabstage.stage.publish.check_unchanged", unchanged)
+        publish(source, f"{there}/")
+    check(there, newest=b"new", previous=b"old")
 
 
-def test_a_full_place_keeps_what_is_there(checkpoint: Path, small_disk: Path) -> None:
-    """Without room for the new version the old one stays, and no fragment does."""
-    (checkpoint.parent / "old").write_bytes(b"old")
-    publish_file(checkpoint.parent / "old", small_disk / "model.pt", progress=False)
-    with pytest.raises(NotEnoughSpaceError, match="MB"):
-        publish_file(checkpoint, small_disk, progress=False)
-    assert sorted(p.name for p in small_disk.iterdir()) == ["model.pt", "model.pt.json"]
-    assert (small_disk / "model.pt").read_bytes() == b"old"
+def test_two_at_the_same_moment_each_have_their_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is second makes the first the previous version."""
+    there, contents = tmp_path / "there/model.pt", [b"one", b"two"]
+    turns, came, placed = itertools.count(), threading.Event(), threading.Event()
+
+    def meet_and_put(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> None:
+        # The first puts its file there when the second has claimed the name, if it ever does.
+        if next(turns) == 0:
+            came.wait(0.5)
+        else:
+            came.set()
+            placed.wait(5)
+        put_file(made, target, replaces=replaces)
+        placed.set()
+
+    monkeypatch.setattr("colabstage.stage.publish.put_file", meet_and_put)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda n: publish(write(tmp_path / f"{n}.pt", contents[n]), there), range(2)))
+    second = there.read_bytes()
+    check(there.parent, newest=second, previous=next(one for one in contents if one != second))
+
+
+class Meddles(OneStep):
+    """Calls a function once, when the first block has been copied."""
+
+    def __init__(self, meddle: Callable[[], object]) -> None:
+        self._meddles = [meddle]
+
+    def advance(self, amount: int = 1) -> None:
+        while self._meddles:
+            self._meddles.pop()()
+
+
+@pytest.mark.parametrize("mode", ["ab", "r+b"], ids=["grows", "rewritten"])
+def test_a_file_that_changes_meanwhile_is_refused(model: Path, tmp_path: Path, mode: str) -> None:
+    """Half of one state and half of another is no checkpoint."""
+    publish(write(tmp_path / "model.pt", b"old"), f"{tmp_path}/there/")
+
+    def meddle() -> None:
+        with model.open(mode) as file:
+            file.write(b"later")
+
+    with pytest.raises(SourceChangedError, match="finished and closed"):
+        publish_file(model, tmp_path / "there/model.pt", progress=Meddles(meddle))
+    check(tmp_path / "there", newest=b"old")
+
+
+_DIES = """
+import os, signal, sys, colabstage
+class Step:
+    left = int(sys.argv[3])
+    def step(self, *_, **__): return self
+    def advance(self, amount=1):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+colabstage.publish_file(sys.argv[1], sys.argv[2], progress=Step())
+"""
+
+
+# --- on Drive ---
 
 
 @pytest.mark.fuse
-def test_drive_gets_it_and_the_report_says_that_it_uploads(
-    checkpoint: Path, my_drive: Path, drive: SimulatedDrive
-) -> None:
-    """ "Copied" and "uploaded" are told apart; after a flush the cloud has the bytes."""
-    report = publish_file(checkpoint, my_drive / "checkpoints" / "model.pt", progress=False)
-    assert report.uploading
-    assert "wait_uploaded=True" in str(report)
+def test_an_interrupted_publish_continues_with_its_blocks(model: Path, my_drive: Path, drive: SimulatedDrive) -> None:
+    target = my_drive / "checkpoints of today" / model.name
+    target.parent.mkdir()
+    died = subprocess.run([sys.executable, "-c", _DIES, str(model), str(target), "2"], check=False, timeout=60)
+    assert (died.returncode, target.exists()) == (-9, False)
+    written = drive.stats().bytes_written
+    assert publish(model, target).kept_bytes == 2 * BLOCK
+    assert drive.stats().bytes_written - written < 20_000
     assert drive.flush(timeout_s=60)
-    assert (drive.cloud / "MyDrive" / "checkpoints" / "model.pt").read_bytes() == checkpoint.read_bytes()
+    for folder in (target.parent, drive.cloud / "MyDrive" / target.parent.name):
+        assert names(folder) == [model.name, f"{model.name}.json"]
+        assert (folder / model.name).read_bytes() == model.read_bytes()
 
 
 @pytest.mark.fuse
 @pytest.mark.parametrize(
-    "faults",
+    "fault",
     [
-        DriveFaults(ops=(OpFault(op="read", pattern="MyDrive/.colabstage-*", errno=errno.EIO),)),
-        DriveFaults(ops=(OpFault(op="write", pattern="MyDrive/.colabstage-*", errno=errno.ENOSPC),)),
-        DriveFaults(ops=(OpFault(op="rename", errno=errno.EIO),)),
+        OpFault(op="read", pattern="MyDrive/.colabstage-*", errno=errno.EIO),
+        OpFault(op="write", pattern="MyDrive/.colabstage-*", errno=errno.ENOSPC),
+        OpFault(op="rename", errno=errno.EIO),
     ],
     ids=["cannot be read back", "full", "rename fails"],
 )
 def test_a_bad_day_on_drive_keeps_the_old_version(
-    checkpoint: Path, my_drive: Path, drive: SimulatedDrive, faults: DriveFaults
+    tmp_path: Path, my_drive: Path, drive: SimulatedDrive, fault: OpFault
 ) -> None:
-    """Whatever fails, the version that was there stays readable under its name, and no fragment stays."""
-    old = checkpoint.read_bytes()
-    publish_file(checkpoint, my_drive / "model.pt", progress=False)
+    source = write(tmp_path / "model.pt", b"old")
+    publish(source, my_drive)
     assert drive.flush(timeout_s=60)
-    checkpoint.write_bytes(os.urandom(9_000_000))
-    drive.set_faults(faults)
-    with pytest.raises((ColabstageError, DamagedPackError)):
-        publish_file(checkpoint, my_drive / "model.pt", progress=False)
+    drive.set_faults(DriveFaults(ops=(fault,)))
+    with pytest.raises(ColabstageError):
+        publish(write(source, b"new" * 1000), my_drive)
     drive.set_faults(DriveFaults())
-    assert (my_drive / "model.pt").read_bytes() == old
-    assert not [p for p in my_drive.iterdir() if p.name.startswith(".colabstage-")]
+    check(my_drive, newest=b"old")
 
 
-class FillsAtTheEnd(OneStep):
-    """Takes the room of a disk, but for some pages, once so many bytes have been copied, as another program may."""
-
-    def __init__(self, disk: Path, nbytes: int, pages: int) -> None:
-        super().__init__()
-        self._disk, self._left, self._pages = disk, nbytes, pages
-
-    def advance(self, amount: int = 1) -> None:
-        self._left -= amount
-        if self._left == 0:
-            with (self._disk / "filler").open("wb", buffering=0) as file:
-                with suppress(OSError):
-                    while True:
-                        file.write(bytes(4096))
-                file.truncate(file.tell() - 4096 * self._pages)
+@pytest.fixture
+def stalled(drive: SimulatedDrive) -> Iterator[None]:
+    """Nothing is uploaded until the test says so."""
+    drive.set_faults(DriveFaults(stall_uploads=True))
+    yield
+    drive.set_faults(DriveFaults())
 
 
-@pytest.mark.parametrize(("versions", "pages"), [(0, 0), (1, 0), (1, 1)])
-def test_a_disk_that_is_full_at_the_last_moment_has_what_was_there(
-    checkpoint: Path, small_disk: Path, versions: int, pages: int
+@pytest.mark.fuse
+def test_uploaded_is_more_than_written(model: Path, my_drive: Path, drive: SimulatedDrive, tmp_path: Path) -> None:
+    """What is read back from a mount comes from this machine; from a disk that lasts it is the proof."""
+    written = publish(model, my_drive)
+    assert (written.proof, written.uploading) == ("written", True)
+    assert "wait_uploaded=True" in str(written)
+    report = publish(model, f"{my_drive}/to/", wait_uploaded=True)
+    for name in (model.name, f"{model.name}.json"):
+        assert (drive.cloud / "MyDrive/to" / name).read_bytes() == (my_drive / "to" / name).read_bytes()
+    assert (report.proof, report.uploading, report.why) == ("uploaded", False, "")
+    assert drive.is_alive()
+    there = publish(model, f"{tmp_path}/there/", wait_uploaded=True)
+    assert (there.proof, there.uploading) == ("read back", False)
+    write(model, b"later")
+    with pytest.raises(SourceChangedError, match="has changed since"):
+        await_upload(written, model, timeout_s=10)
+
+
+@pytest.mark.fuse
+@pytest.mark.usefixtures("stalled")
+def test_what_does_not_arrive_in_time_can_be_waited_for_again(
+    model: Path, my_drive: Path, drive: SimulatedDrive
 ) -> None:
-    """The copy is whole and there is no room for its manifest: nothing empty stays, and no version loses its name.
+    with pytest.raises(DriveError, match="not uploaded yet"):
+        publish(model, my_drive, wait_uploaded=True, upload_timeout_s=0.3)
+    assert (my_drive / model.name).read_bytes() == model.read_bytes()
+    threading.Timer(0.5, drive.set_faults, [DriveFaults()]).start()
+    report = publish(model, my_drive, wait_uploaded=True)
+    assert (report.proof, report.kept_bytes) == ("uploaded", SIZE)
 
-    With room for one page, the version before has its other name already; the new manifest takes three.
-    """
-    place = small_disk / "there"
-    place.mkdir()
-    for _ in range(versions):
-        checkpoint.write_bytes(os.urandom(1_000_000))
-        publish_file(checkpoint, place, progress=False)
-    before = {path.name: path.read_bytes() for path in place.iterdir()}
-    checkpoint.write_bytes(os.urandom(1_000_000))
-    ranges = block_ranges(1_000_000, 2048)
-    write_manifest(checkpoint, Manifest(1_000_000, 2048, tuple(hash_ranges(checkpoint, ranges, threads=1))))
-    with pytest.raises(NotEnoughSpaceError, match="is full"):
-        publish_file(checkpoint, place, progress=FillsAtTheEnd(small_disk, 1_000_000, pages))
-    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
-    (small_disk / "filler").unlink()
-    report = publish_file(checkpoint, place, progress=False)
-    assert report.path.read_bytes() == checkpoint.read_bytes()
-    assert (report.previous is not None) is bool(versions)
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("lost", ["MyDrive/*model.pt*", "MyDrive/*.json*"])
+def test_an_upload_that_is_lost_is_never_reported(
+    lost: str, model: Path, my_drive: Path, drive: SimulatedDrive
+) -> None:
+    drive.set_faults(DriveFaults(drop_uploads=(lost,)))
+    with pytest.raises(DriveError, match="had not arrived"):
+        publish(model, my_drive, wait_uploaded=True, upload_timeout_s=1)
+
+
+@pytest.fixture
+def drive_knobs(request: pytest.FixtureRequest) -> DriveKnobs:
+    """Without waiting times; what a test's parameter changes is changed."""
+    return replace(DriveKnobs.quick(), **getattr(request, "param", {}))
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("drive_knobs", [{"attributes": False}], indirect=True)
+def test_a_client_without_answers_proves_nothing(model: Path, my_drive: Path) -> None:
+    report = publish(model, my_drive, wait_uploaded=True)
+    assert (report.proof, report.uploading, bool(report.why)) == ("written", True, True)
+    assert "flush_drive(remount=False)" in str(report)
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    "drive_knobs", [{"reports_space": False, "quota_bytes": 1_000_000}, {"quota_bytes": 1_000_000}], indirect=True
+)
+def test_a_full_account(model: Path, my_drive: Path) -> None:
+    with pytest.raises(NotEnoughSpaceError):
+        publish(model, my_drive)
+    assert names(my_drive) == []
+
+
+# --- and back ---
+
+
+def spoil(file: Path) -> None:
+    """Make the tail zeros, which no length shows."""
+    with file.open("r+b") as handle:
+        handle.seek(-100, os.SEEK_END)
+        handle.write(bytes(100))
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A file of which two versions were published."""
+    for content in (b"old" * 1000, b"new" * 1000):
+        publish(write(tmp_path / "model.pt", content), tmp_path / "there/model.pt")
+    (tmp_path / "model.pt").unlink()
+    return tmp_path / "there/model.pt"
+
+
+HARM: dict[str, Callable[[Path], object]] = {
+    "none": lambda _: None,
+    "a tail of zeros": spoil,
+    "an upload that ended early": lambda file: os.truncate(file, 500),
+    "no manifest": lambda file: file.with_name(f"{file.name}.json").unlink(),
+    "no file": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("name", HARM)
+def test_the_newest_whole_version_comes_back(name: str, published: Path, tmp_path: Path) -> None:
+    HARM[name](published)
+    (tmp_path / "here").mkdir()
+    report = restore_file(published, tmp_path / "here", progress=False)
+    assert report.path == tmp_path / "here/model.pt"
+    assert report.path.read_bytes() == (b"new" if name == "none" else b"old") * 1000
+    assert report.source.name == ("model.pt" if name == "none" else "model.pt.previous")
+    assert len(report.passed_over) == (name not in ("none", "no file"))
+    assert all(reason in str(report) for reason in report.passed_over)
+
+
+def test_nothing_whole_leaves_nothing(published: Path, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    with pytest.raises(SourceNotFoundError, match=r"other\.pt"):
+        restore_file(tmp_path / "other.pt", tmp_path / "here", progress=False)
+    spoil(published)
+    spoil(published.with_name("model.pt.previous"))
+    with pytest.raises(DamagedPackError, match=r"model\.pt' is damaged.*model\.pt\.previous' is damaged"):
+        restore_file(published, tmp_path / "here", progress=False)
+    assert names(tmp_path / "here") == []
+
+
+def test_what_is_here_is_replaced_only_on_request(published: Path, tmp_path: Path) -> None:
+    here = write(tmp_path / "model.pt", b"newer than anything published")
+    with pytest.raises(TargetExistsError, match="overwrite=True"):
+        restore_file(published, here, progress=False)
+    assert here.read_bytes() == b"newer than anything published"
+    restore_file(published, here, overwrite=True, progress=False)
+    before = here.stat()
+    restore_file(published, here, progress=False)
+    assert (here.stat().st_ino, here.stat().st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
+    assert here.read_bytes() == b"new" * 1000
+
+
+@pytest.mark.fuse
+def test_a_file_that_drive_serves_wrongly_is_passed_over(my_drive: Path, drive: SimulatedDrive, tmp_path: Path) -> None:
+    for content in (b"old" * 1000, b"new" * 1000):
+        publish(write(tmp_path / "model.pt", content), my_drive)
+    assert drive.flush(timeout_s=60)
+    mountpoint = drive.mountpoint
+    assert mountpoint is not None
+    drive.new_machine()
+    drive.set_faults(DriveFaults(contents=(ContentFault(pattern="MyDrive/model.pt", kind="zero_tail", tail_bytes=10),)))
+    drive.mount(mountpoint)
+    report = restore_file(my_drive / "model.pt", tmp_path / "here.pt", progress=False)
+    assert report.path.read_bytes() == b"old" * 1000
+    assert len(report.passed_over) == 1

@@ -9,7 +9,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from PIL import Image
 
 import colabstage
 from colabstage.h5.info import read_info
@@ -43,19 +42,6 @@ def test_a_terminal_does_not_obey_names() -> None:
     report = StageReport(skipped=("\x1b[2J.jpg: broken",), notes=["read '\x1b]0;mine\x07'"])
     assert "\x1b" not in str(report)
     assert "\\x1b[2J.jpg" in str(report)
-
-
-def test_a_note_is_there_once_and_ends_with_one_full_stop() -> None:
-    """However often it is said, and however what it quotes ends."""
-    report = StageReport()
-    report.note("Staging again: the pack is damaged. Nothing to do.", "Not cached: [Errno 5] 'a.h5'", "Is it whole?")
-    report.note("Staging again: the pack is damaged. Nothing to do..", "Not cached: [Errno 5] 'a.h5'.", "Cut off … ")
-    assert report.notes == [
-        "Staging again: the pack is damaged. Nothing to do.",
-        "Not cached: [Errno 5] 'a.h5'.",
-        "Is it whole?",
-        "Cut off …",
-    ]
 
 
 def test_steps_inside_of_a_step_count_once() -> None:
@@ -101,13 +87,6 @@ def test_looking_again_is_one_line_of_the_report(tmp_path: Path) -> None:
     assert "1 readers" not in str(report)
 
 
-def test_a_report_of_nothing_has_no_empty_table() -> None:
-    """What was there already took no step."""
-    html = StageReport(origin="local")._repr_html_()
-    assert "already on this machine" in html
-    assert "<table" not in html
-
-
 def test_a_dataset_shows_its_splits_its_classes_and_its_report(tmp_path: Path) -> None:
     """Of many classes the first, and how many more; their names are text."""
     path = tmp_path / "a.h5"
@@ -119,34 +98,3 @@ def test_a_dataset_shows_its_splits_its_classes_and_its_report(tmp_path: Path) -
         assert words in html
     assert "<script" not in html
     assert "class 12" not in html
-
-
-def test_a_report_says_what_was_found(tmp_path: Path) -> None:
-    """Layout and classes, with a path of each where the source was read; the plan says the same beforehand."""
-    write_photos(tmp_path / "photos", count=4)
-    options: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None, "image_size": (8, 8)}
-    plan = colabstage.plan_stage(tmp_path / "photos", **options)
-    found = {"layout": "image_folder", "told by": "the folders", "classes": "2: cat ('cat/0.jpg'), dog ('dog/1.jpg')"}
-    data = colabstage.stage_dataset(tmp_path / "photos", **options, progress=False)
-    assert plan.to_dict()["found"] == data.report.to_dict()["found"] == found
-    assert data._repr_html_().count("cat/0.jpg") == data.report._repr_html_().count("cat/0.jpg") == 1
-    assert "classes  2: cat ('cat/0.jpg')" in str(data.report)
-    again = colabstage.plan_stage(tmp_path / "photos", **options)
-    assert again.to_dict()["found"] == {"layout": "image_folder", "classes": "2: cat, dog"}
-
-
-def test_plain_files_show_their_folder(tmp_path: Path) -> None:
-    """Where no pack was kept there are no samples to tell of."""
-    html = StagedDataset(tmp_path, tmp_path, REPORT, None)._repr_html_()
-    assert str(tmp_path) in html
-    assert "samples" not in html
-
-
-def test_animations_are_noted_in_the_report_of_staging(tmp_path: Path) -> None:
-    """As in that of packing: of each only the first frame counts."""
-    frames = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 90, 180)]
-    for name in ("cat", "dog"):
-        (tmp_path / "pets" / name).mkdir(parents=True)
-        frames[0].save(tmp_path / "pets" / name / "1.gif", save_all=True, append_images=frames[1:])
-    staged = colabstage.stage_dataset(tmp_path / "pets", local_dir=tmp_path / "local", cache_dir=None, progress=False)
-    assert any(note.startswith("2 images have several frames or pages (first ") for note in staged.report.notes)

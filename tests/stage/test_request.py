@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path  # noqa: TC003 - fixtures
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 
@@ -65,36 +64,6 @@ def test_each_option_has_a_key_of_its_own(option: dict[str, Any]) -> None:
     keys = {make_request("photos", **given).key for given in ({}, option, {"prepare": np.sqrt})}
     assert len(keys) == 3
     assert make_request("photos", **option).key in keys
-
-
-def test_prepare_shapes_what_is_staged(photos: Path) -> None:
-    """The array it returns is stored; another function stages anew, the same one is known again."""
-    options: dict[str, Any] = {"cache_dir": None, "progress": False}
-    staged = stage_dataset(photos, prepare=_halved, **options)
-    plain = stage_dataset(photos, **options)
-    with h5py.File(staged.path) as file, h5py.File(plain.path) as other:
-        np.testing.assert_array_equal(file["X_train"][()], other["X_train"][()][:, ::2, ::2])
-    assert stage_dataset(photos, prepare=_halved, **options).report.origin == "local"
-    assert stage_dataset(photos, prepare=_darker, **options).report.origin == "source"
-    assert plan_stage(photos, prepare=_halved, cache_dir=None).action == "reuse"
-
-
-def test_compressed_images_and_groups_can_be_staged(photos: Path) -> None:
-    """JPEGs of a quality, and no group in two splits."""
-    staged = stage_dataset(
-        photos,
-        encoding="jpeg:85",
-        image_size=(16, 16),
-        splits={"train": 0.5, "test": 0.5},
-        group_by=r"\d(?=\.png)",
-        cache_dir=None,
-        progress=False,
-    )
-    with h5py.File(staged.path) as file:
-        groups = [{key[-5:-4] for key in file[f"key_{split}"][()].tolist()} for split in ("train", "test")]
-        assert bytes(file["X_train/bytes"][:2]) == b"\xff\xd8"
-    assert all(groups)
-    assert not groups[0] & groups[1]
 
 
 @pytest.mark.parametrize("form", ["folder", "zip", "both"])

@@ -10,8 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage import extract_archive, fetch_files, pack_dataset, stage_dataset
-from colabstage.errors import SourceChangedError
+from colabstage import stage_dataset
 from tests.stage.conftest import OneStep
 
 if TYPE_CHECKING:
@@ -79,16 +78,6 @@ def values(pack: Path) -> list[int]:
         return [int(value) for value in np.unique(rows[()])]
 
 
-def test_a_pack(source: Path, tmp_path: Path) -> None:
-    """Nothing is put in its place; the next call packs what is there then."""
-    out = tmp_path / "out.h5"
-    with pytest.raises(SourceChangedError, match="was written to while it was being read"):
-        pack_dataset(source, out, progress=rewrites(source, tmp_path))
-    assert not out.exists()
-    pack_dataset(source, out, progress=False)
-    assert values(out) == [2]
-
-
 def test_a_staged_dataset(source: Path, tmp_path: Path) -> None:
     """It is read again by the same call, which says so."""
     places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None}
@@ -97,27 +86,3 @@ def test_a_staged_dataset(source: Path, tmp_path: Path) -> None:
     assert values(staged.path) == [2]
     assert any("was written to while it was being read" in note for note in staged.report.notes)
     assert "already staged" in str(stage_dataset(source, progress=False, **places).report)
-
-
-def test_a_copy(source: Path, tmp_path: Path) -> None:
-    """What stood at the target stays there."""
-    source.write_bytes(source.read_bytes() * 10)
-    target = tmp_path / "out"
-    target.write_bytes(b"mine")
-    progress = RewritesOnce(source, bytes(source.stat().st_size))
-    with pytest.raises(SourceChangedError, match="it was written to"):
-        fetch_files(source, target, overwrite=True, progress=progress)
-    assert target.read_bytes() == b"mine"
-    fetch_files(source, target, overwrite=True, progress=False)
-    assert target.read_bytes() == source.read_bytes()
-
-
-@pytest.mark.parametrize("source", ["x.zip", "x.tar"], indirect=True)
-def test_an_extracted_archive(source: Path, tmp_path: Path) -> None:
-    """A tar has no checksums that would tell."""
-    out = tmp_path / "out"
-    with pytest.raises(SourceChangedError, match="was written to while it was being extracted"):
-        extract_archive(source, out, progress=rewrites(source, tmp_path))
-    assert not out.exists()
-    extract_archive(source, out, progress=False)
-    assert np.unique(np.load(out / "x.npy")).tolist() == [2]

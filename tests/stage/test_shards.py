@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,27 +17,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import ChecksumMismatchError, DamagedPackError, DriveQuotaError, NotEnoughSpaceError
+from colabstage.errors import ChecksumMismatchError, DamagedPackError, NotEnoughSpaceError
 from colabstage.io.units import parse_bytes
-from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.load.partial import PartialPack
 from colabstage.pack import execute
-from colabstage.pack.run import pack_dataset
 from colabstage.stage import shards
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.run import stage_dataset
 from tests.support.http_server import WebServer
-from tests.support.share_links import DriveShares, SharedItem
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.stage.dataset import StagedDataset
-    from simulated_drive.drive import SimulatedDrive
-    from tests.sources.servers import BucketService
 
 pytestmark = pytest.mark.torch
 
@@ -159,105 +150,6 @@ def test_a_zip_larger_than_the_limit_is_packed_in_shards(
     assert not (places["cache_dir"] / whole.name).exists()
 
 
-def test_a_folder_and_a_web_zip_are_read_where_they_are(
-    photos: Path, archive: Path, places: dict[str, Any], tmp_path: Path
-) -> None:
-    """Nothing of them is copied here first: each image is asked for once, and the limit holds."""
-    data = stage_dataset(photos, disk_limit=LIMIT, **places)
-    check_rows(data, whole_pack(photos, tmp_path / "whole"))
-    assert data.part is not None
-    data.part.close()
-    shutil.rmtree(places["local_dir"])
-    with disk_sampled(places["local_dir"]) as taken:
-        with WebServer({"photos.zip": archive}) as server:
-            web = stage_dataset(server.url("photos.zip"), disk_limit=LIMIT, **places)
-            sent = [one.range.removeprefix("bytes=") for one in server.requests if one.method == "GET"]
-        check_rows(web, whole_pack(archive, tmp_path / "zip"))
-        assert web.part is not None
-        web.part.close()
-    assert max(taken) <= LIMIT
-    # How many neighbours come with one request depends on how many are wanted at that moment; that images do not come
-    # twice, and that no request is for so much that it would be kept to read from, does not.
-    images = sum(path.stat().st_size for path in photos.rglob("*.png"))
-    bounds = [one.split("-") for one in sent]
-    # The end of the archive, with its directory, is asked for by its length; the last images may come along with it.
-    ends = [int(last) for first, last in bounds if not first]
-    asked = [int(last) - int(first) + 1 for first, last in bounds if first]
-    # Its two ends are also looked at to tell whether it is the same archive.
-    assert images - max(ends) <= sum(asked) < 1.3 * archive.stat().st_size
-    assert max(*ends, *asked) < LIMIT / 4
-    assert len(sent) < 1.2 * COUNT
-
-
-def test_small_files_of_a_web_zip_come_several_with_one_request(places: dict[str, Any], tmp_path: Path) -> None:
-    """A shard has files from all over the archive; those with little between them are one request, in every shard."""
-    count, shards = 1500, 12
-    for number in range(count):
-        write_image(tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number:04}.png", number, side=16)
-    archive = zipped(tmp_path / "photos", tmp_path / "photos.zip")
-    whole = whole_pack(archive, tmp_path / "whole", image_size=(64, 64))
-    with WebServer({"photos.zip": archive}) as server:
-        data = stage_dataset(server.url("photos.zip"), disk_limit=LIMIT, image_size=(64, 64), **places)
-        sent = [one for one in server.requests if one.method == "GET"]
-    check_rows(data, whole)
-    assert data.part is not None
-    data.part.close()
-    assert len(shards_in(places["cache_dir"])) > shards
-    # Its directory, its two ends, and for each shard the archive in stretches: it has little more than a megabyte.
-    assert len(sent) < 4 * len(shards_in(places["cache_dir"])) < count / 15
-
-
-def test_a_tar_on_a_server_is_looked_through_and_read_where_it_is(
-    photos: Path, places: dict[str, Any], tmp_path: Path
-) -> None:
-    """A checksum and its headers take a pass each, which keeps none of it; then each image is asked for once."""
-    archive = tmp_path / "photos.tar"
-    with tarfile.open(archive, "w") as file:
-        for path in sorted(photos.rglob("*.png")):
-            file.add(path, path.relative_to(photos))
-    checksum = f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}"
-    with WebServer({"photos.tar": archive}) as server, disk_sampled(places["local_dir"]) as taken:
-        plan = plan_stage(
-            server.url("photos.tar"), disk_limit=LIMIT, local_dir=places["local_dir"], cache_dir=places["cache_dir"]
-        )
-        assert "looked through where it is" in str(plan)
-        assert not {"0", "peak"} & set(str(plan).split())
-        assert "known only then" in str(plan)
-        before = sum(1 for one in server.requests if one.method == "GET")
-        data = stage_dataset(server.url("photos.tar"), disk_limit=LIMIT, hash=checksum, **places)
-        sent = sum(1 for one in server.requests if one.method == "GET") - before
-        check_rows(data, whole_pack(archive, tmp_path / "whole"))
-        assert data.part is not None
-        data.part.close()
-    assert max(taken) <= LIMIT
-    assert COUNT <= sent < 1.2 * COUNT
-
-
-def test_a_zip_behind_a_share_link_is_read_where_it_is(
-    archive: Path, places: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing of it is downloaded first."""
-    file = "1FileAbcdefghijklmnopqrstuvwxyz_0"
-    with DriveShares(tmp_path) as shares:
-        for name, value in shares.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        shares.add(SharedItem(file, "photos.zip", content=archive.read_bytes()))
-        link = f"https://drive.google.com/file/d/{file}/view?usp=sharing"
-        plan = plan_stage(link, disk_limit=LIMIT, local_dir=places["local_dir"], cache_dir=places["cache_dir"])
-        assert f"would be packed in {SHARDS} shards" in str(plan)
-        with disk_sampled(places["local_dir"]) as taken:
-            data = stage_dataset(link, disk_limit=LIMIT, **places)
-            check_rows(data, whole_pack(archive, tmp_path / "whole"))
-        assert data.part is not None
-        data.part.close()
-        assert max(taken) <= LIMIT
-        # A call without a limit knows the state that this one noted.
-        assert stage_dataset(link, **places).report.origin == "cache"
-        shares.add(replace(shares.item(file), state="quota"))
-        with pytest.raises(DriveQuotaError):
-            stage_dataset(link, disk_limit=LIMIT, refresh=True, **places)
-
-
 KILLED = """
 import os, signal, sys
 import pytest
@@ -367,52 +259,6 @@ def test_what_became_of_the_source_or_of_a_shard_is_noticed(
     changed.part.close()
 
 
-def test_broken_images_and_images_of_other_sizes_are_as_in_one_file(
-    photos: Path, places: dict[str, Any], tmp_path: Path
-) -> None:
-    """What `on_error="skip"` leaves out is left out of its shard; an image of another size among many has all files
-    kept as they are, also in the shards that were finished."""
-    source = Path(shutil.copytree(photos, tmp_path / "photos"))
-    (source / "dog" / "0277.png").write_bytes(b"nothing")
-    data = stage_dataset(source, disk_limit=LIMIT, on_error="skip:1%", **places)
-    assert data.splits == {"train": COUNT - 1}
-    assert len(data.report.skipped) == 1
-    check_rows(data, whole_pack(source, tmp_path / "whole", on_error="skip:1%"))
-    assert data.part is not None
-    data.part.close()
-    shutil.rmtree(places["cache_dir"])
-    write_image(source / "dog" / "0277.png", 277, side=SIDE + 1)
-    mixed = stage_dataset(source, disk_limit=LIMIT, **places)
-    assert mixed.info is not None
-    assert mixed.info.encoding == "encoded"
-    expected = dataset_h5(whole_pack(source, tmp_path / "mixed"))
-    train = mixed["train"]
-    for start in range(0, COUNT, 10):
-        for mine, other in zip(train[start : start + 10], expected[start : start + 10], strict=True):
-            np.testing.assert_array_equal(mine[0], other[0])
-    expected.close()
-    assert mixed.part is not None
-    mixed.part.close()
-    count = len(shards_in(places["cache_dir"]))
-    assert all(f"-of-{count:05}" in path.name for path in shards_in(places["cache_dir"]))
-
-
-@pytest.mark.fuse
-def test_shards_go_to_a_drive_and_come_from_there(
-    archive: Path, drive: SimulatedDrive, my_drive: Path, tmp_path: Path
-) -> None:
-    """With a zip on a mounted Drive nothing has to be named: its shards are beside it in the cloud."""
-    shutil.copy(archive, drive.cloud / "MyDrive" / "photos.zip")
-    local = tmp_path / "local"
-    with disk_sampled(local) as taken:
-        data = stage_dataset(my_drive / "photos.zip", disk_limit=LIMIT, local_dir=local, progress=False)
-        check_rows(data, whole_pack(archive, tmp_path / "whole"))
-        assert data.part is not None
-        data.part.close()
-    assert max(taken) <= LIMIT
-    assert len(shards_in(my_drive / "colabstage")) == SHARDS
-
-
 def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
     archive: Path, places: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -485,16 +331,3 @@ def test_a_set_in_the_cache_is_one_dataset_to_list_and_to_remove(archive: Path, 
     assert not listed.whole
     assert purge_datasets([listed]).nbytes == listed.nbytes
     assert list(cache.iterdir()) == []
-
-
-def test_shards_that_were_packed_into_a_bucket_are_read_in_part(
-    archive: Path, s3: BucketService, tmp_path: Path
-) -> None:
-    """The address that packing reports is the one to read from."""
-    report = pack_dataset(archive, f"s3://{s3.bucket}/packs/photos.h5", shards=6, progress=False)
-    dataset = dataset_h5(str(report.path), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
-    part = dataset.reader.arrival
-    assert isinstance(part, PartialPack)
-    seen = [row for _, index in make_loader(dataset, 8) for row in index.tolist()]
-    assert sorted(seen) == list(range(COUNT))
-    part.close()

@@ -19,9 +19,8 @@ from colabstage.h5.manifest import manifest_path
 from colabstage.io.files import RetryPolicy
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.sources import buckets, http_file, opening
-from colabstage.sources.partial import fetcher
-from colabstage.sources.partial.file import BlockwiseFile
+from colabstage.sources import buckets, http_file, in_part, opening
+from colabstage.sources.in_part import BlockwiseFile
 from tests.load.test_partial import BLOCK, LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
 from tests.sources.servers import BucketService, use_login
 from tests.support.http_knobs import WebFault, WebKnobs
@@ -47,7 +46,7 @@ def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = http_file.open_http.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "timeout_s", SILENCE_S)
-    for module in (opening, fetcher):
+    for module in (opening, in_part):
         monkeypatch.setattr(module, "PATIENT", RetryPolicy(first_wait_s=0.05, patience_s=PATIENCE_S))
 
 
@@ -109,7 +108,7 @@ def left_in_the_middle(
     with pytest.raises(SourceReadError, match=r"blocks \d+ are here .* when you continue, they are not fetched"):
         train()
     assert time.monotonic() - began < DEADLINE_S
-    here, fetched = part.file.here, part.figures["fetched"]
+    here, fetched = np.flatnonzero(part.file.state), part.figures["fetched"]
     go_on()
     with part.file.hold(here[:4]):
         assert part.figures["fetched"] - fetched <= 16 * BLOCK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 import time
 from contextlib import redirect_stderr
@@ -130,78 +129,3 @@ def test_waiting_is_as_silent_as_staging(tmp_path: Path, source: Path, *, wanted
         )
         data.wait(_TIMEOUT_S)
     assert bool(drawn.getvalue()) is draws
-
-
-_STOPPED = """
-import os, signal, sys
-import colabstage
-
-class PressStop:
-    # As if somebody pressed it when this module is about to be imported.
-    pressed = False
-
-    def find_spec(self, name, path=None, target=None):
-        if name == sys.argv[3] and not self.pressed:
-            self.pressed = True
-            os.kill(os.getpid(), signal.SIGINT)
-        return None
-
-stop = PressStop()
-sys.meta_path.insert(0, stop)
-
-def call():
-    exec(sys.argv[2])
-
-try:
-    call()
-    print("not stopped")
-except KeyboardInterrupt:
-    print("stopped", stop.pressed)
-call()
-print("works")
-"""
-
-
-_STAGED = (
-    "colabstage.stage_dataset(os.path.dirname(sys.argv[1]) + '/images', local_dir=sys.argv[4], cache_dir=None,"
-    " image_size=(8, 8), progress=False)['train'][0]"
-)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("call", "module"),
-    [
-        ("colabstage.dataset_h5(sys.argv[1])[0]", "torch.nn.functional"),
-        ("colabstage.make_loader", "colabstage.load.calling"),
-        ("import colabstage.transforms; colabstage.transforms.RandomFlip()", "torch.utils.data"),
-        (_STAGED, "torch.nn"),
-        (_STAGED, "numpy.linalg"),
-    ],
-    ids=["dataset_h5", "make_loader", "transforms", "staged", "staging"],
-)
-def test_stop_while_torch_is_imported_comes_after_that(tmp_path: Path, source: Path, call: str, module: str) -> None:
-    """Stopped it is; and the same call works then, in the same process."""
-    command = [sys.executable, "-c", _STOPPED, str(source / "pack.h5"), call, module, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    assert (done.stdout.split("\n"), done.returncode) == (["stopped True", "works", ""], 0), done.stderr
-
-
-def test_what_is_installed_and_broken_is_not_to_be_installed(tmp_path: Path, source: Path) -> None:
-    """A torch whose import was stopped by somebody else's code says so; installing it again would not help."""
-    broken = tmp_path / "torch"
-    broken.mkdir()
-    (broken / "__init__.py").write_text("raise ImportError('cannot load module more than once per process')")
-    code = (
-        "import sys, colabstage\ntry: colabstage.dataset_h5\nexcept colabstage.ColabstageError as error: print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    assert "restart" in done.stdout, done.stderr
-    assert "pip install" not in done.stdout

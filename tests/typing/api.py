@@ -77,7 +77,7 @@ def what_is_staged(data: StagedDataset) -> None:
     assert_type(data["train"], dataset_h5)
     assert_type(data.loader("train", batch_size=64, device="cuda"), Loader)
     data.loader("train", 64, strategy="memory", num_workers=2, prefetch_factor="auto", ragged="pad", sampler=[1, 2])
-    data.loader("train", 64, rank=0, world_size=2, memory_budget="2GB", shuffle="window", epoch=3)  # type: ignore[call-arg]
+    data.loader("train", 64, rank=0, world_size=2, memory_budget="2GB", shuffle="auto", epoch=3)  # type: ignore[call-arg]
 
 
 def reading(dataset: dataset_h5) -> None:

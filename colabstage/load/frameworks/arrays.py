@@ -1,7 +1,6 @@
-"""Make batches of numpy arrays for frameworks other than torch, with the rows and values of `make_loader`.
+"""Batches as numpy arrays for frameworks other than torch, with the rows and values of `make_loader`; `to_keras`.
 
 Every batch is a pure function of (epoch, number); the caller decides how to read ahead, and in how many threads.
-`to_keras` makes a `keras.utils.PyDataset` of them, for every backend of Keras.
 """
 
 from __future__ import annotations
@@ -18,27 +17,26 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.h5.schema import BOXES, LABELS
+from colabstage.h5.schema import BOXES
 from colabstage.io.arguments import refuse_argument, takes
 from colabstage.io.boundary import typed
-from colabstage.io.pipeline import SOLO
+from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.whole_imports import whole_imports
-from colabstage.load.arrival import facts_of, order_of
-from colabstage.load.choosing import choose_loader
+from colabstage.load.arrival import order_of
+from colabstage.load.batch import WHITE, Batcher, pad_boxes, target_array
+from colabstage.load.choosing import choose_loader, gather_facts
 from colabstage.load.epoch import RowOrder, Shard
-from colabstage.load.plan import LoaderFacts, LoaderRequest
-from colabstage.load.reading.memory import BufferPool
+from colabstage.load.plan import LoaderRequest
 from colabstage.load.reading.reader import SplitReader
-from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from typing import TypeAlias
 
     from numpy.typing import DTypeLike, NDArray
 
     from colabstage.h5.parts import Files
-    from colabstage.io.pipeline import ThreadPool
-    from colabstage.io.progress import Expectation
+    from colabstage.io.progress import Cancellation, Expectation
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Order
     from colabstage.load.frameworks.keras_dataset import KerasBatches
@@ -47,15 +45,14 @@ if TYPE_CHECKING:
     Source: TypeAlias = dataset_h5 | SplitReader | Files
     Batch = tuple[Any, Any]
 
-# Batches that may be read at the same time, by TensorFlow's threads or those of colabstage.
+# Batches that may be read at the same time, by TensorFlow's threads.
 _MOST_AT_ONCE = 4
 # Batches in addition to the plan's: `fit` makes TensorFlow keep some in its own queue, and TensorFlow releases an array
 # only when it next calls Python. With fewer, 1 to 4 blocks were unmapped and mapped again in every epoch.
 _HELD_BY_FRAMEWORKS = 3
 # Limit for targets of all rows in memory, where a framework gathers them: eight million int64 labels.
 _KEPT_TARGETS_BYTES = 64 * 1024 * 1024
-# The value of white in each integer dtype that images have.
-_WHITE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
+_SEEDS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +63,8 @@ class ArrayRequest:
     """Samples in a batch."""
     shuffle: bool | None = None
     """Whether samples come in random order; `None` shuffles `train` and no other split."""
-    seed: int = 0
-    """Seed of the random order, combined with the epoch."""
+    seed: int | None = None
+    """Seed of the random order, combined with the epoch; `None` draws one."""
     drop_last: bool = False
     """Whether to leave out a last batch that is not full."""
     dtype: DTypeLike | None = None
@@ -110,7 +107,8 @@ class ArrayBatches:
             SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
         """
         self._dataset, reader = _resolved(source, split)
-        check_count("seed", request.seed)
+        if request.seed is not None:
+            check_count("seed", request.seed)
         if not len(reader):
             msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
             raise OptionError(msg)
@@ -121,28 +119,40 @@ class ArrayBatches:
         self._request = replace(
             request, one_hot=_class_count(request.one_hot, reader), dtype=_float_dtype(request.dtype)
         )
-        facts = _loader_facts(reader, per_sample=self._dataset is not None)
+        facts = gather_facts(reader, per_sample=self._dataset is not None)
         if facts.arrival is not None and facts.arrival.leaves_out and not facts.arrival.complete:
             msg = (
                 'The number of batches is told beforehand here, and which samples on_error="skip" leaves out shows '
                 "only as they arrive. Call data.wait() first."
             )
             raise OptionError(msg)
-        self.plan: LoaderPlan = choose_loader(
-            facts, _loading(request, shuffle=self._shuffle, arriving=facts.arrival is not None)
+        arriving = facts.arrival is not None
+        loading = LoaderRequest(
+            request.batch_size,
+            drop_last=request.drop_last,
+            # 0 means no thread in addition to the loop's in `make_loader`; here it is the smallest number too.
+            num_workers=request.num_workers or 1,
+            prefetch_factor=request.prefetch_factor,
+            # If rows arrive in units, any order other than by units would wait for most of them.
+            shuffle="auto" if arriving and self._shuffle else self._shuffle,
         )
+        self.plan: LoaderPlan = choose_loader(facts, loading)
         if self.plan.strategy == "memory":
             reader = reader.into_memory()
             if self._dataset is not None:
                 self._dataset = copy.copy(self._dataset)
                 self._dataset.reader = reader
         self.reader = reader
-        self._visits: Order = RowOrder(len(reader), self._shuffle, request.seed)
+        seed = request.seed
+        if seed is None:
+            # As rows are brought here in the order of seed 0. Keras's own function seeds numpy's generator.
+            seed = 0 if arriving else int(np.random.randint(_SEEDS))  # noqa: NPY002
+        self._visits: Order = RowOrder(len(reader), self._shuffle, seed)
         if reader.arrival is not None and self.plan.order.name == "arrival":
             self._visits = order_of(reader.arrival, reader.split, self.plan.order.window_units, self._visits)
         self._told: tuple[int, Expectation, weakref.finalize[..., Any]] | None = None
         self._telling = Lock()
-        self._pool = _pool_of(self.plan)
+        self._batcher = _batcher_of(reader, self.plan)
         self._order: tuple[int, NDArray[np.intp]] | None = None
 
     def __len__(self) -> int:
@@ -180,9 +190,8 @@ class ArrayBatches:
         if length is None or length * len(reader) > _KEPT_TARGETS_BYTES:
             return None
         # Comes first, because a file that does not stay in memory is read row by row from then on.
-        for _ in reader.warm_up():
-            pass
-        inputs, y = reader.in_place(), _target_arrays(reader.read_y(np.arange(len(reader))))
+        reader.warm_up()
+        inputs, y = reader.in_place(), target_array(np.asarray(reader.read_y(np.arange(len(reader)))))
         if inputs is None:
             return None
         return inputs, y if classes is None else one_hot(y, int(classes))
@@ -195,6 +204,13 @@ class ArrayBatches:
             DamagedPackError: the file changed since it was opened, or is cut off.
         """
         return self.finish(self.read_ahead(epoch, number, pool))
+
+    def stream(self, epoch: int, first: int, cancellation: Cancellation) -> Generator[Any]:
+        """Read the batches of an epoch from `first` on, for `finish`."""
+        self.reader.warm_up(cancellation)
+        with ThreadPool(self.plan.workers.value, cancellation) as pool:
+            # Not a loop: its variable would keep a batch alive while the next one is made.
+            yield from (self.read_ahead(epoch, number, pool) for number in range(first, len(self)))
 
     def read_ahead(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Any:
         """Read what `finish` makes a batch of, in any thread: the whole batch, if the dataset has no transforms.
@@ -261,10 +277,10 @@ class ArrayBatches:
         return ArraySpec((count, *x.shape[1:]), x.dtype), columns
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None, "_order": None, "_told": None, "_telling": None}
+        return {**self.__dict__, "_batcher": None, "_order": None, "_told": None, "_telling": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pool=_pool_of(state["plan"]), _telling=Lock())
+        self.__dict__.update(state, _batcher=_batcher_of(state["reader"], state["plan"]), _telling=Lock())
 
     def _finished(self, x: NDArray[Any], y: Any, pool: ThreadPool) -> Batch:
         if self._request.one_hot is not None:
@@ -272,10 +288,8 @@ class ArrayBatches:
         return self._scaled(x, pool), y
 
     def _stored(self, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
-        shape = self.reader.row_shape or ()
-        out = self._pool.borrow((len(rows), *shape), self.reader.row_dtype)
-        y = self.reader.read_y(rows, pool=pool)
-        return self.reader.read_x(rows, out, pool=pool), _target_arrays(y)
+        x, y = self._batcher.read(rows, pool)
+        return x, pad_boxes(y) if isinstance(y, list) else target_array(y)
 
     def _scaled(self, x: NDArray[Any], pool: ThreadPool) -> NDArray[Any]:
         """Return x in the requested dtype, with the same values as `make_loader`."""
@@ -284,8 +298,8 @@ class ArrayBatches:
         wanted = np.dtype(self._request.dtype)
         # float16 cannot hold 65535, so uint16 is divided as float32 first.
         wide = np.dtype(np.float32) if x.dtype == np.uint16 else wanted
-        white = np.array(_WHITE.get(x.dtype, 1.0), wide)
-        scaled = self._pool.borrow(x.shape, wanted)
+        white = np.array(WHITE.get(x.dtype.name, 1.0), wide)
+        scaled = self._batcher.borrow(x.shape, wanted)
 
         def scale(start: int, stop: int) -> None:
             np.divide(x[start:stop], white, out=scaled[start:stop], dtype=wide, casting="unsafe")
@@ -294,10 +308,9 @@ class ArrayBatches:
         return scaled
 
 
-def _pool_of(plan: LoaderPlan) -> BufferPool:
-    """Make the pool of memory for batches: one that the consumer has, one in progress, those prefetched, and those that
-    frameworks hold."""
-    return BufferPool(max_idle=plan.prefetch.value + 2 + _HELD_BY_FRAMEWORKS)
+def _batcher_of(reader: SplitReader, plan: LoaderPlan) -> Batcher:
+    # Blocks for the batches ahead, one that the consumer has, one in progress, and those that frameworks hold.
+    return Batcher(reader, workers=plan.workers.value, idle=plan.prefetch.value + 2 + _HELD_BY_FRAMEWORKS)
 
 
 def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
@@ -344,33 +357,6 @@ def _check_arrays(reader: SplitReader) -> None:
         raise OptionError(msg)
 
 
-def _loader_facts(reader: SplitReader, *, per_sample: bool) -> LoaderFacts:
-    resources = read_resources()
-    return LoaderFacts(
-        rows=len(reader),
-        row_bytes=reader.estimate_row_bytes(),
-        stored_bytes=reader.stored_bytes,
-        engine=reader.engine,
-        encoded=reader.encoded,
-        per_sample=per_sample,
-        cores=resources.cores,
-        free_memory_bytes=resources.free_memory_bytes,
-        arrival=None if reader.arrival is None else facts_of(reader.arrival),
-    )
-
-
-def _loading(request: ArrayRequest, *, shuffle: bool, arriving: bool) -> LoaderRequest:
-    # 0 means no thread in addition to the loop's in `make_loader`; here it is the smallest number too.
-    return LoaderRequest(
-        request.batch_size,
-        drop_last=request.drop_last,
-        num_workers=request.num_workers or 1,
-        prefetch_factor=request.prefetch_factor,
-        # If rows arrive in units, any order other than by units would wait for most of them.
-        shuffle="auto" if arriving and shuffle else (shuffle or not arriving),
-    )
-
-
 def check_count(name: str, value: object) -> None:
     """Raise `OptionError` unless `value` is an integer of 0 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -406,13 +392,6 @@ def _class_count(wanted: object, reader: SplitReader) -> int | None:
     return wanted
 
 
-def _target_arrays(y: Any) -> Any:
-    """Return targets as losses expect them: single integers as int64, boxes padded, others as stored."""
-    if isinstance(y, list):
-        return pad_boxes(y)
-    return y.astype(np.int64) if y.ndim == 1 and y.dtype.kind in "iu" else y
-
-
 def _sampled(dataset: dataset_h5, x: Any, y: Any) -> Batch:
     """Apply the dataset's transforms, sample by sample, to the rows that were read."""
     xs, ys = zip(*(dataset.sample(*parts) for parts in zip(x, y, strict=True)), strict=True)
@@ -429,40 +408,6 @@ def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
         msg = f"A batch here is one array, but its samples are {found}. Have {name} make arrays of one shape."
         raise OptionError(msg)
     return np.stack(arrays)
-
-
-def pad_boxes(targets: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Pad the boxes of B rows, each with at most M boxes, to arrays of one shape.
-
-    Returns:
-        Every column as `(B, M, …)`, padded with -1 for signed integers and with 0 for everything else, and `lengths`,
-        int64 `(B,)`: the number of boxes in each row. Labels become int64 where their type has no -1, since 0 is a
-        class.
-    """
-    lengths = np.array([len(target[BOXES]) for target in targets], np.int64)
-    most = int(lengths.max(initial=0))
-    padded: dict[str, NDArray[Any]] = {}
-    for name, first in targets[0].items():
-        dtype = np.dtype(np.int64) if name == LABELS and first.dtype.kind in "bu" else first.dtype
-        filler = -1 if dtype.kind == "i" else 0
-        padded[name] = np.full((len(targets), most, *first.shape[1:]), filler, dtype)
-        for row, target in enumerate(targets):
-            padded[name][row, : lengths[row]] = target[name]
-    return {**padded, "lengths": lengths}
-
-
-# Arguments and methods of Keras's own loaders, and the line to write instead.
-KERAS_REMEDIES = {
-    "class_mode": 'Write one_hot="auto" for categorical labels, and leave it out for integers.',
-    "label_mode": 'Write one_hot="auto" for categorical labels, and leave it out for integers.',
-    "rescale": 'Write dtype="float32" for numbers from 0 to 1, or keras.layers.Rescaling(1 / 255) in the model.',
-    "use_multiprocessing": "Leave it out: threads of this process read ahead.",
-    **dict.fromkeys(
-        ("augment", "preprocessing_function", "transform", "transforms"),
-        "Write layers into the model (keras.layers.RandomFlip and others), or a function of one sample: "
-        "dataset_h5(path, transform=…).",
-    ),
-}
 
 
 def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
@@ -494,9 +439,7 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     return np.take(table, np.where((wide >= 0) & (wide < classes), wide, classes), axis=0)
 
 
-@takes(
-    remedies={**KERAS_REMEDIES, "batch_size": 'Write to_keras(data["train"], 64); training depends on it.'},
-)
+@takes(remedies={"batch_size": 'Write to_keras(data["train"], 64); training depends on it.'})
 @typed()
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
@@ -504,7 +447,7 @@ def to_keras(
     *,
     split: str | None = None,
     shuffle: bool | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     drop_last: bool = False,
     dtype: DTypeLike | None = None,
     one_hot: int | Literal["auto"] | None = None,
@@ -533,7 +476,8 @@ def to_keras(
         shuffle: visit the samples in a random order that changes with each epoch. By default only `train` is shuffled,
             so `predict` returns a held-out split in the file's order. Even with `shuffle=False`, Keras's default
             `fit(shuffle=True)` takes the batches in random order, except on TensorFlow's backend.
-        seed: seed of the random order, combined with the epoch.
+        seed: seed of the random order, combined with the epoch. By default it is drawn from numpy's generator, which
+            `keras.utils.set_random_seed` seeds; it is 0 for rows that are still arriving.
         drop_last: leave out a last batch that is not full.
         dtype: floating-point dtype of x; uint8 and uint16 are scaled to [0, 1].
         one_hot: turn class indices into one-hot vectors along a last axis: the number of classes, or `"auto"` for the
@@ -543,8 +487,7 @@ def to_keras(
 
     Returns:
         A `PyDataset` that reads ahead; it refuses Keras's own workers, which would only copy batches. On TensorFlow's
-        backend it is a `tf.data.Dataset` as well, so `fit` takes it without a call to Python for each batch, and a loop
-        over it gives tensors.
+        backend `to_tf_data` is faster: `fit` takes it without a call to Python for each batch.
 
     Raises:
         MissingDependencyError: keras, or its backend, is not installed.
@@ -555,6 +498,6 @@ def to_keras(
     # First, so that a wrong argument is reported without waiting for the import of keras.
     batches = ArrayBatches(dataset, request, split=split)
     with whole_imports():
-        from colabstage.load.frameworks.keras_dataset import serve
+        from colabstage.load.frameworks.keras_dataset import KerasBatches
 
-    return serve(batches)
+    return KerasBatches(batches)

@@ -57,7 +57,7 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
     except ImportError as error:
         msg = "to_hf needs datasets. Install it with: pip install datasets"
         raise MissingDependencyError(msg) from error
-    free, need = read_resources().free_memory_bytes, reader.row_bytes * len(reader)
+    free, need = read_resources().free_memory_bytes, reader.estimate_row_bytes() * len(reader)
     if need > _MEMORY_PART * free:
         msg = (
             f"'{reader.path}' would take up to {format_bytes(need)} as rows in memory, and {format_bytes(free)} are "

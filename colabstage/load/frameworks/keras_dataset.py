@@ -1,29 +1,18 @@
-"""The `keras.utils.PyDataset` that `to_keras` returns; on the TensorFlow backend it is a `tf.data.Dataset` as well.
-
-Importing this module imports keras, and so fixes its backend.
-"""
+"""The `keras.utils.PyDataset` that `to_keras` returns. Importing this imports keras, and so fixes its backend."""
 
 from __future__ import annotations
 
 import operator
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.io.progress import Demand
+from colabstage.load.ahead import Ahead
 from colabstage.load.frameworks.arrays import check_count
-from colabstage.load.frameworks.on_demand import LOOK_BATCHES, EpochTracker, OnDemandPrefetcher
-from colabstage.load.frameworks.tensorflow import begun_late, dataset_of, noted
 
 try:
-    from keras.config import backend
     from keras.utils import PyDataset
-
-    # Keras has imported it by then.
-    if backend() == "tensorflow":
-        import tensorflow as tf
 except ImportError as error:
     _msg = (
         f"to_keras needs keras and the backend it is set to ({error}). Install them with: pip install keras tensorflow"
@@ -33,18 +22,65 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from colabstage.load.frameworks.arrays import ArrayBatches, Batch
     from colabstage.load.plan import LoaderPlan
+
+# Before training, Keras takes one or two batches to learn their shapes, and its prefetching takes two or three more.
+_LOOK_BATCHES = 4
+# Longer than most training steps, and short enough that no thread is left when training stops.
+_LINGER_S = 1.0
+
+
+class EpochTracker:
+    """Tell passes over the data apart.
+
+    A pass is the next epoch, unless Keras has only looked at the first batches before it. A second request for a batch
+    begins a pass, and so does a request after `announce` that does not continue the one before. Not thread-safe.
+    """
+
+    def __init__(self, batches: int, *, by_turn: bool) -> None:
+        """Take the number of `batches` in an epoch. `by_turn`: the n-th request of a pass gets batch n, whatever its
+        number. For shuffled samples, where a consumer that shuffles the numbers too would make reading ahead
+        impossible."""
+        self.epoch = 0
+        self._batches = batches
+        self._by_turn = by_turn
+        self._asked: set[int] = set()
+        self._announced = False
+
+    def announce(self) -> None:
+        """Record that Keras may be about to begin a pass."""
+        self._announced = True
+
+    def begin(self) -> None:
+        """Begin a pass: the next epoch, unless nothing of this one was requested."""
+        if self._asked:
+            self.start_epoch(self.epoch + 1)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Make the next request the first of this epoch."""
+        self.epoch = epoch
+        self._asked.clear()
+
+    def request(self, number: int) -> tuple[int, int]:
+        """Return the epoch and the batch that a request for batch `number` means."""
+        done = len(self._asked)
+        in_turn = number == done and max(self._asked, default=-1) == done - 1
+        if number in self._asked or (self._announced and not in_turn):
+            looked = self._announced and done <= _LOOK_BATCHES and done < self._batches
+            self.start_epoch(self.epoch + (not looked))
+        self._announced = False
+        turn = len(self._asked)
+        self._asked.add(number)
+        return self.epoch, turn if self._by_turn else number
 
 
 class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type information
     """Give batches to `model.fit`, `evaluate` and `predict`, read ahead by a thread of this process. Made by
     `to_keras`.
 
-    Each pass over the data is the next epoch; only one pass runs at a time. The thread ends as soon as enough batches
-    are ready, so that no thread remains when training stops.
+    Each pass over the data is the next epoch; only one pass runs at a time. The thread ends a second after enough
+    batches are ready, so that none remains when training stops.
 
     Attributes:
         plan: how batches are read, and why.
@@ -56,7 +92,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         self.plan: LoaderPlan = batches.plan
         self._batches = batches
         self._tracker = EpochTracker(len(batches), by_turn=batches.shuffled)
-        self._ahead: OnDemandPrefetcher[Batch] | None = None
+        self._ahead: Ahead[Any] | None = None
         # Epoch and number of the batch that the read-ahead gives next.
         self._coming = (0, 0)
         self._lock = threading.Lock()
@@ -67,9 +103,9 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
 
     @property
     def num_batches(self) -> int:
-        """Count the batches in an epoch. Keras reads this when it begins a pass, which is how passes are told apart."""
+        """Count the batches in an epoch, as `len`. Keras asks before it begins a pass."""
         with self._lock:
-            self._tracker.begin()
+            self._tracker.announce()
         return len(self._batches)
 
     def __getitem__(self, index: int) -> Batch:
@@ -86,6 +122,12 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             raise IndexError(msg)
         with self._lock:
             return self._take(*self._tracker.request(number))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin a pass over the next epoch."""
+        with self._lock:
+            self._tracker.begin()
+        return map(self.__getitem__, range(len(self)))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass epoch `epoch`, to continue training after a restart.
@@ -142,92 +184,32 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         self.__dict__.update(state, _lock=threading.Lock())
 
     def _take(self, epoch: int, number: int) -> Batch:
-        if self._ahead is None or self._coming != (epoch, number):
-            is_next = number == 0 or (self._coming == (epoch, number) and self._ahead is None)
+        is_next = self._coming == (epoch, number)
+        if self._ahead is None or not is_next:
             self._end()
-            if not is_next:
-                # A request out of order: read ahead from there.
+            if number and not is_next:
+                # A request out of order: reading ahead would be in vain.
                 self._coming = (epoch, number + 1)
                 return self._batches.read(epoch, number)
-            self._ahead = OnDemandPrefetcher(
-                partial(self._batches.read_ahead, epoch),
-                range(number, len(self)),
-                depth=self.plan.prefetch.value,
-                threads=self.plan.workers.value,
-                prepare=self._batches.reader.warm_up,
-            )
+            self._begin(epoch, number)
         self._coming = (epoch, number + 1)
-        batch = self._batches.finish(self._ahead.take())
+        try:
+            batch = next(self._ahead)  # type: ignore[arg-type]  # begun just now
+        except StopIteration:
+            # It ended because nobody took anything for a while.
+            batch = next(self._begin(epoch, number))
         # The thread has ended already; this frees its memory before validation begins.
         if number + 1 == len(self):
             self._end()
-        return batch
+        return self._batches.finish(batch)
+
+    def _begin(self, epoch: int, number: int) -> Ahead[Any]:
+        demand = Demand()
+        source = self._batches.stream(epoch, number, demand)
+        self._ahead = Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand, linger_s=_LINGER_S)
+        return self._ahead
 
     def _end(self) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.close()
-
-
-if backend() == "tensorflow":
-
-    class TensorflowBatches(KerasBatches, tf.data.Dataset):  # type: ignore[misc]  # tensorflow has no type information
-        """Give batches to `model.fit`, `evaluate` and `predict` as the `tf.data.Dataset` that `to_tf_data` makes, and
-        as arrays by number.
-
-        `fit` reads any other `PyDataset` through a Python generator that TensorFlow calls for each batch, which adds
-        half the cost of gathering the batch. It reads a `tf.data.Dataset` directly.
-
-        Each pass over the data is the next epoch, unless it only looks at the first batches.
-        """
-
-        def __init__(self, batches: ArrayBatches) -> None:
-            KerasBatches.__init__(self, batches)
-            self._connect()
-
-        def __iter__(self) -> Iterator[Any]:
-            """Begin a pass that gives tensors."""
-            passing: Iterator[Any] = tf.data.Dataset.__iter__(self)
-            return passing
-
-        @property
-        def element_spec(self) -> Any:
-            """Describe a batch, for TensorFlow."""
-            return self._made.element_spec
-
-        def _inputs(self) -> list[Any]:
-            # TensorFlow asks a dataset which others it is made of.
-            return [self._made]
-
-        def __getstate__(self) -> dict[str, Any]:
-            state = super().__getstate__()
-            return {name: state[name] for name in self._own}
-
-        def __setstate__(self, state: dict[str, Any]) -> None:
-            super().__setstate__(state)
-            self._connect()
-
-        def _connect(self) -> None:
-            """Make the TensorFlow dataset, which cannot be pickled."""
-            self._own = tuple(self.__dict__)
-            # TensorFlow never releases the functions that it calls, so they must not refer to this object and its file.
-            tracker, lock = self._tracker, self._lock
-
-            def begin() -> int:
-                with lock:
-                    return tracker.begin_now()
-
-            def note(number: NDArray[np.int64]) -> NDArray[np.int64]:
-                with lock:
-                    tracker.note(int(number))
-                return np.zeros_like(number)
-
-            # One batch more than a look takes shows that it is a pass.
-            made = noted(tf, dataset_of(tf, self._batches, begin), note, min(len(self), LOOK_BATCHES + 1), len(self))
-            self._made = begun_late(made)
-            tf.data.Dataset.__init__(self, self._made._variant_tensor)
-
-
-def serve(batches: ArrayBatches) -> KerasBatches:
-    """Make the `PyDataset` of these batches for the current backend of keras."""
-    return TensorflowBatches(batches) if backend() == "tensorflow" else KerasBatches(batches)

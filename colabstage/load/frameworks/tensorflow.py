@@ -18,7 +18,7 @@ from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.whole_imports import refuse_import, whole_imports
-from colabstage.load.frameworks.arrays import KERAS_REMEDIES, ArrayBatches, ArrayRequest, check_count
+from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,9 +42,7 @@ _ALIGNMENT_BYTES = 64
 _WIDEST_BYTES = 8
 
 
-@takes(
-    remedies={**KERAS_REMEDIES, "batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'},
-)
+@takes(remedies={"batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'})
 @typed()
 def to_tf_data(
     dataset: dataset_h5 | SplitReader | Files,
@@ -52,7 +50,7 @@ def to_tf_data(
     *,
     split: str | None = None,
     shuffle: bool | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     epoch: int = 0,
     drop_last: bool = False,
     dtype: DTypeLike | None = None,
@@ -140,18 +138,6 @@ def begun_late(made: Any) -> Any:
     return made.take(0).concatenate(made).prefetch(0)
 
 
-def noted(tf: Any, made: Any, note: Callable[[NDArray[np.int64]], NDArray[np.int64]], first: int, total: int) -> Any:
-    """Return a dataset of the same `total` batches that calls `note`, which returns 0, with the number of each of the
-    `first` batches of every pass, when it is taken."""
-    numbers = tf.data.Dataset.range(first).map(
-        lambda number: tf.ensure_shape(tf.numpy_function(note, [number], tf.int64), ())
-    )
-    # Choosing among a single dataset calls `note` when a batch is taken; a `map` would call it ahead, in threads.
-    choices = numbers.concatenate(tf.data.Dataset.range(1).repeat(total - first))
-    chosen = tf.data.Dataset.choose_from_datasets([made], choices, stop_on_empty_dataset=False)
-    return chosen.apply(tf.data.experimental.assert_cardinality(total))
-
-
 def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at_once: int) -> Any:
     """Make a dataset whose threads call the reader once for each batch."""
     specs = batches.specs()
@@ -161,8 +147,7 @@ def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at
     reference = ref(batches)
 
     def begin() -> NDArray[np.int64]:
-        for _ in _alive(reference).reader.warm_up():
-            pass
+        _alive(reference).reader.warm_up()
         return np.array(next_epoch(), np.int64)
 
     def read(epoch: NDArray[np.int64], number: NDArray[np.int64]) -> list[NDArray[Any]]:

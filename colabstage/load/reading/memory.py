@@ -11,6 +11,7 @@ import ctypes
 import math
 import mmap
 import os
+import resource
 import sys
 import threading
 import time
@@ -158,6 +159,20 @@ class ReadFile(_CheckedFile):
         for block in range(0, length, _BLOCK_BYTES):
             self.read_into(start + block, scratch[: min(_BLOCK_BYTES, length - block)])
             yield
+
+
+# Of a mapped file: its own handle, and the mapping's.
+_HANDLES_A_FILE = 2
+_OTHER_HANDLES = 64
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files as far as so many mapped files need, and as the system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count * _HANDLES_A_FILE + _OTHER_HANDLES
+    if soft < wanted and soft != resource.RLIM_INFINITY:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard) if hard > 0 else wanted, hard))
 
 
 def cut_off(path: Path, wanted: int, size: int) -> DamagedPackError:
@@ -358,76 +373,65 @@ def _madvise() -> Any:
     return function
 
 
-# Mapped at once, and given back at once: enough images that what is left at the end does not count.
+# Mapped and returned as a whole: enough images that the unused end of a slab does not count.
 _SLAB_BYTES = 32 * 1024 * 1024
-# Asking for the free memory takes 0.1 ms, and a batch perhaps one.
+# Measuring the free memory takes 0.1 ms, and a batch perhaps one.
 _LOOK_S = 1.0
 
 
 class KeptImage(NamedTuple):
-    """An image that is kept."""
+    """A decoded image in the cache."""
 
     pixels: NDArray[Any]
-    """Not to be handed out or written to."""
+    """Read-only by convention: never handed out."""
     facts: Any
-    """What whoever kept it noted with it."""
+    """What its decoder noted with it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Slab:
-    """A piece of memory with several images."""
+    """One mapping, filled from its start to its end."""
 
     memory: NDArray[np.uint8]
     """All of it."""
+    used: int = 0
+    """Bytes that are reserved."""
     keys: list[Key] = field(default_factory=list)
-    """Of the images in it."""
+    """The images in it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Room:
-    """A place for an image that is going to be kept, or for several."""
+class Room(NamedTuple):
+    """Memory reserved for an image."""
 
     slab: _Slab
-    """What it is a part of."""
-    start: int
-    """Of its first byte there."""
-    stop: int
-    """After its last byte."""
-
-    @property
-    def nbytes(self) -> int:
-        """Return its length, at least as much as was asked for."""
-        return self.stop - self.start
-
-    @property
-    def memory(self) -> NDArray[np.uint8]:
-        """Return its bytes, uint8 `(nbytes,)`, of any content."""
-        return self.slab.memory[self.start : self.stop]
+    """The mapping that it is a part of."""
+    memory: NDArray[np.uint8]
+    """`(n,)`, uninitialised."""
 
 
 class KeptImages:
-    """Hold decoded images as far as a budget allows. From any thread; looking for one takes no lock.
+    """A cache of decoded images within a memory budget. Thread-safe; lookups take no lock.
 
-    What is kept is what the decoder gave, never something made of it: batches have the same bytes with and without.
+    The decoder's own result is cached, so batches have the same bytes with and without the cache.
 
-    What came first stays, and nothing gives way to what comes later. An epoch visits each image once, in another order
-    each time, so no image is wanted sooner than any other, and one that gives way only costs the decoding of both.
+    Nothing is evicted for a newer image: an epoch visits each image once, in another order each time, so none is needed
+    sooner than another. Memory is therefore a sequence of slabs, each filled by a moving end.
 
-    A child made by fork finds what its parent had kept until then, and keeps nothing itself.
+    A forked child reads what its parent had cached, and adds nothing.
     """
 
     def __init__(
         self, most_bytes: int, free_memory: Callable[[], int], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Take the budget. `free_memory`: tells how many bytes this process may still use."""
+        """Take the budget. `free_memory`: returns how many bytes this process may still use."""
         self.pid = os.getpid()
         self.most_bytes = most_bytes
         self._free_memory = free_memory
         self._clock = clock
         self._held: dict[Key, KeptImage] = {}
         self._slabs: list[_Slab] = []
-        # All that is in slabs and not given to anybody, in pieces that do not touch each other.
-        self._free: list[Room] = []
+        # Reserved for images that were not kept after all. Files that cannot be kept ask again in every epoch.
+        self._returned: list[Room] = []
         self._bytes = 0
         self._next_look = clock() + _LOOK_S
         self._grows_at = 0.0
@@ -436,28 +440,29 @@ class KeptImages:
 
     @property
     def held_bytes(self) -> int:
-        """Return the memory that is taken."""
+        """Return the memory that is mapped."""
         return self._bytes
 
     def __len__(self) -> int:
         return len(self._held)
 
     def find(self, key: Key) -> KeptImage | None:
-        """Return what was kept by this name, if it was and still is."""
-        # One look at a dict, which is atomic.
+        """Return a cached image."""
+        # One look-up in a dict is atomic.
         return self._held.get(key)
 
     def fits(self, nbytes: int) -> bool:
-        """Tell whether an image of so many bytes would probably be kept: asked before work that only keeping needs."""
+        """Estimate whether an image of this length would be kept, before doing work that only the cache needs."""
         if os.getpid() != self.pid:
             return False
-        if self._find_free(nbytes) is not None:
+        slab = self._slabs[-1] if self._slabs else None
+        rooms = [len(room.memory) for room in self._returned]
+        if slab is not None and nbytes <= max(len(slab.memory) - slab.used, *rooms, 0):
             return True
-        left = self.most_bytes - self._bytes
-        return nbytes <= left and self._clock() >= self._grows_at
+        return nbytes <= self.most_bytes - self._bytes and self._clock() >= self._grows_at
 
     def keep(self, key: Key, pixels: NDArray[Any], facts: Any = None) -> None:
-        """Keep a copy, if there is room for it."""
+        """Cache a copy, if there is room for it."""
         room = None if pixels.nbytes == 0 or key in self._held else self.reserve(pixels.nbytes)
         if room is None:
             return
@@ -466,43 +471,39 @@ class KeptImages:
         self.put(room, key, copy, facts)
 
     def reserve(self, nbytes: int) -> Room | None:
-        """Return memory to make an image of so many bytes in, for `put` or `give_back`; `None` where there is none."""
+        """Reserve memory to decode an image into, for `put` or `give_back`; `None` if there is none."""
         if os.getpid() != self.pid:
             return None
         with self._lock:
-            room = self._take(nbytes)
+            room = self._reserve(nbytes)
         if room is not None:
-            # Not of the whole slab at once: these are in the processor's cache when they are filled.
+            # Not of the whole slab at once: these pages are in the processor's cache when they are filled.
             touch_pages(room.memory)
         return room
 
     def put(self, room: Room, key: Key, pixels: NDArray[Any], facts: Any = None) -> KeptImage:
-        """Keep an image that was made in memory reserved for it.
-
-        Returns:
-            What to read instead of `pixels` from now on: where another thread has kept the same image meanwhile, its
-            image, because the room of this one goes to the next.
-        """
+        """Cache an image that was decoded into reserved memory; return the one to read from now on, which is another
+        thread's if that was first."""
         image = KeptImage(pixels, facts)
         with self._lock:
-            # Its memory may have been given back meanwhile. It is nobody else's then.
+            # `release` may have unmapped the slab meanwhile; the image's own reference keeps its memory.
             if room.slab not in self._slabs:
                 return image
             found = self._held.setdefault(key, image)
             if found is image:
                 room.slab.keys.append(key)
             else:
-                self._set_free(room)
+                self._returned.append(room)
         return found
 
     def give_back(self, room: Room) -> None:
-        """Have the next image take memory in which none was made after all. Nobody reads or writes there any more."""
+        """Return memory into which nothing was decoded."""
         with self._lock:
             if room.slab in self._slabs:
-                self._set_free(room)
+                self._returned.append(room)
 
     def attend(self) -> None:
-        """Give memory back if the system has become short of it. Called for each batch, and looks once a second."""
+        """Give memory back if the system has become short of it. Called for each batch; looks once a second."""
         now = self._clock()
         if now < self._next_look or os.getpid() != self.pid:
             return
@@ -511,7 +512,7 @@ class KeptImages:
             self.release(lacking)
 
     def release(self, nbytes: int | None = None) -> None:
-        """Give back at least so many bytes, by default all. Images that are copied at this moment go a moment later."""
+        """Give back at least `nbytes`, by default all. Images that are being read go a moment later."""
         if os.getpid() != self.pid:
             return
         with self._lock:
@@ -519,58 +520,40 @@ class KeptImages:
             while self._slabs and self._bytes > left:
                 slab = self._slabs.pop()
                 self._bytes -= len(slab.memory)
-                self._free = [room for room in self._free if room.slab is not slab]
+                self._returned = [room for room in self._returned if room.slab is not slab]
                 for key in slab.keys:
                     del self._held[key]
 
-    def _find_free(self, nbytes: int) -> Room | None:
-        """Return the smallest piece that is long enough, which leaves the large ones to large images."""
-        # As a rule the rest of each slab, and one for each thread.
-        return min((room for room in self._free if room.nbytes >= nbytes), key=lambda room: room.nbytes, default=None)
-
-    def _take(self, nbytes: int) -> Room | None:
-        """Return memory for so many bytes; `None` where there is none."""
-        found = self._find_free(nbytes)
-        if found is None:
-            found = self._grow(nbytes)
-        else:
-            self._free.remove(found)
-        if found is None:
+    def _reserve(self, nbytes: int) -> Room | None:
+        for place, room in enumerate(self._returned):
+            if len(room.memory) >= nbytes:
+                return self._returned.pop(place)
+        slab = self._slabs[-1] if self._slabs else None
+        if slab is None or nbytes > len(slab.memory) - slab.used:
+            slab = self._grow(nbytes)
+        if slab is None:
             return None
-        # All images begin at a line of the processor's cache.
-        end = min(found.stop, found.start - (-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-        if end < found.stop:
-            self._free.append(Room(found.slab, end, found.stop))
-        return Room(found.slab, found.start, end)
+        start = slab.used
+        # Every image begins at a line of the processor's cache.
+        slab.used = min(len(slab.memory), start - (-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+        return Room(slab, slab.memory[start : slab.used])
 
-    def _set_free(self, room: Room) -> None:
-        start, stop = room.start, room.stop
-        # With the pieces on both sides of it, or a large image would not fit where several small ones were.
-        for other in self._free[:]:
-            if other.slab is room.slab and (other.stop == start or other.start == stop):
-                self._free.remove(other)
-                start, stop = min(start, other.start), max(stop, other.stop)
-        self._free.append(Room(room.slab, start, stop))
-
-    def _grow(self, nbytes: int) -> Room | None:
-        """Return a slab that has just been mapped, for so many bytes and perhaps more; `None` where it may not be."""
+    def _grow(self, nbytes: int) -> _Slab | None:
+        """Map a new slab for an image of this length; `None` if it may not be."""
         now, left = self._clock(), self.most_bytes - self._bytes
-        # One larger than what is left does not keep smaller ones from it.
         if nbytes > left or now < self._grows_at:
             return None
         size = max(nbytes, min(left, _SLAB_BYTES))
-        # What the training process itself needs stays free, and twice what is taken: or it would be given back at once.
+        # Beside the training process's own memory, twice the slab must be free, or it would be given back at once.
         if spare_memory(self._free_memory()) < 2 * size:
             self._grows_at = now + _LOOK_S
             return None
-        # In small pages: a host that has its virtual machines report free memory takes back what is free in pieces of
-        # at least a huge page, and provides it anew, 4 kB by 4 kB, when it is touched. Small pages come out of smaller
-        # pieces first. In huge ones an image cost three times the kernel's time; and what is read once in an epoch
-        # gains little from them.
+        # In small pages: where a host takes back free memory of its virtual machines in huge pages, an image in huge
+        # pages cost three times the kernel's time.
         slab = _Slab(np.frombuffer(map_memory(size, huge_pages=False), np.uint8))
         self._slabs.append(slab)
         self._bytes += size
-        return Room(slab, 0, size)
+        return slab
 
 
 class KeptSlot:

@@ -18,9 +18,10 @@ from colabstage.errors import DamagedPackError, OptionError, SplitNotFoundError
 from colabstage.h5.info import format_splits, read_info
 from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts, joined_info
 from colabstage.io.pipeline import SOLO
+from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
-from colabstage.load.reading.engines import resolve_rows
-from colabstage.load.reading.memory import KeptImages, check_memory, empty_array
+from colabstage.load.reading.fields import resolve_rows
+from colabstage.load.reading.memory import KeptImages, allow_open_files, check_memory, empty_array
 from colabstage.load.reading.part import SplitPart
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import read_resources
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     from colabstage.images.resample import Resizer
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.arrival import Arrival, Side
-    from colabstage.load.reading.engines import EngineChoice, Indices
-    from colabstage.load.reading.rows import TargetBatch
+    from colabstage.load.reading.fields import EngineChoice, Indices, TargetBatch
 
 
 class SplitReader:
@@ -76,7 +76,6 @@ class SplitReader:
         split: str = "train",
         *,
         in_memory: bool = False,
-        decode: bool = False,
         arrival: Arrival | None = None,
         fields: NamedFields | None = None,
         resizer: Resizer = "pillow",
@@ -89,7 +88,6 @@ class SplitReader:
                 several files, in the order of their rows. Those without the split are skipped.
             split: which split.
             in_memory: read all inputs into memory now, in one sequential pass. Forked processes share them.
-            decode: decode inputs that are rows of bytes of variable length, each an image file.
             arrival: brings rows of a file that are not here yet; every read waits for its rows.
             fields: names of inputs and targets, in files with names of their own.
             resizer: resizes images that are resized when they are read. `"torch"` is faster, has to be imported, and
@@ -99,8 +97,8 @@ class SplitReader:
         Raises:
             OptionError: `in_memory` with an `arrival` that does not have all rows.
             DriveDisconnectedError: a mount that the files are on is dead, or does not answer.
-            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: a file cannot be read, or with
-                `decode` holds no image files; several differ (the message says how), or are shards of different sets.
+            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: a file cannot be read; several
+                differ (the message says how), or are shards of different sets.
             SplitNotFoundError: no file has the split; the message lists the splits.
             NotEnoughSpaceError: with `in_memory`, the inputs do not fit into memory; raised before reading.
         """
@@ -108,6 +106,7 @@ class SplitReader:
         # Before any other call to a mount, because a call to one that hangs would never return.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
+        allow_open_files(len(paths))
         self.arrival, self.fields, self.split = arrival, fields, split
         self.allow_external = allow_external
         # A single file raises its own errors, in `SplitPart`.
@@ -120,7 +119,6 @@ class SplitReader:
             SplitPart(
                 path,
                 split,
-                decode=decode,
                 beside_bytes=beside,
                 arrival=arrival,
                 fields=fields,
@@ -136,17 +134,18 @@ class SplitReader:
         self.in_memory = False
         self._ends = np.cumsum([len(part) for part in parts])
         self._take_over(parts)
+        self.classes = parts[0].classes
         # Several files have been checked to be alike.
-        one = parts[0]
-        self.classes, self.encoded = one.classes, one.encoded
-        self.row_shape, self.row_dtype = one.row_shape, one.row_dtype
-        self.target_shape, self.target_dtype, self.target_bytes = one.target_shape, one.target_dtype, one.target_bytes
-        self.has_boxes, self.has_free_targets, self._has_targets = one.has_boxes, one.has_free_targets, one.has_targets
-        self.decodes_targets = one.decodes_targets
-        self.whole_reason, self.crop_channels = one.whole_reason, one.crop_channels
+        facts = parts[0].facts
+        self.encoded, self.row_shape, self.row_dtype = facts.encoded, facts.row_shape, facts.row_dtype
+        self.target_shape, self.target_dtype = facts.target_shape, facts.target_dtype
+        self.target_bytes = facts.target_bytes
+        self.has_boxes, self.has_free_targets = facts.has_boxes, facts.has_free_targets
+        self._has_targets, self.decodes_targets = facts.has_targets, facts.decodes_targets
+        self.whole_reason, self.crop_channels = facts.whole_reason, facts.crop_channels
         self.slow_mount = next((part.slow_mount for part in parts if part.slow_mount is not None), None)
         self.stored_bytes = sum(part.stored_bytes for part in parts)
-        self.row_bytes = one.row_bytes
+        self.row_bytes = parts[0].row_bytes
         if self.row_shape is None and len(parts) > 1:
             self.row_bytes = sum(part.row_bytes * len(part) for part in parts) // max(1, len(self))
         if in_memory:
@@ -201,7 +200,7 @@ class SplitReader:
             out = fitting_array(out, (len(rows), *self.row_shape), self.row_dtype)
         with self._held(rows, pool):
             found: NDArray[Any] | list[Any] = self._share_out(
-                rows, out, lambda part, own, into, _: part.read_x(own, into, pool)
+                rows, out, lambda part, own, into, _: part.x.read(own, pool, into)
             )
         return found
 
@@ -220,7 +219,7 @@ class SplitReader:
     def _image_sizes(self, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[np.int64]:
         sizes = np.empty((len(rows), 2), np.int64)
         for part, own, places in self._shares(rows):
-            sizes[places] = part.image_sizes(own, pool)
+            sizes[places] = part.images.own_sizes(own, pool)
         return sizes
 
     def read_crops(
@@ -257,7 +256,7 @@ class SplitReader:
             crops = choose(self._image_sizes(rows, pool))
 
             def read(part: SplitPart, own: NDArray[np.intp], into: Any, places: Any) -> Any:
-                part.read_crops(own, crops[places], into, pool)
+                part.images.decode_crops(own, crops[places], into, pool)
                 return into
 
             return self._share_out(rows, target, read)  # type: ignore[no-any-return]
@@ -290,7 +289,7 @@ class SplitReader:
             out = fitting_array(out, (len(rows), *self.target_shape), self.target_dtype)
         # Boxes depend on the sizes of their images, which are in the headers of the inputs.
         with self._held(rows, pool, "row" if self.has_boxes and self.encoded else "targets"):
-            found: TargetBatch = self._share_out(rows, out, lambda part, own, into, _: part.read_y(own, into, pool))
+            found: TargetBatch = self._share_out(rows, out, lambda part, own, into, _: part.y.read(own, pool, into))
         return found
 
     def keys(self, indices: Indices | None = None) -> list[str]:
@@ -383,17 +382,16 @@ class SplitReader:
         kept.most_bytes = max(kept.most_bytes, most_bytes)
         return kept
 
-    def warm_up(self) -> Iterator[None]:
-        """Load mapped inputs into the system's page cache, if they fit and most are not there yet.
-
-        Reads file by file in one sequential pass, and yields after each block. A file that does not stay in memory
-        nevertheless, as in a container whose page cache is limited, is read row by row from then on.
+    def warm_up(self, cancellation: Cancellation | None = None) -> None:
+        """Load mapped inputs into the system's page cache, if they fit and most are not there yet: file by file, in one
+        sequential pass. A file that does not stay in memory nevertheless is read row by row from then on.
 
         Raises:
             DamagedPackError: a file changed since it was opened.
+            CancelledError: `cancellation` was used.
         """
         for part in self._parts:
-            yield from part.warm_up()
+            part.warm_up(cancellation or Cancellation())
 
     def close(self) -> None:
         """Close the files; the next read opens them again. Waits for reads in other threads."""

@@ -29,11 +29,11 @@ from colabstage.io.workspace import only_for, open_spool, open_workspace, put_ba
 from colabstage.machine.mounts import drive_root, is_slow_mount, place_in, required_to_stay
 from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_with_one_remount
+from colabstage.sources.arriving import StreamingCopy
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
 from colabstage.sources.extract.run import Extraction, archive_ends, bytes_of, released_by
 from colabstage.sources.parse import LocalSource, absolute_path, local_source, refuse_address, whole_of
 from colabstage.sources.remote import JoinedFile, MountedFile
-from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.tree import check_names_fit
 from colabstage.trees.bytes import JoinedBytes, LocalBytes, SharedBytes, TemporaryBytes, base_name
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_lengths

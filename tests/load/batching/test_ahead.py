@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.io.progress import Demand
-from colabstage.load.prefetch import HEARTBEAT, Heartbeat, Prefetcher
+from colabstage.load.ahead import Ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -45,7 +45,7 @@ def counting(made: list[int], ended: list[bool]) -> Generator[int]:
 
 def test_everything_arrives_in_order() -> None:
     """The results come as the generator yields them, and then it is over, also when asked again."""
-    ahead = Prefetcher(iter_of(range(100)), 3, "ahead-test")
+    ahead = Ahead(iter_of(range(100)), 3, "ahead-test")
     assert list(ahead) == list(range(100))
     assert list(ahead) == []
     assert not threads()
@@ -58,7 +58,7 @@ def iter_of(numbers: range) -> Generator[int]:
 def test_it_runs_ahead_only_so_far() -> None:
     """With nobody taking, it makes as many as fit the queue and one more."""
     made: list[int] = []
-    ahead = Prefetcher(counting(made, []), 3, "ahead-test")
+    ahead = Ahead(counting(made, []), 3, "ahead-test")
     assert wait_until(lambda: len(made) == 4)
     time.sleep(0.05)
     assert len(made) == 4
@@ -70,7 +70,7 @@ def test_it_runs_ahead_only_so_far() -> None:
 def test_close_ends_thread_and_generator() -> None:
     """After close, twice, the thread is gone, the generator's finally has run, and nothing more comes."""
     ended: list[bool] = []
-    ahead = Prefetcher(counting([], ended), 2, "ahead-test")
+    ahead = Ahead(counting([], ended), 2, "ahead-test")
     next(ahead)
     ahead.close()
     ahead.close()
@@ -82,7 +82,7 @@ def test_close_ends_thread_and_generator() -> None:
 def test_dropping_it_ends_the_thread() -> None:
     """Losing the last reference is enough."""
     ended: list[bool] = []
-    ahead = Prefetcher(counting([], ended), 2, "ahead-test")
+    ahead = Ahead(counting([], ended), 2, "ahead-test")
     next(ahead)
     del ahead
     gc.collect()
@@ -102,7 +102,7 @@ def deep_inside() -> None:
 
 def test_error_comes_out_at_the_consumer_with_its_traceback() -> None:
     """What was made before the error arrives first; the error shows where it happened; then it is over."""
-    ahead = Prefetcher(failing(), 4, "ahead-test")
+    ahead = Ahead(failing(), 4, "ahead-test")
     assert next(ahead) == 1
     with pytest.raises(OSError, match="on fire") as caught:
         next(ahead)
@@ -121,7 +121,7 @@ def test_a_result_is_urgent_as_long_as_none_is_ready() -> None:
             made.append(demand.urgent)
             yield number
 
-    ahead = Prefetcher(looking(), 2, "ahead-test", demand)
+    ahead = Ahead(looking(), 2, "ahead-test", demand)
     assert wait_until(lambda: not demand.urgent)
     go.release()
     assert wait_until(lambda: made == [True, False])
@@ -140,12 +140,12 @@ def test_consumer_waits_for_a_slow_producer() -> None:
         time.sleep(0.2)
         yield 7
 
-    assert list(Prefetcher(slow(), 1, "ahead-test")) == [7]
+    assert list(Ahead(slow(), 1, "ahead-test")) == [7]
 
 
 def test_iterator_from_before_a_fork_is_refused_in_the_child() -> None:
     """In a forked child there is no such thread, and asking is an error instead of a wait for ever."""
-    ahead = Prefetcher(counting([], []), 2, "ahead-test")
+    ahead = Ahead(counting([], []), 2, "ahead-test")
     child = os.fork()
     if child == 0:
         try:
@@ -157,43 +157,14 @@ def test_iterator_from_before_a_fork_is_refused_in_the_child() -> None:
     ahead.close()
 
 
-def test_ticks_are_nobodys_result() -> None:
-    """Ticks between results are not handed out, and do not fill the queue."""
-
-    def ticking() -> Generator[int | Heartbeat]:
-        for number in range(3):
-            for _ in range(5):
-                yield HEARTBEAT
-            yield number
-
-    assert list(Prefetcher(ticking(), 1, "ahead-test")) == [0, 1, 2]
-
-
-def test_a_generator_without_results_is_ended_at_a_tick() -> None:
-    """Long work before the first result stops when nobody wants it any more."""
-    ended: list[bool] = []
-
-    def working() -> Generator[int | Heartbeat]:
-        try:
-            while True:
-                time.sleep(0.001)
-                yield HEARTBEAT
-        finally:
-            ended.append(True)
-
-    Prefetcher(working(), 1, "ahead-test").close()
-    assert ended == [True]
-    assert not threads()
-
-
 def test_interpreter_exits_with_one_running() -> None:
     """A program that ends in the middle of an iteration ends at once and cleanly."""
     code = (
-        "from colabstage.load.prefetch import HEARTBEAT, Prefetcher, Heartbeat\n"
+        "from colabstage.load.ahead import Ahead\n"
         "def numbers():\n"
         "    while True:\n"
         "        yield 1\n"
-        "ahead = Prefetcher(numbers(), 2, 'running')\n"
+        "ahead = Ahead(numbers(), 2, 'running')\n"
         "print(next(ahead))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -208,7 +179,7 @@ def test_ctrl_c_while_a_loop_is_left_is_not_lost() -> None:
         time.sleep(3)
         yield 2
 
-    ahead = [Prefetcher(slow(), 1, "slow")]
+    ahead = [Ahead(slow(), 1, "slow")]
     next(ahead[0])
 
     def leave() -> None:
@@ -220,3 +191,11 @@ def test_ctrl_c_while_a_loop_is_left_is_not_lost() -> None:
     with pytest.raises(KeyboardInterrupt):
         leave()
     assert time.monotonic() - began < 1.5
+
+
+def test_who_stops_without_a_word_keeps_no_thread() -> None:
+    """With a time to linger the thread ends by itself, and what it has made is still there."""
+    made: list[int] = []
+    ahead = Ahead(counting(made, []), 2, "ahead-test", linger_s=0.05)
+    assert wait_until(lambda: not threads())
+    assert list(ahead) == made == [0, 1, 2]

@@ -6,7 +6,7 @@ import gc
 import pickle
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -14,13 +14,16 @@ import pytest
 import torch
 
 from colabstage.io.progress import Demand
-from colabstage.load.batches import host_batches
+from colabstage.load.batch import Batcher
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.memory import BufferPool
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
+
+    from colabstage.load.batch import Group
 
 ROWS, BATCH = 1003, 16
 
@@ -86,18 +89,17 @@ def test_memory_of_a_group_comes_back_with_its_last_batch(tmp_path: Path) -> Non
     with h5py.File(path, "w") as file:
         file["X_train"] = np.arange(64 * 4096, dtype=np.float64).reshape(64, 4096)
         file["Y_train"] = np.zeros((64, 4096))
-    pool, targets = BufferPool(4), BufferPool(4)
-    rows = np.arange(64).reshape(8, 8)
-    made = host_batches(dataset_h5(path), list(rows), workers=1, buffers=pool, targets=targets, together=4)
-    kept = [next(made)[0] for _ in range(4)]  # type: ignore[index]
+    batcher = Batcher(dataset_h5(path).reader, workers=1, together=4, idle=4)
+    pool, rows = batcher._inputs, np.arange(64).reshape(8, 8)
+    made = batcher.groups(list(rows), Demand())
+    kept = [torch.from_numpy(x) for x, _, _ in next(made).parts()]
     next(made)
-    # The second group's targets took the block of the first one's, which nobody keeps.
-    assert (pool.idle, targets.idle) == (0, 0)
+    assert pool.idle == 1
     del kept[1:]
     gc.collect()
-    assert pool.idle == 0
-    kept.clear()
     assert pool.idle == 1
+    kept.clear()
+    assert pool.idle == 2
     made.close()
 
 
@@ -143,27 +145,32 @@ def large(tmp_path: Path) -> Path:
     return path
 
 
+def batches_of(path: Path, rows: list[Any], buffers: BufferPool) -> Generator[Group]:
+    """Batches of a file, in memory of this pool."""
+    batcher = Batcher(dataset_h5(path).reader, workers=1)
+    batcher._inputs = buffers
+    return batcher.groups(rows, Demand())
+
+
 def test_large_batches_take_turns_in_two_buffers(large: Path) -> None:
     """A consumer that waits, and drops the batch before when the next one comes, has the memory of that one next."""
     buffers, rows = _Counting(), [np.arange(start, start + 4) for start in (0, 4, 8)]
-    batches = host_batches(dataset_h5(large), rows, workers=1, buffers=buffers, cancellation=Demand())
-    held = [batch for batch in (next(batches), next(batches)) if isinstance(batch, tuple)]
-    addresses = [x.data_ptr() for x, _ in held]
+    batches = batches_of(large, rows, buffers)
+    held = [next(batches), next(batches)]
+    addresses = [group.x.ctypes.data for group in held]
     # As a loop does, whose variable names the batch before until it has the next one.
     dropping = threading.Timer(0.0, held.pop, [0])
     buffers.wait_s = 10.0
     dropping.start()
     third = next(batches)
     dropping.join()
-    assert isinstance(third, tuple)
-    assert third[0].data_ptr() == addresses[0]
-    assert torch.equal(third[0][:, 0], torch.arange(8, 12, dtype=torch.uint8))
+    assert third.x.ctypes.data == addresses[0]
+    assert third.x[:, 0].tolist() == [8, 9, 10, 11]
 
 
 def test_who_keeps_batches_is_not_waited_for_again_and_again(large: Path) -> None:
     """After a few that did not come back, none is waited for."""
     buffers, rows = _Counting(), [np.arange(start % 8, start % 8 + 4) for start in range(12)]
-    batches = host_batches(dataset_h5(large), rows, workers=1, buffers=buffers, cancellation=Demand())
-    kept = list(batches)
+    kept = list(batches_of(large, rows, buffers))
     assert len(kept) == 12
     assert buffers.came_back == [False] * 3

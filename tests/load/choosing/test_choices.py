@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from colabstage.load.plan import DecodeChoice, LoaderPlan, OrderChoice, ReasonedValue, StartChoice
-from colabstage.load.reading.engines import EngineChoice
+from colabstage.load.plan import DecodeChoice, LoaderPlan, OrderChoice, ReasonedValue
+from colabstage.load.reading.fields import EngineChoice
 
 PLAN = LoaderPlan(
     strategy="direct",
@@ -27,10 +27,9 @@ def test_every_choice_is_shown_with_its_reason() -> None:
     assert "copies &amp; waits" in PLAN._repr_html_()
 
 
-def test_processes_and_decoding_are_shown_where_there_are_any() -> None:
+def test_decoding_is_shown_where_there_is_any() -> None:
     """And only there."""
     assert [name for name, _ in PLAN.facts][-1] == "order"
-    more = replace(PLAN, start=StartChoice("fork", "it is quick"), decode=DecodeChoice("crops", "they are smaller"))
-    assert [name for name, _ in more.facts][-2:] == ["start", "decode"]
-    assert "it is quick" in more._repr_html_()
+    more = replace(PLAN, decode=DecodeChoice("crops", "they are smaller"))
+    assert [name for name, _ in more.facts][-1] == "decode"
     assert "they are smaller" in more._repr_html_()

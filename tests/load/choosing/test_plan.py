@@ -6,14 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.load.choosing import choose_loader
 from colabstage.load.epoch import Shard
 from colabstage.load.plan import DeviceFacts, LoaderFacts, LoaderRequest
-from colabstage.load.reading.engines import EngineChoice
+from colabstage.load.reading.fields import EngineChoice
 
 FACTS = LoaderFacts(
     rows=1000,
@@ -24,6 +22,7 @@ FACTS = LoaderFacts(
     per_sample=False,
     cores=2,
     free_memory_bytes=8_000_000_000,
+    shard=Shard(),
 )
 
 
@@ -91,7 +90,9 @@ def test_plan_says_why() -> None:
         ({"num_workers": -1}, "num_workers=-1"),
         ({"num_workers": True}, "num_workers=True"),
         ({"prefetch_factor": -1}, "prefetch_factor=-1"),
-        ({"strategy": "magic"}, "expected one of auto, device, memory, direct, workers"),
+        ({"strategy": "workers"}, "torch.utils.data.DataLoader"),
+        ({"shuffle": "window"}, "shuffle=True"),
+        ({"strategy": "magic"}, "expected one of auto, device, memory, direct"),
         ({"batch_size": 2000, "drop_last": True}, "no batch of 1,000 samples"),
     ],
 )
@@ -157,26 +158,27 @@ def test_no_samples_is_no_batch() -> None:
 
 
 NEEDED = 1000 * (196_608 + 8)
-GPU = DeviceFacts("cuda", 4 * NEEDED)
+GPU = DeviceFacts("cuda", 8 * NEEDED)
 
 
 @pytest.mark.parametrize(
     ("changes", "strategy"),
     [
         ({}, "device"),
-        ({"device": DeviceFacts("cuda", 4 * NEEDED - 1)}, "direct"),
+        ({"device": DeviceFacts("cuda", 8 * NEEDED - 1)}, "direct"),
         ({"device": DeviceFacts("cpu", 10**12)}, "direct"),
         ({"device": None}, "direct"),
         ({"uniform": False}, "direct"),
+        ({"shard": Shard(0, 2)}, "direct"),
         ({"per_sample": True}, "direct"),
     ],
 )
 def test_auto_takes_a_gpu_with_room(changes: dict[str, Any], strategy: str) -> None:
-    """A quarter of what is free there is taken unasked, for rows that can lie there."""
+    """An eighth of what is free there is taken unasked, for rows that can lie there."""
     plan = choose_loader(replace(FACTS, **{"device": GPU, **changes}), LoaderRequest(64))
     assert plan.strategy == strategy
     if strategy == "device":
-        assert "197 MB of the 786 MB that are free there" in plan.engine.reason
+        assert "197 MB of the 1.57 GB that are free there" in plan.engine.reason
 
 
 def test_a_gpu_that_is_too_small_is_refused() -> None:
@@ -188,45 +190,7 @@ def test_a_gpu_that_is_too_small_is_refused() -> None:
         choose_loader(replace(FACTS, device=DeviceFacts("cuda", NEEDED + 499_999_999)), request)
 
 
-COLD = replace(FACTS, engine=EngineChoice("read", "a test"), random_rows=True, rows=1_000_000)
-
-
-@pytest.mark.parametrize(
-    ("facts", "shuffle", "order"),
-    [
-        (COLD, "auto", "window"),
-        (COLD, True, "permutation"),
-        (COLD, False, "file"),
-        (COLD, "window", "window"),
-        (replace(COLD, random_rows=False), "auto", "permutation"),
-        (replace(COLD, free_memory_bytes=1_000_000_100), "auto", "permutation"),
-        (FACTS, "auto", "permutation"),
-        (FACTS, "window", "window"),
-        (replace(COLD, epoch_rows=500), "auto", "permutation"),
-    ],
-)
-def test_order_follows_from_what_reading_costs(facts: LoaderFacts, shuffle: Any, order: str) -> None:
-    """A window is taken unasked where random rows are slow and the file's own are in random order; what is asked for
-    is done."""
-    plan = choose_loader(facts, LoaderRequest(64, strategy="direct", shuffle=shuffle))
-    assert plan.order.name == order
-    assert plan.order.reason in str(plan)
-
-
-@pytest.mark.parametrize("budget", [100_000_000, 500_000_000, 2**31, None])
-def test_windows_take_no_more_than_asked(budget: int | None) -> None:
-    """Two windows and the batches in flight fit into the budget, windows hold whole batches, and there is no room for
-    another batch in each."""
-    order = choose_loader(COLD, LoaderRequest(64, shuffle="window", memory_budget=budget)).order
-    row_bytes = 196_608 + 8
-    # 7 GB can be spared; a quarter of that, as a power of two.
-    budget = budget or 2**30
-    in_flight = (2 + 2) * 64 * row_bytes
-    assert (
-        2 * order.window_rows * row_bytes + in_flight <= budget < 2 * (order.window_rows + 64) * row_bytes + in_flight
-    )
-    assert order.window_rows % 64 == 0
-    assert 1 <= order.block_rows <= order.window_rows // 16 + 1
+COLD = replace(FACTS, engine=EngineChoice("read", "a test"), rows=1_000_000)
 
 
 @pytest.mark.parametrize(("drop_last", "batches"), [(False, 6), (True, 5)])
@@ -238,49 +202,19 @@ def test_ranks_have_their_part_of_the_batches(drop_last: bool, batches: int) -> 
         choose_loader(facts, LoaderRequest(400, drop_last=True))
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    ranks=st.lists(
-        st.tuples(
-            st.integers(0, 10**11),
-            st.sampled_from(["mapped", "read", "chunks", "memory"]),
-            st.booleans(),
-            st.booleans(),
-        ),
-        min_size=2,
-        max_size=4,
-    ),
-    shuffle=st.sampled_from(["auto", True, False, "window"]),
-    memory_budget=st.none() | st.sampled_from([50_000_000, 500_000_000]),
-    batch_size=st.sampled_from([1, 8, 64]),
-    crop_bytes=st.none() | st.just(50_000),
-)
-def test_ranks_decide_alike_whatever_each_has(
-    ranks: list[Any], shuffle: Any, memory_budget: int | None, batch_size: int, crop_bytes: int | None
-) -> None:
+@pytest.mark.parametrize("shuffle", ["auto", True, False])
+def test_ranks_decide_alike_whatever_each_has(shuffle: Any) -> None:
     """Free memory, a file that is in memory on one machine only, a GPU with room: none of it shows in the order that
     they share out."""
-    request = LoaderRequest(batch_size, shuffle=shuffle, memory_budget=memory_budget)
-    orders: set[tuple[str, int, int]] = set()
-    for rank, (free, engine, random_rows, gpu) in enumerate(ranks):
-        facts = replace(
-            COLD,
-            shard=Shard(rank, len(ranks)),
-            engine=EngineChoice(engine, "a test"),
-            free_memory_bytes=free,
-            random_rows=random_rows,
-            device=DeviceFacts("cuda", 10**12) if gpu else None,
-            encoded=crop_bytes is not None,
-            crop_bytes=crop_bytes,
-        )
-        try:
-            order = choose_loader(facts, request).order
-            orders.add((order.name, order.window_rows, order.block_rows))
-        except OptionError:
-            orders.add(("refused", 0, 0))
-    assert len(orders) == 1
-    if shuffle == "auto":
-        assert orders == {("permutation", 0, 0)}
+    machines: list[dict[str, Any]] = [
+        {},
+        {"free_memory_bytes": 0},
+        {"engine": EngineChoice("mapped", "a test")},
+        {"device": DeviceFacts("cuda", 10**12)},
+        {"encoded": True, "crop_bytes": 50_000},
+    ]
+    facts = [replace(COLD, shard=Shard(rank, 5), **own) for rank, own in enumerate(machines)]
+    assert len({choose_loader(one, LoaderRequest(64, shuffle=shuffle)).order for one in facts}) == 1
 
 
 FILES = replace(FACTS, encoded=True, row_bytes=500_000)
@@ -306,7 +240,6 @@ FILES = replace(FACTS, encoded=True, row_bytes=500_000)
             "free, as asked: later epochs skip",
         ),
         (FILES, {"memory_budget": 0}, 0, "not kept, as asked"),
-        (FILES, {"shuffle": "window"}, 0, "windows of the file take the memory"),
         (replace(FILES, free_memory_bytes=64_000_000_000, rows=9000), {}, 2 * 1024**3, "about 48%"),
         (replace(FACTS, decodes_targets=True, target_bytes=40_000), {}, 1_000_000_000, "up to 40 MB"),
     ],

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from colabstage.load.arrival import ArrivalFacts
-from colabstage.load.choosing import batches_together, choose_loader, prefetch_of_small
+from colabstage.load.choosing import choose_loader, prefetch_of_small
+from colabstage.load.epoch import Shard
 from colabstage.load.plan import LoaderFacts, LoaderRequest
-from colabstage.load.reading.engines import EngineChoice
+from colabstage.load.reading.fields import EngineChoice
 
 DIGITS = LoaderFacts(
     rows=60_000,
@@ -20,17 +21,8 @@ DIGITS = LoaderFacts(
     per_sample=False,
     cores=2,
     free_memory_bytes=8_000_000_000,
+    shard=Shard(),
 )
-
-
-@pytest.mark.parametrize(
-    ("prefetch", "batch_bytes", "together"),
-    [(64, 32_768, 32), (999, 1_000, 128), (3, 1_000, 1), (10, 1_000, 5), (64, 500_000, 16), (64, 5_000_000, 1)],
-)
-def test_a_group_is_half_of_what_may_be_ahead_and_small(prefetch: int, batch_bytes: int, together: int) -> None:
-    """Groups hold 8 MiB, 128 batches, or half of the batches that may wait, whichever is least."""
-    assert batches_together(prefetch, batch_bytes) == together
-    assert together * batch_bytes <= 8 * 1024 * 1024 or together == 1
 
 
 def test_empty_rows_are_small() -> None:
@@ -50,7 +42,7 @@ def test_small_batches_are_planned_together() -> None:
 
 def test_groups_of_rows_that_are_decoded_are_smaller() -> None:
     """The first batch waits for its whole group, which takes long where each row does."""
-    decoded = replace(DIGITS, engine=EngineChoice("chunks", "a test"))
+    decoded = replace(DIGITS, engine=EngineChoice("h5py", "a test"), stored_bytes=10**12)
     assert choose_loader(decoded, LoaderRequest(64)).prefetch.value == 64
 
 
@@ -71,9 +63,6 @@ def test_rows_that_cannot_be_gathered_are_not_planned_together(facts: LoaderFact
     assert choose_loader(DIGITS, LoaderRequest(64, shuffle=False, prefetch_factor=64)).together == 32
 
 
-def test_memory_given_to_a_window_is_not_taken_by_waiting_batches() -> None:
-    """Of the memory asked for at most a quarter is for batches that wait."""
-    request = LoaderRequest(64, strategy="direct", shuffle="window", memory_budget=2_000_000)
-    plan = choose_loader(DIGITS, request)
-    assert plan.prefetch.value * 64 * 784 <= 500_000
-    assert plan.order.window_rows * 2 * 784 + plan.prefetch.value * 64 * 784 <= 2_000_000
+def test_a_budget_for_decoded_images_leaves_groups_as_they_are() -> None:
+    """Pixels are not decoded, so a budget of none changes nothing."""
+    assert choose_loader(DIGITS, LoaderRequest(64, memory_budget=0)).together == 128

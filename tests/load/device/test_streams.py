@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from colabstage.load.device import StreamStager, prefetch_staged
+from colabstage.load.device import StreamStager, stage_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -132,7 +132,7 @@ def test_no_memory_is_filled_while_it_is_copied_from(
     stager = StreamStager(stream, CPU)
     buffers = ReusedBuffers(30)
     got = []
-    for staged in prefetch_staged(buffers.batches(), stager, depth, "colabstage-test"):
+    for staged in stage_ahead(buffers.batches(), stager, depth, "colabstage-test"):
         batch = stager.hand_out(staged)
         got.append(batch["x"][0])
         assert batch["label"] == "cat"
@@ -146,19 +146,19 @@ def test_ending_early_waits_for_the_copies_under_way(make_stream: Callable[..., 
     stream = make_stream(takes_all=True)
     stager = StreamStager(stream, CPU)
     buffers = ReusedBuffers(30)
-    ahead = prefetch_staged(buffers.batches(), stager, 2, "colabstage-test")
+    ahead = stage_ahead(buffers.batches(), stager, 2, "colabstage-test")
     assert int(stager.hand_out(next(ahead))["x"][0][0, 0]) == 0
     ahead.close()
     assert stream._work.empty()
     assert buffers.made < 10
 
 
-def test_one_stager_serves_one_iteration_after_another(make_stream: Callable[..., SlowStream]) -> None:
+def test_iterations_share_a_stream(make_stream: Callable[..., SlowStream]) -> None:
     """Iterations that were left early disturb none that follow."""
     stream = make_stream(takes_all=False)
-    stager = StreamStager(stream, CPU)
     for _ in range(5):
-        ahead = prefetch_staged(ReusedBuffers(9).batches(), stager, 2, "colabstage-test")
+        stager = StreamStager(stream, CPU)
+        ahead = stage_ahead(ReusedBuffers(9).batches(), stager, 2, "colabstage-test")
         assert [int(stager.hand_out(next(ahead))["x"][0][0, 0]) for _ in range(4)] == [0, 1, 2, 3]
         ahead.close()
     assert stream.followed == 5

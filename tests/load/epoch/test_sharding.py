@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import OptionError
-from colabstage.load.epoch import RowOrder, Schedule, Shard, WindowOrder, choose_shard
+from colabstage.load.epoch import RowOrder, Schedule, Shard, choose_shard
 
 pytestmark = pytest.mark.torch
 
 
-def parts(count: int, size: int, world: int, *, drop_last: bool, window: bool = False) -> list[list[list[int]]]:
+def parts(count: int, size: int, world: int, *, drop_last: bool) -> list[list[list[int]]]:
     """The batches of each rank."""
-    order = WindowOrder(count, 2 * size, 3, 0) if window else RowOrder(count, True, 0)
+    order = RowOrder(count, True, 0)
     schedules = [Schedule(order, size, drop_last, Shard(rank, world)) for rank in range(world)]
     batches = [[rows.tolist() for rows in schedule.rows_left(5, 0)[0]] for schedule in schedules]
     assert [len(part) for part in batches] == [schedule.batches for schedule in schedules]
@@ -25,11 +24,11 @@ def parts(count: int, size: int, world: int, *, drop_last: bool, window: bool = 
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 5), st.booleans())
-def test_every_row_once_in_equally_many_batches(count: int, size: int, world: int, window: bool) -> None:
+@given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 5))
+def test_every_row_once_in_equally_many_batches(count: int, size: int, world: int) -> None:
     """Together the ranks visit each row once; no batch is empty or too long; ranks differ by a row at the most; and
     the number of batches is the same, unless batches have one row or there are fewer rows than ranks."""
-    batches = parts(count, size, world, drop_last=False, window=window)
+    batches = parts(count, size, world, drop_last=False)
     rows = [row for part in batches for batch in part for row in batch]
     assert sorted(rows) == list(range(count))
     assert all(1 <= len(batch) <= size for part in batches for batch in part)
@@ -96,19 +95,6 @@ def test_other_ranks_with_the_same_step_go_on_where_these_were(count: int) -> No
             assert not schedules[2, 2][0].steps_as({**state, name: wrong})
     half = Schedule(RowOrder(count, True, 1), 2, False, Shard())
     assert not half.steps_as({"batch_size": 4, "world_size": 1, "batches_done": 0})
-    assert not Schedule(WindowOrder(count, 4, 2, 0), 2, False, Shard(0, 2)).steps_as(
-        {"batch_size": 4, "world_size": 1, "batches_done": 0}
-    )
-
-
-def test_windows_give_ranks_parts_of_the_file() -> None:
-    """With a window shuffle ranks read different blocks, but for those at the seams."""
-    order = WindowOrder(1000, 100, 10, 0)
-    blocks = [set((order.rows(3, Shard(rank, 3)) // 10).tolist()) for rank in range(3)]
-    assert sum(map(len, blocks)) <= 100 + 2
-    assert np.array_equal(
-        np.sort(np.concatenate([order.rows(3, Shard(rank, 3)) for rank in range(3)])), np.arange(1000)
-    )
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, None), (None, 2), (2, 2), (-1, 2), (0, 0), (True, 2), (0.0, 2)])

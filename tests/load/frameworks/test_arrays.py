@@ -14,7 +14,8 @@ import pytest
 
 from colabstage.errors import OptionError
 from colabstage.io.pipeline import ThreadPool
-from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, ArraySpec, one_hot, pad_boxes, to_keras
+from colabstage.load.batch import pad_boxes
+from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, ArraySpec, one_hot, to_keras
 from colabstage.load.frameworks.tensorflow import to_tf_data
 from colabstage.load.reading.reader import SplitReader
 
@@ -201,7 +202,7 @@ def test_memory_of_batches_that_a_framework_holds_is_used_again(tmp_path: Path) 
     batches = ArrayBatches(tmp_path / "rows.h5", ArrayRequest(8, prefetch_factor=2))
     held = [batches.read(0, number) for number in range(7)]
     del held
-    assert batches._pool.idle == 7
+    assert batches._batcher._inputs.idle == 7
 
 
 def test_one_hot_of_labels_and_masks() -> None:
@@ -232,7 +233,7 @@ def test_one_hot_by_the_files_classes(make_file: Callable[..., Any], labelled: C
 
 def test_one_hot_of_too_few_classes_is_refused(labelled: Callable[..., Path]) -> None:
     """A label beyond them would be a row of zeros, which no loss notices; the line to write is in the error."""
-    batches = ArrayBatches(labelled(np.arange(7)), request(one_hot=3))
+    batches = ArrayBatches(labelled(np.arange(7)), request(one_hot=3, batch_size=7))
     with pytest.raises(OptionError, match="Write one_hot=7, or more"):
         [batches.read(0, number) for number in range(len(batches))]
 
@@ -259,19 +260,13 @@ def test_padded_boxes() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ["uint8", "uint16", "int32", "int64", "bool"])
 def test_labels_are_never_padded_with_a_class(kind: str) -> None:
-    """Of any integers, and by torch's padding as by numpy's; other unsigned numbers are filled up with 0."""
+    """Of any integers; other unsigned numbers are filled up with 0."""
     targets: list[dict[str, Any]] = [
         {"boxes": np.ones((n, 4), np.float32), "labels": np.ones(n, kind), "n": np.ones(n, "uint16")} for n in (2, 1)
     ]
-    import torch
-
-    from colabstage.load.batches import pad_targets
-
-    by_torch = pad_targets([{name: torch.from_numpy(part) for name, part in one.items()} for one in targets])
-    for padded in (pad_boxes(targets), by_torch):
-        assert {name: part.tolist() for name, part in padded.items() if name != "boxes"} == {
-            "labels": [[1, 1], [1, -1]], "n": [[1, 1], [1, 0]], "lengths": [2, 1],
-        }  # fmt: skip
+    assert {name: part.tolist() for name, part in pad_boxes(targets).items() if name != "boxes"} == {
+        "labels": [[1, 1], [1, -1]], "n": [[1, 1], [1, 0]], "lengths": [2, 1],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("size", "drop_last", "first"), [(5, False, None), (5, True, 5), (23, False, 23)])

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 import pytest
 
-from colabstage.errors import DamagedPackError
-from colabstage.h5.info import open_h5
+from colabstage.errors import CancelledError, DamagedPackError
 from colabstage.io.pipeline import ThreadPool
+from colabstage.io.progress import Cancellation
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.load.reading.engines import EngineChoice, read_storage_facts
+from colabstage.load.reading.fields import EngineChoice
 from colabstage.load.reading.memory import FileStamp, ReadFile
-from colabstage.load.reading.open_file import OpenFile
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
@@ -65,13 +65,11 @@ def values_of(path: Path) -> NDArray[np.uint8]:
 def test_reading_rows_equals_h5py(make_file: Callable[..., Any], kind: str, threads: int, rows: list[int]) -> None:
     """Rows read one by one, in any order and by several threads, are bit for bit h5py's."""
     sample = make_file(kind, 23)
-    with open_h5(sample.path) as file:
-        facts = read_storage_facts(file["X_train"], "X_train", sample.path)
-    out = np.empty((len(rows), *facts.shape[1:]), facts.dtype)
+    reader = SplitReader(sample.path)
+    part: Any = reader._parts[0]
+    part._x = replace(part._x, choice=READ)
     with ThreadPool(threads) as pool:
-        engine = OpenFile(sample.path, {sample.path: FileStamp.of(sample.path.stat())}).rows(facts, READ)
-        engine.read_rows(np.array(rows, np.intp), out, pool)
-    np.testing.assert_array_equal(out, sample.x[rows])
+        np.testing.assert_array_equal(reader.read_x(rows, pool=pool), sample.x[rows])
 
 
 def test_a_cold_file_is_read_through_before_the_first_batch(large: Path, drop_cache: DropCache) -> None:
@@ -90,27 +88,25 @@ def test_a_cold_file_is_read_through_before_the_first_batch(large: Path, drop_ca
 def test_leaving_during_the_first_pass_ends_it(large: Path, drop_cache: DropCache) -> None:
     """An iteration that is ended while the file is read through stops there, between two blocks."""
     drop_cache(large)
-    assert len(list(SplitReader(large).warm_up())) > 2
-    drop_cache(large)
-    next(SplitReader(large).warm_up())
+    left = Cancellation()
+    left.cancel()
+    with pytest.raises(CancelledError):
+        SplitReader(large).warm_up(left)
     assert "100% of it in memory" not in SplitReader(large).engine.reason
-
-
-def test_a_resident_file_is_not_read_again(large: Path) -> None:
-    """No pass is made where it would gain nothing."""
-    values_of(large)
-    assert list(SplitReader(large).warm_up()) == []
 
 
 def test_a_file_that_does_not_stay_in_memory_is_read_by_rows(large: Path, drop_cache: DropCache) -> None:
     """When the pass was in vain, rows are read from the disk from then on, and the reader says why."""
     drop_cache(large)
     reader = SplitReader(large)
-    for _ in reader.warm_up():
-        drop_cache(large)
+
+    class Dropping(Cancellation):
+        def check(self) -> None:
+            drop_cache(large)
+
+    reader.warm_up(Dropping())
     assert reader.engine.name == "read"
     assert "has stayed in memory" in reader.engine.reason
-    assert list(reader.warm_up()) == []
     np.testing.assert_array_equal(reader.read_x([7, 3, -1]), values_of(large)[[7, 3, -1]])
 
 
@@ -121,7 +117,7 @@ def test_a_cold_file_larger_than_memory_is_read_by_rows(huge: Path) -> None:
     assert "1.1 TB do not fit into" in dataset.engine.reason
     x, _ = dataset.read_batch([2**25, 0, 2**25 + 1, -1], threads=4)
     assert [int(np.sum(row)) for row in x] == [7 * 128 * 128, 0, 0, 0]
-    assert list(dataset.reader.warm_up()) == []
+    dataset.reader.warm_up()
     assert make_loader(dataset, 64, shuffle=False).plan.workers.value >= 16
 
 

@@ -18,8 +18,8 @@ from colabstage.images.region import decode_region
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.geometry import CROP_DRAWS, resized_crops
+from colabstage.load.reading.encoded import resize_into
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.rows import resize_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable

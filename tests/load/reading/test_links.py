@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from colabstage.errors import DamagedPackError, LayoutError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.layouts.detect import detect_layout
-from colabstage.load.reading.engines import EngineChoice
+from colabstage.load.reading.fields import EngineChoice
 from colabstage.load.reading.reader import SplitReader
 from colabstage.trees.folder import FolderTree
 
@@ -87,7 +87,7 @@ def each_engine(path: Path) -> Iterator[SplitReader]:
     """Readers of one split, one for each engine that could read its inputs."""
     yield SplitReader(path)
     yield SplitReader(path, in_memory=True)
-    ways = {"mapped": ("mapped", "read", "h5py"), "read": ("mapped", "read", "h5py"), "chunks": ("chunks", "h5py")}
+    ways = {"mapped": ("mapped", "read", "h5py"), "read": ("mapped", "read", "h5py"), "h5py": ("h5py",)}
     chosen = SplitReader(path).engine.name
     for way in ways.get(chosen, (chosen,)):
         reader = SplitReader(path)

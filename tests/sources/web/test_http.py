@@ -29,10 +29,10 @@ from colabstage.errors import (
 )
 from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.sources.arriving import fetch_file
 from colabstage.sources.fetching import fetch_files
 from colabstage.sources.http_file import HttpFile, open_http
 from colabstage.sources.remote import Checksum, RemoteFile, TransientError, at_least_rate
-from colabstage.sources.transfer.whole_file import fetch_file
 from tests.clocks import ManualClock
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer

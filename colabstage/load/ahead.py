@@ -1,0 +1,329 @@
+"""Iterate in a background thread, a few results ahead of the consumer, and end the thread in every case.
+
+A thread is stopped by its `Demand` alone, a `Cancellation` that whatever it reads checks. No wait is unbounded: `close`
+wakes a waiting thread, and the consumer checks every second that the thread is alive.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+from colabstage.errors import CancelledError, WorkersLostError
+from colabstage.io.boundary import typed_error
+from colabstage.io.files import Closing
+from colabstage.io.progress import Demand
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+
+T = TypeVar("T")
+
+_LOOK_S = 1.0
+# A producer that is cancelled ends after the rows it is at; a slow mount may need its time for them.
+_JOIN_S = 30.0
+# By then a finalizer has returned.
+_AGAIN_S = 0.01
+
+_log = logging.getLogger(__name__)
+
+
+class _Handover(Generic[T]):
+    """A bounded queue between two threads that either side can end."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._items: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._waiting = False
+        self._ended = self._closed = False
+        self._error: BaseException | None = None
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether the consumer waits, or would have to. Takes no lock."""
+        return self._waiting or not self._items
+
+    def put(self, item: T, linger_s: float | None) -> bool:
+        """Wait for room and add an item; return `False` if the queue is closed, or nothing was taken for so long."""
+        with self._changed:
+            lapsed = False
+            while len(self._items) >= self._depth and not (self._closed or lapsed):
+                lapsed = not self._changed.wait(linger_s or _LOOK_S) and linger_s is not None
+            if self._closed:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return not lapsed
+
+    def end(self, error: BaseException | None) -> None:
+        """Announce that no item will follow, because of `error` if there was one."""
+        with self._changed:
+            # After `close` nobody reads the error, which would keep what its frames hold.
+            self._ended, self._error = True, None if self._closed else error
+            self._changed.notify_all()
+
+    def get(self, alive: Callable[[], bool]) -> T:
+        """Wait for the next item.
+
+        Raises:
+            StopIteration: there is none left.
+            BaseException: the producer's error, once the items before it are taken.
+        """
+        with self._changed:
+            self._waiting = True
+            try:
+                while not (self._items or self._ended or self._closed):
+                    if not alive():
+                        msg = "The thread that prepares batches ended without an error. Start a new iteration."
+                        raise WorkersLostError(msg)
+                    self._changed.wait(_LOOK_S)
+            finally:
+                self._waiting = False
+            if self._items:
+                self._changed.notify_all()
+                return self._items.popleft()
+            error, self._error = self._error, None
+        if error is None:
+            raise StopIteration
+        try:
+            raise error
+        finally:
+            # The error's traceback holds this frame; without this the frame would hold the error.
+            del error
+
+    def close(self) -> None:
+        """Discard what is left, and wake both sides."""
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._changed.notify_all()
+
+
+def _produce(source: Generator[T], queue: _Handover[T], linger_s: float | None) -> None:
+    error: BaseException | None = None
+    try:
+        # No name for the item: it would keep a batch alive while the next one is made.
+        while queue.put(next(source), linger_s):
+            pass
+    except StopIteration:
+        pass
+    except BaseException as caught:  # noqa: BLE001 - it is raised again, where the consumer is
+        error = caught
+    finally:
+        source.close()
+        queue.end(error)
+        del error
+
+
+def _stop(queue: _Handover[Any], demand: Demand, thread: threading.Thread, pid: int) -> None:
+    """End a thread and wait for it."""
+    if os.getpid() != pid:
+        return  # after a fork there is no such thread here, and its lock may be locked for ever
+    # In this order: what the thread then fails with is nobody's error.
+    queue.close()
+    demand.cancel()
+    if thread is threading.current_thread() or not thread.is_alive():
+        return
+    thread.join(_JOIN_S)
+    if thread.is_alive():
+        _log.warning("%s is still busy with its last rows after %.0f s and is left to end alone.", thread.name, _JOIN_S)
+
+
+def _stop_dropped(queue: _Handover[Any], demand: Demand, thread: threading.Thread, pid: int) -> None:
+    """As `_stop`, in a finalizer: Python would print a Ctrl-C and continue, so it is sent again."""
+    try:
+        _stop(queue, demand, thread, pid)
+    except KeyboardInterrupt:
+        # Not from here, where it would be raised before this has returned.
+        main = threading.main_thread().ident or 0
+        threading.Timer(_AGAIN_S, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+
+class Ahead(Generic[T]):
+    """Iterate over what a generator yields in a thread, at most `depth` results ahead.
+
+    The thread ends with the generator, with an error (which is raised at the consumer, with its traceback), with
+    `close`, when this object is dropped, and at interpreter exit.
+    """
+
+    def __init__(
+        self,
+        source: Generator[T],
+        depth: int,
+        name: str,
+        demand: Demand | None = None,
+        *,
+        linger_s: float | None = None,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            source: what to iterate over.
+            depth: results that wait at most.
+            name: the thread's.
+            demand: checked by the source while it makes a result: whether it is still wanted, and whether the consumer
+                waits for it.
+            linger_s: for consumers that stop without a word: how long the thread waits for one to take a result before
+                it ends, as if there were no more.
+        """
+        self._pid = os.getpid()
+        self._queue: _Handover[T] = _Handover(depth)
+        queue, demand = self._queue, demand or Demand()
+        demand.ask(lambda: queue.is_short)
+        # A daemon: Python waits for others at exit before anything could cancel them.
+        self._thread = threading.Thread(target=_produce, args=(source, queue, linger_s), name=name, daemon=True)
+        self._thread.start()
+        self._finalizer = weakref.finalize(self, _stop_dropped, queue, demand, self._thread, self._pid)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if os.getpid() != self._pid:
+            msg = "Batches are prepared by a thread of another process, before a fork. Start a new iteration here."
+            raise WorkersLostError(msg)
+        try:
+            return self._queue.get(self._thread.is_alive)
+        except BaseException:
+            # After an error nothing more comes, and what waits is freed now.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the thread and discard what it has prepared. Calling it twice is fine."""
+        if (held := self._finalizer.detach()) is not None:
+            _stop(*held[2])
+
+
+S_co = TypeVar("S_co", covariant=True)
+
+
+class Source(Protocol[S_co]):
+    """The results of an iteration: of a thread (`Ahead`), or of a generator."""
+
+    def __next__(self) -> S_co: ...
+
+    def close(self) -> None:
+        """End it, and free what it holds. Calling it twice is fine."""
+
+
+S = TypeVar("S")
+B = TypeVar("B")
+
+
+class Iteration(Generic[T]):
+    """One iteration of a loader. It refers to nothing of the loader, so that either may be dropped first."""
+
+    def __init__(
+        self,
+        source: Source[S],
+        unpack: Callable[[S], Iterable[B]],
+        hand_out: Callable[[B], T],
+        *,
+        at_end: Callable[[], object] = lambda: None,
+        waited: Callable[[float], object] | None = None,
+        let_go: Callable[[], object] | None = None,
+    ) -> None:
+        """Take over `source`.
+
+        Args:
+            source: gives groups of batches.
+            unpack: returns the batches of a group; called in the consumer's thread, as all that follow.
+            hand_out: makes a batch the consumer's.
+            at_end: called when there are no more.
+            waited: called with the seconds that the consumer has waited for a batch.
+            let_go: called once, when nothing more will come: at the end, after an error, or when it is closed or
+                dropped.
+        """
+        self._source: Source[Any] = source
+        self._unpack: Callable[[Any], Iterable[Any]] = unpack
+        self._hand_out: Callable[[Any], T] = hand_out
+        self._ready: deque[Any] = deque()
+        self._at_end = at_end
+        self._waited = waited
+        self.closed = False
+        """Whether it was closed before its end."""
+        # Not only when it is dropped: whoever keeps it, in a variable or in the traceback of its error, wants no more.
+        self._let_go: Callable[[], object] = lambda: None
+        if let_go is not None:
+            self._let_go = finalizer = weakref.finalize(self, let_go)
+            finalizer.atexit = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if self.closed:
+            msg = (
+                "This iteration was ended, by a newer one over the same loader or by close(). Start a new one; for two "
+                "at once make two loaders."
+            )
+            raise CancelledError(msg)
+        began = 0.0 if self._waited is None else time.perf_counter()
+        if not self._ready:
+            self._receive()
+        if self._waited is not None:
+            self._waited(time.perf_counter() - began)
+        return self._hand_out(self._ready.popleft())
+
+    def _receive(self) -> None:
+        """Wait for the next group."""
+        try:
+            self._ready.extend(self._unpack(next(self._source)))
+        except StopIteration:
+            self._let_go()
+            self._at_end()
+            raise
+        except BaseException as error:
+            self._let_go()
+            _raise_typed(error)
+            raise
+
+    def close(self) -> None:
+        """End it, with the thread behind it."""
+        # First, so that whoever continues with it gets an error instead of an early end.
+        self.closed = True
+        self._ready.clear()
+        self._source.close()
+        self._let_go()
+
+
+def _raise_typed(error: BaseException) -> None:
+    """Raise a typed error in place of a raw one of the system; return for any other."""
+    told = typed_error(error) if isinstance(error, OSError) else error
+    try:
+        if told is not error:
+            raise told from error
+    finally:
+        # It holds this frame: a name for it here would keep open files until a collection of garbage.
+        del told
+
+
+class Iterated(Closing):
+    """Base of loaders that know their running iterations, and end them on `close` and at the end of a `with`."""
+
+    # Held weakly: a loop that was left ends its thread without being asked.
+    _running: tuple[weakref.ref[Iteration[Any]], ...] = ()
+
+    def _begun(self, iteration: Iteration[T]) -> Iteration[T]:
+        """Register an iteration that has begun."""
+        self._running = (*(one for one in self._running if one() is not None), weakref.ref(iteration))
+        return iteration
+
+    def close(self) -> None:
+        """End the iterations that run. The loader can be iterated again."""
+        self._end_iterations()
+
+    def _end_iterations(self) -> None:
+        running, self._running = self._running, ()
+        for one in running:
+            iteration = one()
+            if iteration is not None:
+                iteration.close()

@@ -1,0 +1,186 @@
+"""Make batches as numpy arrays, once for every framework: rows are read in reused memory, small batches in groups."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from colabstage.h5.schema import BOXES, LABELS
+from colabstage.io.pipeline import ThreadPool
+from colabstage.load.reading.memory import BufferPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from colabstage.io.progress import Cancellation
+    from colabstage.load.reading.memory import Block
+    from colabstage.load.reading.reader import SplitReader
+
+# The form of boxes in a batch.
+Ragged = Literal["list", "pad"]
+
+LENGTHS = "lengths"
+# The value of white in each integer dtype that images have.
+WHITE = {"uint8": 255.0, "uint16": 65535.0}
+# Gray, colours, and colours with transparency: two values for each place are no image.
+_CHANNELS = (1, 3, 4)
+
+# A consumer that waits wakes in a tenth of this. One that keeps its batches is waited for in vain so many times.
+_HAND_OVER_S = 0.0005
+_PATIENCE = 3
+# Three of these are in the processor's caches as well as two.
+_LARGE_BYTES = 4 * 1024 * 1024
+
+
+class Inputs(Protocol):
+    """Reads x: a reader, or what crops images while it decodes them."""
+
+    @property
+    def row_shape(self) -> tuple[int, ...] | None:
+        """Shape of one input; `None` if shapes differ."""
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """Dtype of inputs."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Length of one input in memory."""
+
+    def read_x(self, indices: NDArray[np.intp], out: NDArray[Any] | None = None, *, pool: ThreadPool) -> Any:
+        """Read the inputs of rows, into `out` if they share one shape."""
+
+
+class Group(NamedTuple):
+    """Consecutive batches that were read at once."""
+
+    x: Any
+    """Inputs of all of them, as the reader gives them."""
+    y: Any
+    """Targets of all of them."""
+    rows: list[NDArray[np.intp]]
+    """The rows of each batch."""
+
+    def parts(self) -> Iterator[tuple[Any, Any, NDArray[np.intp]]]:
+        """Yield x, y and the rows of each batch."""
+        if len(self.rows) == 1:
+            yield self.x, self.y, self.rows[0]
+            return
+        start = 0
+        for rows in self.rows:
+            stop = start + len(rows)
+            yield self.x[start:stop], self.y[start:stop], rows
+            start = stop
+
+
+class Batcher:
+    """Read the batches of an epoch from a split."""
+
+    def __init__(
+        self,
+        reader: SplitReader,
+        *,
+        workers: int,
+        together: int = 1,
+        idle: int = 2,
+        allocate: Callable[[int], Block] | None = None,
+    ) -> None:
+        """Take what reads rows.
+
+        Args:
+            reader: where from.
+            workers: threads that copy or decode at once.
+            together: batches in a group, of rows and targets of one shape each: small ones, of which each would cost
+                more than its copy. They share their memory, without overlapping.
+            idle: blocks of memory that are held for reuse.
+            allocate: makes a block, pinned memory for example; by default ordinary memory.
+        """
+        self.reader = reader
+        self._workers, self._together = workers, together
+        # Two pools, because a block of one does not fit the other.
+        self._inputs, self._targets = BufferPool(idle, allocate), BufferPool(idle, allocate)
+
+    def groups(
+        self,
+        batches: Iterable[NDArray[np.intp]],
+        cancellation: Cancellation,
+        inputs: Inputs | None = None,
+    ) -> Generator[Group]:
+        """Read group after group, once the file is in memory if it is to be.
+
+        Args:
+            batches: rows of each batch, intp `(B,)`.
+            cancellation: stops the reading, also inside a batch.
+            inputs: what x is read by; the reader by default.
+        """
+        inputs = inputs or self.reader
+        self.reader.warm_up(cancellation)
+        # Whoever waits for a batch drops the one before it as soon as it comes, which the processor's caches may still
+        # hold: so two buffers serve by turns, where the third would come from memory.
+        patience = _PATIENCE if inputs.row_shape is not None and self._together == 1 else 0
+        made: deque[Group] = deque()
+        waiting = iter(batches)
+        with ThreadPool(self._workers, cancellation) as pool:
+            while group := list(islice(waiting, self._together)):
+                rows = group[0] if len(group) == 1 else np.concatenate(group)
+                # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
+                made.append(Group(*self.read(rows, pool, inputs), group))
+                hand_over = patience > 0 and pool.urgent and len(rows) * inputs.row_bytes >= _LARGE_BYTES
+                if hand_over:
+                    self._inputs.expect_return()
+                yield made.popleft()
+                if hand_over and not self._inputs.await_return(_HAND_OVER_S):
+                    patience -= 1
+
+    def read(self, rows: NDArray[np.intp], pool: ThreadPool, inputs: Inputs | None = None) -> tuple[Any, Any]:
+        """Read x and y of rows, into reused memory where they share one shape."""
+        reader, inputs = self.reader, inputs or self.reader
+        x = y = None
+        if inputs.row_shape is not None:
+            x = self._inputs.borrow((len(rows), *inputs.row_shape), inputs.row_dtype)
+        if reader.target_shape is not None and reader.target_dtype is not None:
+            y = self._targets.borrow((len(rows), *reader.target_shape), reader.target_dtype)
+        return inputs.read_x(rows, x, pool=pool), reader.read_y(rows, y, pool=pool)
+
+    def borrow(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Borrow memory like that of inputs."""
+        return self._inputs.borrow(shape, dtype)
+
+
+def is_image_shape(shape: tuple[int, ...] | None) -> bool:
+    """Return whether rows of this shape are images `(H, W, C)` of 1, 3 or 4 channels. So are rows of many shapes that
+    have three axes."""
+    return shape is None or (len(shape) == 3 and shape[-1] in _CHANNELS)
+
+
+def target_array(y: NDArray[Any]) -> NDArray[Any]:
+    """Return targets as losses expect them: int64 where each is one integer, as stored otherwise."""
+    return y.astype(np.int64, copy=False) if y.ndim == 1 and y.dtype.kind in "iu" else y
+
+
+def pad_boxes(targets: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Pad the boxes of B rows, each with at most M boxes, to arrays of one shape.
+
+    Returns:
+        Every column as `(B, M, …)`, padded with -1 for signed integers and with 0 for everything else, and `lengths`,
+        int64 `(B,)`: the number of boxes in each row. Labels become int64 where their type has no -1, since 0 is a
+        class.
+    """
+    lengths = np.array([len(target[BOXES]) for target in targets], np.int64)
+    most = int(lengths.max(initial=0))
+    padded: dict[str, NDArray[Any]] = {}
+    for name in targets[0]:
+        columns = [np.asarray(target[name]) for target in targets]
+        dtype = columns[0].dtype
+        if name == LABELS and dtype.kind in "bu":
+            dtype = np.dtype(np.int64)
+        # -1 is not a class, so a loss with ignore_index=-1 skips it.
+        padded[name] = np.full((len(targets), most, *columns[0].shape[1:]), -1 if dtype.kind == "i" else 0, dtype)
+        for row, column in enumerate(columns):
+            padded[name][row, : lengths[row]] = column
+    return {**padded, LENGTHS: lengths}

@@ -1,0 +1,542 @@
+"""The blocks of remote files that are here: sparse local files of the same lengths, and a table with the hash of each
+block.
+
+Blocks are counted through all files, one file after the other, so that one order, one table and one limit are enough
+for however many there are. An *address* counts bytes in the same way: each file begins with a block of its own, at the
+number of that block times the length of a block. In a single file, addresses are its offsets.
+
+The table notes a block once its bytes are verified and written, and forgets it before they are given back. So a kill,
+at any moment, leaves no noted block that is wrong. After a crash of the machine the disk may have kept the note and
+lost the bytes: the table says in which boot it was written, and notes of another one count only once their bytes have
+been hashed again. Where several processes share the files, each keeps the blocks that it reads, writes or fetches by
+locks, which end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import mmap
+import os
+import struct
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from colabstage.errors import NotSupportedHereError
+from colabstage.h5.in_part import PART_MARK, with_mark, with_signature
+from colabstage.io.files import hash_block, pread_exactly, punch_hole, pwrite_exactly, reserve, typed_write_errors
+from colabstage.io.workspace import current_world, short_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+TABLE, FETCHER, _READERS = "blocks", "fetcher", "readers"
+# The states of a block. With edges only, the bytes of rows that reach over its ends are here.
+MISSING, WHOLE, EDGES, UNPROVED, WRITING = 0, 1, 2, 3, 4
+PAGE_BYTES = 4096
+# The table begins with eight bytes that name the boot, and counters.
+_WORLD_BYTES, _COUNTERS = 8, 8
+_HEAD_BYTES = _WORLD_BYTES + 8 * _COUNTERS
+_BLOCK_ROW_BYTES = 28
+FETCHED, EVICTED, CONTENT, CAPACITY, _FORMAT = 0, 1, 2, 3, 5
+# Tables of 0.1 have a zero there, and are not read.
+_THIS_FORMAT = 0x636C6231
+
+
+class Layout:
+    """How the blocks of some files are numbered.
+
+    `names`, `sizes`: of the files. Of each block, `file_of`: the number of its file; `offsets`: where in that file it
+    begins; `lengths`: its length in bytes; `hashes`: its hash, "" if that is not known before it arrives.
+    """
+
+    def __init__(
+        self, names: Sequence[str], sizes: Sequence[int], block_bytes: int, hashes: Sequence[str] | None = None
+    ) -> None:
+        self.names, self.sizes, self.block_bytes = tuple(names), tuple(sizes), block_bytes
+        counts = [-(-size // block_bytes) for size in sizes]
+        self.hashes = ("",) * sum(counts) if hashes is None else tuple(hashes)
+        self._firsts = np.cumsum([0, *counts])
+        self.file_of = np.repeat(np.arange(len(counts)), counts)
+        self.offsets = (np.arange(self.blocks) - self._firsts[self.file_of]) * block_bytes
+        self.lengths = np.minimum(block_bytes, np.array(sizes, np.int64)[self.file_of] - self.offsets)
+
+    @property
+    def blocks(self) -> int:
+        """Count the blocks of all files."""
+        return len(self.hashes)
+
+    @property
+    def firsts(self) -> NDArray[np.int64]:
+        """Return the first block of each file."""
+        return self._firsts[:-1]
+
+    @property
+    def size(self) -> int:
+        """Return the length of all files together, in bytes."""
+        return sum(self.sizes)
+
+    def locate(self, block: int) -> tuple[int, int, int]:
+        """Return the number of a block's file, where in it the block begins, and its length in bytes."""
+        return int(self.file_of[block]), int(self.offsets[block]), int(self.lengths[block])
+
+    def span(self, block: int) -> tuple[int, int]:
+        """Return the addresses at which a block begins and ends."""
+        begin = block * self.block_bytes
+        return begin, begin + int(self.lengths[block])
+
+    def begin(self, number: int) -> int:
+        """Return the address at which a file begins."""
+        return int(self._firsts[number]) * self.block_bytes
+
+    def end(self, number: int) -> int:
+        """Return the address behind the last byte of a file."""
+        return self.begin(number) + self.sizes[number]
+
+    def find(self, address: int) -> tuple[int, int]:
+        """Return the number of the file that has an address, and the offset in it."""
+        number = int(self.file_of[address // self.block_bytes])
+        return number, address - self.begin(number)
+
+
+# Bytes of the locked file that stand for a block that is being fetched, for the process that waits, and for the one
+# that makes room. A block that is read stands for itself.
+_CLAIM, _TURN, _ROOM = 1 << 59, 1 << 60, (1 << 60) + 1
+_LOOK_S = 0.002
+_BUSY = (errno.EAGAIN, errno.EACCES)
+
+
+# The kernel's locks on ranges of an empty file that belong to an open handle: a process that is killed holds none a
+# moment later.
+class Locks:
+    """The locks of one process on blocks that several processes share."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file that locks are on; it is made."""
+        # Two handles, so that readers of this very process keep a block from being let go as well.
+        self._handles = [_open(path), _open(path)]
+        weakref.finalize(self, close_all, self._handles).atexit = False
+        self._reset()
+        follow_forks(self)
+
+    def _reset(self) -> None:
+        self._lock, self._waiting, self._making_room = threading.Lock(), threading.Lock(), threading.Lock()
+        self._counts: dict[int, int] = {}
+
+    def after_fork(self) -> None:
+        """Open handles of its own in a forked child, which shares its parent's: it would release what its parent holds,
+        and hold it beyond its parent's end."""
+        inherited = self._handles[:]
+        self._handles[:] = [_open(f"/proc/self/fd/{handle}") for handle in inherited]
+        close_all(inherited)
+        self._reset()
+
+    @contextlib.contextmanager
+    def held(self, blocks: Iterable[int]) -> Iterator[None]:
+        """Keep blocks from being let go while the context lasts, whether or not they are here."""
+        runs = list(_runs(sorted(blocks)))
+        with self._lock:
+            for start, stop in runs:
+                # Another process has the lock for as long as a hole takes.
+                _set(self._handles[0], start, stop, fcntl.F_RDLCK, wait=True)
+                for block in range(start, stop):
+                    self._counts[block] = self._counts.get(block, 0) + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                for start, stop in runs:
+                    for block in range(start, stop):
+                        self._counts[block] -= 1
+                        if not self._counts[block]:
+                            del self._counts[block]
+                            _set(self._handles[0], block, block + 1, fcntl.F_UNLCK)
+
+    @contextlib.contextmanager
+    def alone(self, block: int) -> Iterator[bool]:
+        """Keep readers from a block while the context lasts; yields whether that was possible, since none reads it."""
+        had = _set(self._handles[1], block, block + 1, fcntl.F_WRLCK)
+        try:
+            yield had
+        finally:
+            if had:
+                _set(self._handles[1], block, block + 1, fcntl.F_UNLCK)
+
+    def claim(self, block: int) -> bool:
+        """Begin to fetch a block; return whether no other process does."""
+        return _set(self._handles[1], _CLAIM + block, _CLAIM + block + 1, fcntl.F_WRLCK)
+
+    def unclaim(self, block: int) -> None:
+        """End what `claim` began."""
+        _set(self._handles[1], _CLAIM + block, _CLAIM + block + 1, fcntl.F_UNLCK)
+
+    @contextlib.contextmanager
+    def making_room(self) -> Iterator[None]:
+        """Be the only one in all processes who changes what may be here; for moments only."""
+        with self._making_room:
+            _set(self._handles[1], _ROOM, _ROOM + 1, fcntl.F_WRLCK, wait=True)
+            try:
+                yield
+            finally:
+                _set(self._handles[1], _ROOM, _ROOM + 1, fcntl.F_UNLCK)
+
+    @contextlib.contextmanager
+    def turn(self, check: Callable[[], object]) -> Iterator[None]:
+        """Be the only one in all processes who waits for blocks; `check` is called while others are, and may raise."""
+        waiting = self._waiting
+        while not waiting.acquire(timeout=_LOOK_S):
+            check()
+        try:
+            while not _set(self._handles[1], _TURN, _TURN + 1, fcntl.F_WRLCK):
+                check()
+                time.sleep(_LOOK_S)
+            try:
+                yield
+            finally:
+                _set(self._handles[1], _TURN, _TURN + 1, fcntl.F_UNLCK)
+        finally:
+            waiting.release()
+
+
+class _Forked(Protocol):
+    """What a forked child has to change before it uses it."""
+
+    def after_fork(self) -> None: ...
+
+
+@functools.cache
+def _forked() -> weakref.WeakSet[_Forked]:
+    followed: weakref.WeakSet[_Forked] = weakref.WeakSet()
+
+    def renew() -> None:
+        for one in list(followed):
+            one.after_fork()
+
+    os.register_at_fork(after_in_child=renew)
+    return followed
+
+
+def follow_forks(one: _Forked) -> None:
+    """Call a method of an object in each forked child, for as long as the object lives."""
+    _forked().add(one)
+
+
+def _open(path: Path | str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def close_all(handles: list[int]) -> None:
+    """Close handles, and forget them."""
+    while handles:
+        os.close(handles.pop())
+
+
+def _runs(blocks: list[int]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for place in range(1, len(blocks) + 1):
+        if place == len(blocks) or blocks[place] != blocks[place - 1] + 1:
+            yield blocks[start], blocks[place - 1] + 1
+            start = place
+
+
+def _set(handle: int, start: int, stop: int, kind: int, *, wait: bool = False) -> bool:
+    """Set or end a lock; return whether that was possible."""
+    request = struct.pack("hhqqi", kind, os.SEEK_SET, start, stop - start, 0)
+    try:
+        fcntl.fcntl(handle, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, request)
+    except OSError as error:
+        if error.errno in _BUSY:
+            return False
+        raise
+    return True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Edges:
+    """Which bytes of each block stay when it is let go: those of rows that are in two blocks."""
+
+    heads: NDArray[np.int64]
+    """Length of what stays at its beginning."""
+    tails: NDArray[np.int64]
+    """Length of what stays at its end."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return what all edges take on the disk, in whole pages."""
+        pages = -(-self.heads // PAGE_BYTES) + -(-self.tails // PAGE_BYTES) + (self.tails > 0)
+        return int(pages.sum()) * PAGE_BYTES
+
+    @classmethod
+    def none(cls, blocks: int) -> Edges:
+        """Return those of so many blocks of which nothing stays."""
+        return cls(np.zeros(blocks, np.int64), np.zeros(blocks, np.int64))
+
+
+class Blocks:
+    """The sparse files and their table. May be used from several threads, and in processes made by fork.
+
+    Handles go with it: a thread that writes late must not find another file behind a number.
+
+    `paths`: the sparse files. Of each block, `state`: what the table says of it; `hashes`: its hash; `wanted`: 1 if a
+    process waits for it; `kept`: 1 if it is never let go; `edges`: what stays of it otherwise.
+    `counters`: bytes `FETCHED` and `EVICTED` by all processes; `CAPACITY`: how many blocks may be here beside those
+    that are kept, 0 before that is known.
+    """
+
+    def __init__(
+        self, folder: Path, layout: Layout, content: str, *, shared: bool, gives_back: bool, shown: Path | None = None
+    ) -> None:
+        """Open the files in `folder`, which exists; nothing of them is here if it is new.
+
+        Args:
+            folder: for these files and their table alone.
+            layout: the blocks.
+            content: a text that differs for any other content.
+            shared: whether several processes use them at once.
+            gives_back: whether blocks are let go, as a limit asks for. Otherwise all disks will do, and what an earlier
+                copy left in the files is hashed before it is fetched again.
+            shown: the path that errors of the disk name; by default the file's own.
+
+        Raises:
+            NotSupportedHereError: this disk cannot give back parts of a file.
+            NotEnoughSpaceError, TargetNotWritableError: nothing can be written there.
+        """
+        self.layout, self.gives_back = layout, gives_back
+        self.paths = tuple(folder / name for name in layout.names)
+        self._shown = [shown or path for path in self.paths]
+        self._handles: list[int] = []
+        # Closed with this object, however many are open by then.
+        weakref.finalize(self, close_all, self._handles).atexit = False
+        with typed_write_errors(self._shown[0]):
+            self.locks = Locks(folder / _READERS) if shared else None
+            self._map = _map_table(folder / TABLE, _HEAD_BYTES + _BLOCK_ROW_BYTES * layout.blocks)
+        count = layout.blocks
+        self.counters = np.frombuffer(self._map, np.int64, _COUNTERS, _WORLD_BYTES)
+        self.hashes = np.frombuffer(self._map, np.uint64, count, _HEAD_BYTES)
+        lengths = np.frombuffer(self._map, np.int64, 2 * count, _HEAD_BYTES + 8 * count)
+        self.edges = Edges(lengths[:count], lengths[count:])
+        columns = np.frombuffer(self._map, np.uint8, 4 * count, _HEAD_BYTES + 24 * count).reshape(4, count)
+        self.state, self.kept, self.wanted, _ = columns
+        with typed_write_errors(self._shown[0]), self.making_room():
+            self._begin(_number_of(content))
+
+    def making_room(self) -> contextlib.AbstractContextManager[None]:
+        """Be the only one in all processes who changes what may be here; for moments only."""
+        return contextlib.nullcontext() if self.locks is None else self.locks.making_room()
+
+    def _begin(self, content: int) -> None:
+        """Doubt what proves nothing, and give the files their lengths."""
+        state, counters, world = self.state, self.counters, current_world().encode()
+        is_new = int(counters[_FORMAT]) != _THIS_FORMAT
+        if is_new:
+            self._map[:] = bytes(len(self._map))
+        is_left = False
+        for path, size in zip(self.paths, self.layout.sizes, strict=True):
+            self._handles.append(handle := _open(path))
+            if is_new and self.gives_back:
+                os.ftruncate(handle, 0)
+            here = os.fstat(handle).st_size
+            is_left |= here > 0
+            if here < size:
+                # The last byte alone gives it its length; blocks come before.
+                os.pwrite(handle, b"\0", size - 1)
+            self._mark(handle)
+        if counters[CONTENT] not in (0, content) or (is_new and is_left):
+            # What was noted of another content, perhaps with more blocks, proves nothing; blocks may be the same.
+            self.edges.heads[:] = self.edges.tails[:] = self.kept[:] = 0
+            state[:] = UNPROVED
+        if self.locks is None or self._map[:_WORLD_BYTES] != world:
+            state[state == WHOLE] = UNPROVED
+            for block in np.flatnonzero(state == EDGES).tolist():
+                self._forget(block)
+        # At last: a process that dies before leaves all of it to be done again.
+        counters[CONTENT], counters[_FORMAT], self._map[:_WORLD_BYTES] = content, _THIS_FORMAT, world
+        self.reclaim()
+
+    def reclaim(self, but: Iterable[int] = ()) -> None:
+        """Give back what processes that were killed were writing; `but`: blocks that this one writes."""
+        for block in np.setdiff1d(np.flatnonzero(self.state == WRITING), list(but)).tolist():
+            if self.locks is None or self.locks.claim(block):
+                self._forget(block)
+                if self.locks is not None:
+                    self.locks.unclaim(block)
+
+    def _forget(self, block: int) -> None:
+        self.state[block] = MISSING
+        if self.gives_back:
+            self._give_back(block, whole=True)
+
+    def settle(self, kept: NDArray[np.bool_], edges: Edges, capacity: int) -> None:
+        """Note what stays here, and how many other blocks may be."""
+        with self.making_room():
+            if not (np.array_equal(self.edges.heads, edges.heads) and np.array_equal(self.edges.tails, edges.tails)):
+                # What is left of blocks that were let go are other bytes now.
+                for block in np.flatnonzero(self.state == EDGES).tolist():
+                    self._forget(block)
+                self.edges.heads[:], self.edges.tails[:] = edges.heads, edges.tails
+            self.kept[:] = kept
+            self.counters[CAPACITY] = capacity
+            # What is here from a time when more was allowed.
+            for block in np.flatnonzero(self.taken())[capacity:].tolist():
+                self.let_go(block)
+
+    def write(self, data: bytes | memoryview, address: int) -> None:
+        """Write bytes of a block at their place, without noting them."""
+        number, offset = self.layout.find(address)
+        with typed_write_errors(self._shown[number]):
+            pwrite_exactly(self._handles[number], data, offset)
+
+    def put(self, block: int, pieces: Sequence[bytes | memoryview], digest: str) -> None:
+        """Note a block that was verified; `pieces`: its bytes, if they are not written yet."""
+        address, _ = self.layout.span(block)
+        if pieces and not self.layout.offsets[block]:
+            pieces = [with_mark(b"".join(pieces), 0)]
+        for piece in pieces:
+            self.write(piece, address)
+            address += len(piece)
+        self.hashes[block] = int(digest, 16)
+        self.state[block] = WHOLE
+        self.counters[FETCHED] += self.layout.lengths[block]
+
+    def digest_of(self, block: int) -> str:
+        """Return the hash that a block has in the table."""
+        return f"{int(self.hashes[block]):016x}"
+
+    def prove(self, block: int) -> bool:
+        """Hash a block that is in doubt, and note it again if it is right; return whether it is."""
+        begin, end = self.layout.span(block)
+        with contextlib.nullcontext() if self.locks is None else self.locks.held([block]):
+            # Another process may have let it go meanwhile.
+            if self.state[block] != UNPROVED:
+                return bool(self.state[block] == WHOLE)
+            found = hash_block(self.read(begin, end - begin))
+            right = found == (self.layout.hashes[block] or self.digest_of(block))
+            if right:
+                self.hashes[block] = int(found, 16)
+            self.state[block] = WHOLE if right else MISSING
+        return right
+
+    def let_go(self, block: int) -> bool:
+        """Give back the bytes of a block but for its edges; return whether that was possible, since none reads it."""
+        assert self.locks is not None
+        with self.locks.alone(block) as alone:
+            if not alone:
+                return False
+            kept = bool(self.edges.heads[block] or self.edges.tails[block]) and self.state[block] == WHOLE
+            # First: a process that dies now leaves bytes that no other counts on.
+            self.state[block] = EDGES if kept else MISSING
+            self._give_back(block, whole=not kept)
+        self.counters[EVICTED] += self.layout.lengths[block]
+        return True
+
+    def taken(self) -> NDArray[np.bool_]:
+        """Return which blocks take room that could be another's."""
+        taken: NDArray[np.bool_] = (self.state != MISSING) & (self.state != EDGES) & (self.kept == 0)
+        return taken
+
+    def read(self, address: int, length: int) -> bytes:
+        """Return bytes of blocks of one file that are here."""
+        number, offset = self.layout.find(address)
+        data = pread_exactly(self._handles[number], length, offset)
+        return with_signature(data, offset) if self.gives_back else data
+
+    @property
+    def disk_bytes(self) -> int:
+        """Return what the sparse files take on the disk now."""
+        return sum(os.fstat(handle).st_blocks for handle in self._handles) * 512
+
+    def close(self) -> None:
+        """Release the files now, where no thread uses them any more; what the table notes can still be read."""
+        self.counters, self.hashes, self.state = self.counters.copy(), self.hashes.copy(), self.state.copy()
+        self.kept, self.wanted, self.edges = self.kept.copy(), self.wanted.copy(), Edges.none(0)
+        close_all(self._handles)
+        # A traceback may have a part of the table.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+    def _mark(self, handle: int) -> None:
+        """Have HDF5 refuse a file of which some blocks may go."""
+        if self.gives_back:
+            os.pwrite(handle, PART_MARK, 0)
+
+    def _give_back(self, block: int, *, whole: bool) -> None:
+        number, offset, length = self.layout.locate(block)
+        head, tail = (0, 0) if whole else (int(self.edges.heads[block]), int(self.edges.tails[block]))
+        # The end of the last page of a file would stay for ever otherwise.
+        stop = offset + length - tail
+        is_last = offset + length == self.layout.sizes[number]
+        stop = stop if tail or not is_last else -(-stop // PAGE_BYTES) * PAGE_BYTES
+        if offset + head >= stop:
+            return
+        try:
+            punch_hole(self._handles[number], offset + head, stop - offset - head)
+            if not offset:
+                self._mark(self._handles[number])
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                error.filename = str(self.paths[number])
+                raise
+            msg = (
+                f"The disk of '{self.paths[number].parent}' cannot give back parts of a file, which disk_limit= needs. "
+                "Choose a local_dir= on ext4, XFS, Btrfs or tmpfs, on Linux."
+            )
+            raise NotSupportedHereError(msg) from error
+
+
+def _number_of(content: str) -> int:
+    return int(short_digest(content, 14), 16)
+
+
+def _map_table(path: Path, length: int) -> mmap.mmap:
+    handle = _open(path)
+    try:
+        if os.fstat(handle).st_size != length:
+            # Nothing is noted in zeros. Several may do this at once, before any of them has noted anything.
+            reserve(handle, length)
+        return mmap.mmap(handle, length)
+    finally:
+        os.close(handle)
+
+
+def count_noted(folder: Path, content: str) -> int | None:
+    """Return how many blocks the table in a folder notes, 0 if they are of another content or not of this version;
+    `None` without a table."""
+    try:
+        raw = (folder / TABLE).read_bytes()
+    except OSError:
+        return None
+    count = (len(raw) - _HEAD_BYTES) // _BLOCK_ROW_BYTES
+    if len(raw) != _HEAD_BYTES + _BLOCK_ROW_BYTES * max(0, count):
+        return 0
+    counters = np.frombuffer(raw, np.int64, _COUNTERS, _WORLD_BYTES)
+    if counters[_FORMAT] != _THIS_FORMAT or counters[CONTENT] != _number_of(content):
+        return 0
+    state = np.frombuffer(raw, np.uint8, count, _HEAD_BYTES + 24 * count)
+    return int(((state == WHOLE) | (state == UNPROVED)).sum())
+
+
+def is_part(folder: Path) -> bool:
+    """Tell whether a folder holds a part of a pack, as `Blocks` and a fetcher for it make one."""
+    return not folder.is_symlink() and (folder / TABLE).is_file() and (folder / FETCHER).is_file()
+
+
+def take_lock(folder: Path, *, shared: bool = False) -> int | None:
+    """Return a handle that has the lock of those who fetch until it is closed; `None` if another process has it, alone
+    or at all."""
+    handle = os.open(folder / FETCHER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle

@@ -1,0 +1,989 @@
+"""`BlockwiseFile`: the file or files of a pack that is somewhere else, read here block by block: never more of them at
+once than a limit, or until all of it is here.
+
+Every process that reads it has one, and fetches what its own readers need. What the readers of all processes will read
+stands in a file for each of them, beside the blocks, so that none lets go what another needs first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import mmap
+import os
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from colabstage.errors import (
+    CancelledError,
+    ColabstageError,
+    DamagedPackError,
+    DriveError,
+    NotEnoughSpaceError,
+    NotStagedError,
+    OptionError,
+    PackFormatError,
+    SourceChangedError,
+    SourceError,
+    SourceReadError,
+    error_from_json,
+    error_to_json,
+)
+from colabstage.io.files import PATIENT, pwrite_exactly, typed_write_errors
+from colabstage.io.pipeline import in_thread
+from colabstage.io.progress import start_at
+from colabstage.io.units import format_bytes
+from colabstage.io.workspace import (
+    is_made_here,
+    name_and_owner,
+    owner_is_alive,
+    owner_token,
+    remove_own,
+    rename_own,
+    temp_beside,
+)
+from colabstage.sources.blocks import (
+    CAPACITY,
+    EDGES,
+    EVICTED,
+    FETCHED,
+    FETCHER,
+    PAGE_BYTES,
+    UNPROVED,
+    WHOLE,
+    WRITING,
+    Blocks,
+    Layout,
+    close_all,
+    follow_forks,
+    take_lock,
+)
+from colabstage.sources.fetcher import Fetcher
+from colabstage.sources.order import NEVER, ConnectionTuner, Reader, Run, Visits, look_ahead, plan_misses
+from colabstage.sources.remote import TransientError
+from colabstage.sources.remote_files import remote_opener
+from colabstage.sources.retry import stopped_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.h5.manifest import Manifest
+    from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.sources.blocks import Edges
+    from colabstage.sources.order import Outlook
+    from colabstage.sources.parse import SingleSource
+    from colabstage.sources.remote import RemoteFacts, RemoteFile
+
+_log = logging.getLogger(__name__)
+
+# What another process has fetched is seen within this time.
+_LOOK_S, _FILL_LOOK_S = 0.01, 0.02
+# Later than anything that a reader will ask for.
+_FAR = 1 << 40
+# After what blocks of a pack that is to come whole are kept, because the next attempt may succeed: an interrupt, a
+# source or a mount that is back by then. Not after a full disk, of which they take a part, nor where the pack itself is
+# damaged.
+KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError)
+_STAGE_AGAIN = "Call stage_dataset with the same arguments again: it "
+# What is beside the blocks: the table, what readers expect, and what a file system needs for the file itself.
+_BESIDE_BYTES, _BESIDE_A_BLOCK = 2 * 1024 * 1024, 128
+# Part of the room that is for what is read now, and next: the rest keeps what the next epoch needs.
+_AHEAD_PART = 8
+_LEAST_AHEAD, _MOST_AHEAD = 3, 32
+_MOST_CONNECTIONS, _FIRST_WINDOW = 8, 2
+# To a file that comes whole from a mount: one block is read while another is written. On the simulated Drive the first
+# batch came after 2.2 s with two readers and after 3.2 s with four, and all of 200 MB in 4.0 s and in 4.8 s.
+_WHOLE_CONNECTIONS = 2
+# Files that are open at once, of a pack that has many.
+_MOST_OPEN = 16
+
+
+def fixed_bytes(kept: int, blocks: int, files: int, block_bytes: int) -> int:
+    """Return what is on the disk in any case: `kept` blocks that stay, of `blocks` in so many files, and what is beside
+    the blocks."""
+    return kept * block_bytes + _BESIDE_BYTES + _BESIDE_A_BLOCK * blocks + PAGE_BYTES * files
+
+
+@dataclass(frozen=True, slots=True)
+class FileOfSet:
+    """One file of a pack."""
+
+    source: SingleSource
+    """Where it is."""
+    name: str
+    """What its local, sparse file is called; each of a set has a name of its own."""
+    manifest: Manifest
+    """What it holds, with the hash of each block."""
+
+
+class FileSet(Layout):
+    """Files of a pack, in the order of their rows. Pickles.
+
+    `files`: these. `label`: what all of them are called in messages.
+    """
+
+    def __init__(self, files: Sequence[FileOfSet], label: str = "") -> None:
+        """Count the blocks of at least one file; `label`: by default that of the first.
+
+        Raises:
+            PackFormatError: their blocks have different lengths.
+        """
+        self.files = tuple(files)
+        self.label = label or self.files[0].source.label
+        lengths = {one.manifest.block_bytes for one in self.files}
+        if len(lengths) > 1:
+            msg = (
+                f"The files of '{self.label}' have blocks of {' and of '.join(f'{one:,}' for one in sorted(lengths))} "
+                "bytes, so they were not written together. Open each alone, or pack them again."
+            )
+            raise PackFormatError(msg)
+        manifests = [one.manifest for one in self.files]
+        super().__init__(
+            [one.name for one in self.files],
+            [one.size for one in manifests],
+            lengths.pop(),
+            [text for one in manifests for text in one.hashes],
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileSet, (self.files, self.label)
+
+    @property
+    def samples(self) -> dict[str, int]:
+        """Return the rows of each split, in all files together."""
+        found: dict[str, int] = {}
+        for one in self.files:
+            for split, rows in one.manifest.samples.items():
+                found[split] = found.get(split, 0) + rows
+        return found
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Return one sentence for each sample that was left out of any file."""
+        return tuple(text for one in self.files for text in one.manifest.skipped)
+
+    @property
+    def digest(self) -> str:
+        """Return 64 hexadecimal digits that change with the content of any block."""
+        return hashlib.sha256("".join(self.hashes).encode()).hexdigest()
+
+
+_NAME = "expected"
+_TICK_NS, _LIST_NS = 50_000_000, 1_000_000_000
+
+
+# A reader writes its visits once and from then on only how far it is, which all processes see in the mapped file. The
+# name says whose it is, so what a dead process left counts for nothing and is removed.
+class Expected:
+    """Announce to all processes what one reader will read."""
+
+    def __init__(self, folder: Path, visits: Visits) -> None:
+        """Write the visits to a file in `folder`."""
+        self._path = temp_beside(folder / _NAME)
+        values = np.stack([visits.blocks, visits.first, visits.last]).astype(np.int64)
+        # Written beside and then named, so that nobody reads a half. The first number is how far the reader is.
+        writing = temp_beside(folder / "expecting")
+        handle = os.open(writing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            with typed_write_errors(self._path):
+                pwrite_exactly(handle, bytes(8) + values.tobytes(), 0)
+            self._map = mmap.mmap(handle, 8 + values.nbytes)
+        except BaseException:
+            remove_own(writing)
+            raise
+        finally:
+            os.close(handle)
+        rename_own(writing, self._path)
+        self._reached = np.frombuffer(self._map, np.int64, 1)
+
+    def reached(self, rows: int) -> None:
+        """Note that the first so many rows are done with."""
+        self._reached[0] = rows
+
+    def close(self) -> None:
+        """Withdraw it. Calling it twice is fine."""
+        remove_own(self._path)
+
+
+class Readers:
+    """What the readers of all processes have announced. `own`: those of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._owner = folder, owner_token()
+        self._seen_at = self._listed_at = -1
+        self._open: dict[str, tuple[Reader, mmap.mmap]] = {}
+        self.all: list[Reader] = []
+        self.own: list[Reader] = []
+
+    def look(self) -> bool:
+        """Look how far readers are; return whether some have come or gone since."""
+        changed, now, written = False, time.time_ns(), self._folder.stat().st_mtime_ns
+        # What is written in the same tick of the file system's clock is distinguished by looking again; and a reader
+        # that died has changed nothing.
+        if written != self._seen_at or now - written < _TICK_NS or now - self._listed_at > _LIST_NS:
+            self._seen_at, self._listed_at = written, now
+            changed = self._list()
+        for reader, mapped in self._open.values():
+            reader.reached = int.from_bytes(mapped[:8], "little")
+        return changed
+
+    def _list(self) -> bool:
+        found = {path.name: path for path in self._folder.iterdir() if _is_alive(path)}
+        gone = [name for name in self._open if name not in found]
+        for name in gone:
+            del self._open[name]
+        come = [path for name, path in found.items() if name not in self._open]
+        for path in come:
+            # It may have been withdrawn this moment.
+            with contextlib.suppress(FileNotFoundError):
+                self._open[path.name] = _map_visits(path)
+        self.all = [reader for reader, _ in self._open.values()]
+        self.own = [reader for name, (reader, _) in self._open.items() if self._owner in name]
+        return bool(gone or come)
+
+
+def _is_alive(path: Path) -> bool:
+    """Tell whether a file is what a living process expects; what a dead one left is removed."""
+    parts = name_and_owner(path)
+    if parts is None or parts[0] != _NAME or not is_made_here(path):
+        return False
+    if owner_is_alive(parts[1]) is True:
+        return True
+    remove_own(path)
+    return False
+
+
+def _map_visits(path: Path) -> tuple[Reader, mmap.mmap]:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        mapped = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(handle)
+    return Reader(Visits(*np.frombuffer(mapped, np.int64, offset=8).reshape(3, -1))), mapped
+
+
+class OpenedFiles:
+    """The remote files of a set, opened when they are needed; not too many at once."""
+
+    def __init__(self, files: FileSet, openers: Sequence[Callable[[], RemoteFile]]) -> None:
+        self._files, self._openers = files, openers
+        self._lock = threading.Lock()
+        # By the number of the file, the one that was opened first in front.
+        self._open: dict[int, RemoteFile] = {}
+        self._users: dict[RemoteFile, int] = {}
+        self._closed = False
+
+    @contextlib.contextmanager
+    def lend(self, number: int) -> Iterator[RemoteFile]:
+        """Lend the file of a number. After an error that stays it is opened again, and closed once nobody reads it."""
+        remote = self._take(number)
+        try:
+            yield remote
+        except TransientError:
+            raise
+        except ColabstageError:
+            # Another one may not have what is wrong with this one.
+            with self._lock:
+                if self._open.get(number) is remote:
+                    del self._open[number]
+            raise
+        finally:
+            with self._lock:
+                self._users[remote] -= 1
+            self._close_unused([remote])
+
+    def _take(self, number: int) -> RemoteFile:
+        with self._lock:
+            # A thread that was left behind would open what nobody closes any more.
+            if self._closed:
+                raise stopped_error(self._files.label)
+            remote = self._open.get(number)
+            if remote is None:
+                remote = self._openers[number]()
+                size, expected = remote.facts.size, self._files.sizes[number]
+                if size is not None and size != expected:
+                    # No other thread knows of it yet.
+                    remote.close()
+                    msg = f"'{remote.facts.label}' has {size:,} bytes; expected {expected:,}: it is another file now."
+                    raise SourceChangedError(msg)
+                oldest = list(self._open)[: len(self._open) + 1 - _MOST_OPEN]
+                released = [self._open.pop(one) for one in oldest]
+                self._open[number] = remote
+            else:
+                released = []
+            self._users[remote] = self._users.get(remote, 0) + 1
+        self._close_unused(released)
+        return remote
+
+    def drop(self, number: int) -> None:
+        """Open a file again for the next request."""
+        with self._lock:
+            remote = self._open.pop(number, None)
+        self._close_unused([remote] if remote is not None else [])
+
+    def close(self) -> None:
+        """Close all, each once nobody reads it."""
+        with self._lock:
+            self._closed = True
+            remotes = list(self._open.values())
+            self._open.clear()
+        self._close_unused(remotes)
+
+    def _close_unused(self, remotes: list[RemoteFile]) -> None:
+        with self._lock:
+            open_now = list(self._open.values())
+            unused = [
+                one for one in remotes if not self._users.get(one) and all(one is not other for other in open_now)
+            ]
+            for one in unused:
+                self._users.pop(one, None)
+        for one in unused:
+            one.close()
+
+
+class Lookahead:
+    """The order of blocks that readers will need: those that one waits for first, then what is needed next. Blocks
+    that are needed last make way."""
+
+    look_s = 0.01
+    """How soon it is seen that another process needs a block, or is done with one."""
+    is_endless = True
+    """Readers may come again."""
+
+    def __init__(self, blocks: Blocks, readers: Readers, fetcher: Fetcher) -> None:
+        self._blocks, self._readers, self._fetcher = blocks, readers, fetcher
+        self._planned_for = -1
+        self._busy: set[int] = set()
+        self._outlook: tuple[tuple[int, ...], Outlook] | None = None
+        self._idle_at: tuple[int, ...] = ()
+        # How many blocks may be on their way. Requests that begin together share the line and end together: so there
+        # are few at first, and one more with each block that has come.
+        self._window = _FIRST_WINDOW
+        self._has_readers = False
+
+    def take(self, now: float) -> Run | None:
+        """Return a block that no other process fetches; `None` if none is needed, or there is no memory for it."""
+        state, failures, wanted = self._blocks.state, self._fetcher.failures, self._blocks.wanted
+        outlook = self._look()
+        # With many blocks a choice takes time, and mostly nothing has changed since the last.
+        so_far = self._blocks.counters[[FETCHED, EVICTED]].tolist()
+        reached = [reader.reached for reader in self._readers.all]
+        seen = (*so_far, *reached, len(self._fetcher.landed), len(self._busy), len(failures), int(now))
+        if seen == self._idle_at and not wanted.any():
+            return None
+        candidates = (state != WHOLE) & (state != WRITING)
+        candidates[list(self._busy)] = candidates[list(failures)] = False
+        waited = np.flatnonzero(candidates & (wanted != 0))
+        for block in waited[np.argsort(outlook.next_use[waited], kind="stable")].tolist():
+            if (run := self._claim(block, now)) is not None:
+                return run
+        # In memory there are as many blocks, with or without room, as keep the connections busy.
+        if len(self._busy) >= min(self._window, self._fetcher.connections):
+            return None
+        own = look_ahead(self._readers.own, len(state))
+        while (ahead := own.first_of(candidates)) is not None:
+            if (run := self._claim(ahead, now)) is not None:
+                return run
+            candidates[ahead] = False
+        self._idle_at = seen
+        return None
+
+    def _claim(self, block: int, now: float) -> Run | None:
+        assert self._blocks.locks is not None
+        if not self._blocks.locks.claim(block):
+            return None
+        if self._blocks.state[block] in (WHOLE, WRITING):
+            # Another process has brought it a moment ago.
+            self._blocks.locks.unclaim(block)
+            return None
+        self._busy.add(block)
+        return Run(*self._blocks.layout.span(block), now)
+
+    def advance(self, run: Run, position: int, now: float) -> None:
+        """Note that the bytes of a run before `position` have arrived."""
+        run.position, run.moved_at = position, now
+        block = run.begin // self._blocks.layout.block_bytes
+        self._window += not run.left
+        if not run.left and self._blocks.state[block] == WHOLE:
+            self.done(block)
+
+    def release(self, run: Run, now: float) -> None:
+        """Note that a run is no longer being fetched; its block is handed out again, from its beginning."""
+        run.end = run.position
+        block = run.begin // self._blocks.layout.block_bytes
+        self._fetcher.forget(block)
+        self.done(block)
+
+    def done(self, block: int) -> None:
+        """Note that a block is here, or will not come."""
+        if block in self._busy:
+            self._busy.discard(block)
+            assert self._blocks.locks is not None
+            self._blocks.wanted[block] = 0
+            self._blocks.locks.unclaim(block)
+
+    def close(self) -> None:
+        """Let other processes fetch what is not being written."""
+        for block in self._busy - self._fetcher.writing:
+            self.done(block)
+
+    def place(self, landed: Sequence[int]) -> int | None:
+        """Return the first block that is needed of those that have landed, once there is room for it."""
+        outlook, wanted = self._look(), self._blocks.wanted
+        for block in sorted(landed, key=lambda block: (not wanted[block], outlook.next_use[block])):
+            if self._make_room(block, outlook):
+                return block
+            if outlook.next_use[block] != NEVER or wanted[block]:
+                # Nothing can go for this one, so nothing can for those that are needed later.
+                return None
+            # The reader that expected it has gone. It has come all the same, and is counted.
+            self._blocks.counters[FETCHED] += self._blocks.layout.lengths[block]
+            self._fetcher.forget(block)
+            self.done(block)
+        return None
+
+    def _look(self) -> Outlook:
+        changed, readers, blocks = self._readers.look(), self._readers.all, self._blocks
+        capacity = int(blocks.counters[CAPACITY])
+        if (changed or self._planned_for != capacity) and readers and capacity:
+            self._planned_for = capacity
+            # What is read, and what takes its place; what is on its way waits in memory.
+            ahead = max(1, min(_MOST_AHEAD, max(capacity // _AHEAD_PART, _LEAST_AHEAD)))
+            here = set(np.flatnonzero((blocks.state == WHOLE) | (blocks.state == UNPROVED)).tolist())
+            plan_misses(readers, max(1, capacity - ahead), here)
+            self._outlook = None
+            if not self._has_readers:
+                self._window = _FIRST_WINDOW
+        self._has_readers = bool(self._readers.own)
+        reached = tuple(reader.reached for reader in readers)
+        if changed or self._outlook is None or self._outlook[0] != reached:
+            self._outlook = reached, look_ahead(readers, len(blocks.state))
+        return self._outlook[1]
+
+    def _sooner(self, block: int, outlook: Outlook) -> int:
+        """Count blocks that are on their way and needed before this one: room is theirs first."""
+        if self._blocks.wanted[block]:
+            return 0
+        coming = [one for one in self._busy if self._blocks.state[one] not in (WHOLE, WRITING, UNPROVED)]
+        return int((outlook.next_use[coming] < outlook.next_use[block]).sum())
+
+    def _make_room(self, block: int, outlook: Outlook) -> bool:
+        """Let go what is needed later, and reserve the room; return whether that was possible."""
+        blocks, capacity = self._blocks, int(self._blocks.counters[CAPACITY])
+        if blocks.gives_back:
+            with blocks.making_room():
+                # What is kept has its own room; before the room is known, nothing is fetched but that.
+                if not blocks.kept[block] and capacity and blocks.state[block] != UNPROVED:
+                    if int(blocks.taken().sum()) >= capacity:
+                        blocks.reclaim(self._fetcher.writing)
+                    taken = blocks.taken()
+                    candidates = taken & (blocks.state != WRITING)
+                    used = int(taken.sum()) + self._sooner(block, outlook)
+                    while used >= capacity:
+                        victim = outlook.victim(candidates, block, needed_now=bool(blocks.wanted[block]))
+                        if victim is None:
+                            return False
+                        candidates[victim] = False
+                        used -= blocks.let_go(victim)
+                blocks.state[block] = WRITING
+        return True
+
+
+class BlockwiseFile:
+    """Read files of which some blocks are here. Pickles, and works after a fork.
+
+    `paths`: the sparse local files, each of the whole's length and layout. `limit`: bytes on the disk for all of them,
+    never exceeded; `None` where all of it is to come, and nothing is ever let go.
+    """
+
+    def __init__(
+        self,
+        files: FileSet,
+        folder: Path,
+        limit: int | None,
+        *,
+        openers: Sequence[Callable[[], RemoteFile]] | None = None,
+        stall_timeout_s: float = 180.0,
+    ) -> None:
+        """Open what is in `folder`, which exists.
+
+        Args:
+            files: where the files are, and what they hold.
+            folder: for these files and this content of them alone.
+            limit: bytes, or `None`.
+            openers: open each of the files; by default by its source.
+            stall_timeout_s: seconds in which something has to arrive while a reader waits.
+        """
+        self.files, self._folder, self.limit = files, folder, limit
+        self._openers = openers or [remote_opener(one.source) for one in files.files]
+        self._stall_timeout_s = stall_timeout_s
+        self._blocks = Blocks(folder, files, files.digest, shared=True, gives_back=limit is not None)
+        # By it, too, a folder is known as a part.
+        (folder / FETCHER).touch()
+        self.paths = self._blocks.paths
+        # The table counts on from one call to the next.
+        self._before = [int(count) for count in self._blocks.counters[[FETCHED, EVICTED]]]
+        self._kept = int(files.lengths[self.state].sum())
+        self._ended: BaseException | None = None
+        self._step: ProgressStep | None = None
+        self._shown_bytes = 0
+        # In lists that the finalizer has, which must not hold this object.
+        self._fetchers: list[Fetcher] = []
+        self._lock_handles: list[int] = []
+        weakref.finalize(self, _let_go, self._fetchers, self._lock_handles).atexit = False
+        self._lock = threading.RLock()
+        follow_forks(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BlockwiseFile, (self.files, self._folder, self.limit)
+
+    def after_fork(self) -> None:
+        """Leave threads to the parent, and with them the lock of those who fetch."""
+        self._lock = threading.RLock()
+        self._fetchers.clear()
+        close_all(self._lock_handles)
+
+    @property
+    def blocks(self) -> int:
+        """Count the blocks of the whole."""
+        return self.files.blocks
+
+    @property
+    def capacity(self) -> int:
+        """Return how many blocks may be here beside those that are kept."""
+        return int(self._blocks.counters[CAPACITY])
+
+    @property
+    def state(self) -> NDArray[np.bool_]:
+        """Return of each block whether it is here."""
+        here: NDArray[np.bool_] = self._blocks.state == WHOLE
+        return here
+
+    @property
+    def has_edges(self) -> bool:
+        """Return whether the bytes of rows across the ends of blocks stay when these are let go."""
+        return self._blocks.edges.nbytes > 0
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all is here, and nothing will be let go."""
+        return self.capacity >= self.blocks and bool(self.state.all())
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """Return bytes: `fetched` and `evicted` by all readers since this was opened, `kept` from before, `here` and on
+        the `disk`."""
+        blocks = self._blocks
+        return {
+            "fetched": int(blocks.counters[FETCHED]) - self._before[0],
+            "evicted": int(blocks.counters[EVICTED]) - self._before[1],
+            "kept": self._kept,
+            "here": int(self.files.lengths[self.state].sum()),
+            "disk": blocks.disk_bytes,
+        }
+
+    @property
+    def waits_for(self) -> str:
+        """Return why nothing arrives at present; "" if it does, or another process fetches."""
+        return next((one.waits_for for one in self._fetchers), "")
+
+    def settle(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> None:
+        """Say which blocks are always kept and what stays of others; from then on others are fetched and let go.
+
+        Args:
+            kept: of each block whether it stays.
+            edges: what stays of those that do not.
+            least: how many others have to find room.
+
+        Raises:
+            NotEnoughSpaceError: the limit is too low for that; the message says what would do.
+        """
+        self._blocks.settle(kept, edges, self.check_room(kept, edges, least=least))
+        for fetcher in self._fetchers:
+            fetcher.wake()
+
+    def check_room(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> int:
+        """Return how many blocks may be here beside those that are kept; raises as `settle`."""
+        if self.limit is None:
+            return self.blocks
+        block_bytes = self.files.block_bytes
+        fixed = edges.nbytes + fixed_bytes(int(kept.sum()), self.blocks, len(self.files.files), block_bytes)
+        others = int((~kept).sum())
+        # Whole blocks alone: part of one could not be verified.
+        capacity = min(others, (self.limit - fixed) // block_bytes)
+        if capacity < min(least, others):
+            needed = fixed + min(least, others) * block_bytes
+            # Written with three figures, which may be half a per cent less.
+            needed += needed // 150
+            msg = (
+                f"disk_limit={format_bytes(self.limit)} is too little for '{self.files.label}': "
+                f"{format_bytes(needed)} are needed, of which {format_bytes(fixed)} (index, labels and rows that reach "
+                f"over the ends of blocks) always stay. Give that much or more."
+            )
+            raise NotEnoughSpaceError(msg)
+        # Where there is room for all, nothing is ever let go.
+        return self.blocks if capacity >= others else max(1, capacity)
+
+    def expect(self, visits: Visits) -> Expected | None:
+        """Announce what will be read; `None` where nothing has to be fetched any more."""
+        try:
+            expected = Expected(self._folder, visits)
+        except FileNotFoundError:
+            self._check_whole()
+            return None
+        if not self.complete:
+            self._running().wake()
+        return expected
+
+    def fill(
+        self,
+        order: NDArray[np.int64],
+        step: ProgressStep,
+        cancellation: Cancellation,
+        *,
+        begun: Callable[[], object] = lambda: None,
+    ) -> int:
+        """Wait until all of it is here: in `order`, which names every block, but what readers need sooner comes first.
+
+        `begun` is called while the first blocks come; what it raises ends the filling.
+
+        Returns:
+            The number of bytes that were fetched since this was opened.
+
+        Raises:
+            ColabstageError: a block cannot be fetched; the message says what is here.
+            CancelledError: `cancellation` was used.
+        """
+        shown = self.figures["here"]
+        start_at(step, shown)
+
+        def is_complete() -> bool:
+            nonlocal shown
+            complete, here = self.complete, self.figures["here"]
+            step.advance(here - shown)
+            shown = here
+            return complete
+
+        # As a reader that is far behind all others: whatever anybody reads comes before.
+        far = _FAR + np.arange(len(order))
+        expected = self.expect(Visits(order, far, far))
+        try:
+            begun()
+            if not is_complete():
+                self._wait(order, is_complete, cancellation, look_s=_FILL_LOOK_S)
+            return self.figures["fetched"]
+        finally:
+            if expected is not None:
+                expected.close()
+
+    @contextlib.contextmanager
+    def shown(self, step: ProgressStep | None) -> Iterator[None]:
+        """Show in a step what is fetched while this process waits for it, until the context is left."""
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None
+
+    def end(self, error: BaseException) -> None:
+        """Fetch nothing more, and raise this in readers of this process that wait."""
+        self._ended = error
+        self.close()
+
+    def check(self) -> None:
+        """Raise why nothing more comes, if nothing does."""
+        if self._ended is not None:
+            # A copy: one error raised in several threads would gather the tracebacks of all.
+            kind, words = error_from_json(error_to_json(self._ended), NotStagedError)
+            # What has failed here says so already.
+            raise kind(words) if words.endswith(_remedy_of(kind)) else self._with_what_is_here(kind(words))
+
+    def wish(self, blocks: NDArray[np.int64]) -> None:
+        """Ask for blocks without waiting for them."""
+        self._blocks.wanted[blocks] = 1
+        if not self.state[blocks].all():
+            self._running().wake()
+
+    def read(self, address: int, length: int) -> bytes:
+        """Return bytes of one file, once they are here."""
+        block_bytes = self.files.block_bytes
+        needed = np.arange(address // block_bytes, (address + length - 1) // block_bytes + 1)
+        with self.hold(needed):
+            return self._blocks.read(address, length)
+
+    @contextlib.contextmanager
+    def hold(
+        self,
+        blocks: NDArray[np.int64],
+        edges: NDArray[np.int64] | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> Iterator[None]:
+        """Wait until blocks are here, and of `edges` at least the edges; keep them here until the context is left.
+
+        Raises:
+            ColabstageError: they cannot be fetched; the message says what is here. Asking again tries again.
+            OptionError: they are more than may be here at once.
+            CancelledError: `cancellation` was used.
+        """
+        edges = np.empty(0, np.int64) if edges is None else edges
+        if self.limit is None:
+            # Nothing that is here goes again, so nothing has to be kept.
+            self._wait_for(blocks, edges, cancellation)
+            yield
+            return
+        self._check_fit(blocks, edges)
+        needed, locks = np.union1d(blocks, edges).tolist(), self._blocks.locks
+        assert locks is not None
+        with contextlib.ExitStack() as stack:
+            # Locked before it is looked at, or a block could be let go between the look and the read.
+            stack.enter_context(locks.held(needed))
+            if len(self._missing(blocks, edges)):
+                # A reader that waits for room must not take it from another that does. So one waits at a time, on this
+                # whole computer.
+                stack.close()
+                with locks.turn(self._patience(cancellation)):
+                    while True:
+                        with locks.held(blocks.tolist()):
+                            self._wait_for(blocks, edges, cancellation)
+                            stack.enter_context(locks.held(needed))
+                        if not len(self._missing(blocks, edges)):
+                            break
+                        stack.close()
+            yield
+
+    def close(self) -> None:
+        """Stop fetching, until a reader comes again. What is here stays for the next time."""
+        with self._lock:
+            fetchers, handles = self._fetchers[:], self._lock_handles[:]
+            self._fetchers.clear()
+            self._lock_handles.clear()
+        for fetcher in fetchers:
+            fetcher.close()
+        if any(fetcher.writing for fetcher in fetchers):
+            _log.warning(
+                "The disk of '%s' has not taken a block for some seconds. Its write is left to end alone.", self._folder
+            )
+            in_thread(lambda: _close_once_written(fetchers, handles), "colabstage-blocks")
+        else:
+            close_all(handles)
+
+    def _patience(self, cancellation: Cancellation | None) -> Callable[[], None]:
+        """Return what raises, when it is called while another reader waits, once nothing has come for too long."""
+        fetched, moved_at = -1, time.monotonic()
+
+        def check() -> None:
+            nonlocal fetched, moved_at
+            if cancellation is not None:
+                cancellation.check()
+            if fetched != (fetched := self.figures["fetched"]):
+                moved_at = time.monotonic()
+            if time.monotonic() - moved_at > self._stall_timeout_s:
+                msg = f"Nothing has come from '{self.files.label}' for {self._stall_timeout_s:.0f} s."
+                raise self._with_what_is_here(SourceReadError(msg))
+
+        return check
+
+    def _missing(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+        state = self._blocks.state
+        of_edges = state[edges]
+        return np.concatenate([blocks[state[blocks] != WHOLE], edges[(of_edges != WHOLE) & (of_edges != EDGES)]])
+
+    def _check_fit(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> None:
+        # One more comes for a moment to leave its edge.
+        capacity = self.capacity - min(len(edges), 1)
+        assert self.limit is not None
+        if capacity and len(blocks) > capacity and int((self._blocks.kept[np.unique(blocks)] == 0).sum()) > capacity:
+            msg = (
+                f"These rows are in {len(np.unique(blocks)):,} blocks of '{self.files.label}', of which "
+                f"disk_limit={format_bytes(self.limit)} lets {capacity:,} be here at once. Read fewer rows at a time, "
+                "or neighbours; make_loader(dataset, batch_size) shuffles in an order that needs few at once."
+            )
+            raise OptionError(msg)
+
+    def _wait_for(self, blocks: NDArray[np.int64], edges: NDArray[np.int64], cancellation: Cancellation | None) -> None:
+        def are_here() -> bool:
+            missing = self._missing(blocks, edges)
+            # Each time, because what has come may have been let go.
+            self._blocks.wanted[missing] = 1
+            self._show()
+            return not len(missing)
+
+        if len(self._missing(blocks, edges)):
+            self._wait(np.union1d(blocks, edges), are_here, cancellation, look_s=_LOOK_S)
+
+    def _wait(
+        self,
+        needed: NDArray[np.int64],
+        is_over: Callable[[], bool],
+        cancellation: Cancellation | None,
+        *,
+        look_s: float,
+    ) -> None:
+        """Wait for blocks that are fetched here or in another process, and raise why one of them cannot be."""
+        self.check()
+        fetcher, wanted = self._running(), set(needed.tolist())
+        with fetcher.lock:
+            # A reader that asks again is not failed by an earlier failure.
+            for block in wanted & fetcher.failures.keys():
+                del fetcher.failures[block]
+
+        def is_over_or_failed() -> bool:
+            if is_over():
+                return True
+            for block in wanted & fetcher.failures.keys():
+                raise fetcher.failures.pop(block)
+            return False
+
+        fetcher.wake()
+        try:
+            fetcher.wait_until(is_over_or_failed, cancellation, look_s=look_s)
+        except CancelledError:
+            raise
+        except ColabstageError as error:
+            self.check()
+            raise self._with_what_is_here(error) from error
+        finally:
+            # A block must not come again because a reader once waited for it.
+            self._blocks.wanted[needed] = 0
+
+    def _show(self) -> None:
+        if self._step is not None and (fetched := self.figures["fetched"]) > self._shown_bytes:
+            self._step.advance(fetched - self._shown_bytes)
+            self._shown_bytes = fetched
+
+    def _with_what_is_here(self, error: Exception) -> Exception:
+        here, size = int(self.state.sum()), format_bytes(self.figures["here"])
+        if self.limit is not None:
+            # Under a limit whoever reads goes on by reading.
+            words = f"are here ({size}); when you continue, they are not fetched again."
+        elif isinstance(error, KEPT_AFTER):
+            words = f"are here ({size}), and stay. {_remedy_of(type(error))}"
+        else:
+            words = f"were here ({size}), and are not kept. {_remedy_of(type(error))}"
+        return type(error)(f"{str(error).removesuffix('.')}. Of its {self.blocks:,} blocks {here:,} {words}")
+
+    def _running(self) -> Fetcher:
+        """Return what fetches for this process; started anew after an error, or after `close`."""
+        with self._lock:
+            if self._fetchers and not self._fetchers[0].has_ended():
+                return self._fetchers[0]
+            before = self._fetchers[:]
+            self.close()
+            while any(fetcher.writing for fetcher in before):
+                time.sleep(_LOOK_S)
+            self.check()
+            try:
+                handle = take_lock(self._folder, shared=True)
+            except FileNotFoundError:
+                handle = None
+            if handle is None:
+                raise self._gone()
+            self._lock_handles.append(handle)
+            blocks, readers = self._blocks, Readers(self._folder)
+            fetcher = Fetcher(
+                self.files.label,
+                blocks,
+                OpenedFiles(self.files, self._openers),
+                _connections_to if self.limit is not None else _whole_connections_to,
+                policy=PATIENT,
+                stall_timeout_s=self._stall_timeout_s,
+            )
+            self._fetchers.append(fetcher)
+            fetcher.start(lambda: Lookahead(blocks, readers, fetcher))
+            return fetcher
+
+    def _check_whole(self) -> None:
+        """Refuse a part whose folder is gone before all of it was here."""
+        if not self.complete:
+            raise self._gone()
+
+    def _gone(self) -> Exception:
+        msg = f"'{self._folder}', where '{self.files.label}' was on its way to, is gone."
+        return self._with_what_is_here(NotStagedError(msg))
+
+
+class WholeFile:
+    """A `BlockwiseFile` of which nothing is missing, and which is where it will stay."""
+
+    limit: ClassVar[None] = None
+    complete: ClassVar[bool] = True
+    has_edges: ClassVar[bool] = False
+    waits_for: ClassVar[str] = ""
+
+    def __init__(self, path: Path, files: FileSet) -> None:
+        self.path, self.files = path, files
+        self.paths = (path,)
+        self.blocks = self.capacity = files.blocks
+        self.state = np.ones(files.blocks, np.bool_)
+        self.figures = {"fetched": 0, "evicted": 0, "kept": files.size, "here": files.size, "disk": files.size}
+
+    def check_room(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> int:
+        """Return that there is room for all."""
+        return self.blocks
+
+    def read(self, address: int, length: int) -> bytes:
+        """Return bytes."""
+        with self.path.open("rb") as file:
+            file.seek(address)
+            return file.read(length)
+
+    def hold(self, *_: object) -> contextlib.AbstractContextManager[None]:
+        """Wait for nothing."""
+        return contextlib.nullcontext()
+
+    def expect(self, visits: Visits) -> Expected | None:
+        """Return that nothing has to be fetched."""
+        return None
+
+    def fill(self, *_: object, begun: Callable[[], object] = lambda: None) -> int:
+        """Fetch nothing."""
+        begun()
+        return 0
+
+    def check(self) -> None:
+        """Return: all is here."""
+
+    def end(self, error: BaseException) -> None:
+        """Do nothing: nothing is fetched."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+def _connections_to(facts: RemoteFacts) -> ConnectionTuner:
+    count = max(1, min(_MOST_CONNECTIONS, facts.connections))
+    return ConnectionTuner(count, count)
+
+
+def _whole_connections_to(facts: RemoteFacts) -> ConnectionTuner:
+    count = max(1, min(_MOST_CONNECTIONS if facts.eager else _WHOLE_CONNECTIONS, facts.connections))
+    return ConnectionTuner(count, count)
+
+
+def _close_once_written(fetchers: Sequence[Fetcher], handles: list[int]) -> None:
+    while any(fetcher.writing for fetcher in fetchers):
+        time.sleep(_LOOK_S)
+    close_all(handles)
+
+
+def _let_go(fetchers: list[Fetcher], handles: list[int]) -> None:
+    """Stop without waiting, because garbage may be collected in any thread."""
+    for fetcher in fetchers:
+        fetcher.stop()
+    close_all(handles)
+
+
+def _remedy_of(kind: type[BaseException]) -> str:
+    """Say what to do after an error that ended the copying of all of a pack."""
+    if issubclass(kind, DamagedPackError):
+        return "Call stage_dataset with refresh=True: it makes the pack from the source again."
+    return _STAGE_AGAIN + ("continues from there." if issubclass(kind, KEPT_AFTER) else "copies them again.")

@@ -1,0 +1,478 @@
+"""Decide which bytes are fetched next, and which blocks make way for them. Pure: times are arguments, nothing waits.
+
+`RangeOrder` serves a file that is copied here as a whole. A request costs a round trip before its first byte, so each
+connection requests a byte range long enough to make that cost small at the measured speed, but at most an even share of
+what is not requested yet. When everything is requested, a free connection takes over the end of the range that would
+otherwise finish last. Ranges are handed out from the front, so that readers in order are served while it arrives; or
+preferred ranges first, and the rest once these have come.
+
+`find_misses` and `Outlook` serve readers of files that are larger than their room here. The order of this epoch and the
+next is known, so nothing is guessed from what was used last. Belady's rule (1966) says which visits will find their
+block here, if of all that is here the block whose next visit is farthest is let go each time: no rule fetches less. A
+block that will not be here at its next visit may go at once, which makes room to fetch ahead without fetching more.
+
+Not thread-safe: callers hold their own lock.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+# The round trip of a request should cost no more than this share of the time its bytes take.
+_OVERHEAD = 0.02
+# Readers at the front wait while ranges further back arrive, so the length of ranges is limited.
+_LONGEST_BYTES = 64 * 1024 * 1024
+# Less than this is not worth a separate request while there is other work.
+_GRAIN_BYTES = 1024 * 1024
+_DOUBLINGS = 6
+# The first preferred bytes are requested in parts of this share of a stretch, and up to this much more.
+_LEAST_PART, _PARTS = 0.35, 0.8
+# Neighbours among the next preferred ranges are combined in one request if that is needed to keep the line full: at
+# most this many ranges, and this many times what the line delivers between a request and its first byte, divided by the
+# connections.
+_SOON, _FULL = 64, 3.0
+# Ranges begin and end where pages do.
+_PAGE_BYTES = 64 * 1024
+# Taking a range over must spare this many seconds beyond what another request costs.
+_WORTH_S = 0.05
+# Neither is taking less than this from a connection that is still delivering.
+_LEAST_TAKEN_BYTES = 256 * 1024
+# A connection that is silent for this long, and for many times the longest silence that ended, is unlikely to continue.
+_SILENT_S, _SILENCES = 3.0, 5
+# A read this far ahead of the bytes in flight is worth a separate request.
+FAR_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Bytes that one connection fetches in order."""
+
+    begin: int
+    """The first of them."""
+    end: int
+    """The byte after the last; moves forward when another connection takes over the end."""
+    asked_at: float
+    """When they were requested."""
+    is_preferred: bool = False
+    """Whether a reader waits for them."""
+    position: int = -1
+    """The first byte that has not arrived yet."""
+    first_byte_at: float | None = None
+    """When the first bytes arrived; `None` before."""
+    moved_at: float | None = None
+    """When the latest bytes arrived; `None` before the first."""
+
+    def __post_init__(self) -> None:
+        self.position = max(self.position, self.begin)
+
+    @property
+    def active_at(self) -> float:
+        """Return when its connection last delivered something, or was asked."""
+        return self.asked_at if self.moved_at is None else self.moved_at
+
+    @property
+    def left(self) -> int:
+        """Return the number of missing bytes."""
+        return max(0, self.end - self.position)
+
+    def ask_again(self, now: float) -> None:
+        """Note that the rest is requested anew."""
+        self.begin, self.asked_at = self.position, now
+        self.first_byte_at = self.moved_at = None
+
+
+class RangeOrder:
+    """What is still to be fetched of one file, and by which connection."""
+
+    look_s = 0.05
+    """How often a free connection looks for another that has become slow."""
+    is_endless = False
+    """It ends when all of the file is here."""
+
+    def __init__(self, gaps: Iterable[tuple[int, int]], *, connections: int, block_bytes: int) -> None:
+        """Plan to fetch the ranges `(begin, end)` in `gaps`, which are sorted and disjoint.
+
+        Args:
+            gaps: what is missing.
+            connections: how many fetch at once.
+            block_bytes: the length of a range while the source has not been measured.
+        """
+        self._gaps = list(gaps)
+        self._connections, self._block_bytes = connections, block_bytes
+        self.active: list[Run] = []
+        self._wanted: deque[tuple[int, int]] = deque()
+        # Whether the rest is fetched as well, once all preferred bytes have arrived.
+        self.fetches_rest = True
+        self._preferred = self._stretch_bytes = 0
+        self._round_bytes = self._left_in_round = 0
+        # What counts as silence. It doubles with each take-over because of silence: if all connections to a source are
+        # slow, they must not take ranges from each other for ever.
+        self._silent_s = _SILENT_S
+        self._longest_silence_s = 0.0
+        self._first_byte_s: float | None = None
+        self._bytes_per_s: float | None = None
+        # The bytes that have arrived, and when the first did.
+        self._come, self._began = 0, math.inf
+
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
+        """Hand out these byte ranges `(begin, end)` first, in this order, and with `alone` no others; replaces earlier
+        preferences."""
+        self._wanted, self.fetches_rest = deque(byte_ranges), not alone
+        first = list(islice(self._wanted, self._connections))
+        self._stretch_bytes = sum(end - begin for begin, end in first) // max(1, len(first))
+
+    def is_far(self, offset: int) -> bool:
+        """Tell whether a missing byte will not arrive soon."""
+        for run in self.active:
+            if run.position <= offset < run.end:
+                return offset - run.position > FAR_BYTES
+        # Reads in the preferred order are served sooner than by separate requests.
+        ahead, most_bytes = 0, FAR_BYTES * self._connections if self.fetches_rest else math.inf
+        for begin, end in self._wanted:
+            if begin <= offset < end:
+                return False
+            if (ahead := ahead + end - begin) > most_bytes:
+                break
+        if not self.fetches_rest:
+            return True
+        return bool(self._gaps) and offset - self._gaps[0][0] > FAR_BYTES
+
+    def take(self, now: float) -> Run | None:
+        """Return bytes for a free connection; `None` if nothing is worth a request now."""
+        run = self._cut_gap(now) if self._gaps and not self._must_wait(now) else self._take_over(now)
+        if run is not None:
+            self.active.append(run)
+        return run
+
+    def advance(self, run: Run, position: int, now: float) -> None:
+        """Note that the bytes of a run before `position` have arrived."""
+        self._longest_silence_s = max(self._longest_silence_s, now - run.active_at)
+        if run.first_byte_at is None:
+            run.first_byte_at = now
+            self._first_byte_s = _moving_mean(self._first_byte_s, now - run.asked_at)
+            self._began = min(self._began, now)
+        self._come += position - run.position
+        run.position, run.moved_at = position, now
+        if not run.left:
+            self.release(run, now)
+
+    def release(self, run: Run, now: float) -> None:
+        """Note that a run is no longer being fetched; the rest of it is handed out again."""
+        if run not in self.active:
+            return
+        self.active.remove(run)
+        fetched = run.position - run.begin
+        if run.first_byte_at is not None and fetched >= _GRAIN_BYTES:
+            self._bytes_per_s = _moving_mean(self._bytes_per_s, fetched / max(now - run.first_byte_at, 1e-6))
+        if run.left:
+            bisect.insort(self._gaps, (run.position, run.end))
+            run.end = run.position
+
+    def place(self, landed: Sequence[int]) -> int | None:
+        """Return which of the blocks that have landed is to be written: any, because there is room for all."""
+        return landed[0]
+
+    def done(self, block: int) -> None:
+        """Do nothing: what has arrived is not handed out again."""
+
+    def close(self) -> None:
+        """Do nothing: no other process waits for it."""
+
+    def _must_wait(self, now: float) -> bool:
+        """Tell whether the remaining gaps have to wait: nobody needs them, or they would share the line with the last
+        preferred bytes."""
+        waited = any(run.is_preferred and now - run.active_at <= self._silent_s for run in self.active)
+        return (waited or not self.fetches_rest) and self._preferred_gap() is None
+
+    def _cut_gap(self, now: float) -> Run:
+        number, begin, end = self._preferred_gap() or (0, *self._gaps[0])
+        length, grain, is_preferred = self._length(), _GRAIN_BYTES, bool(self._wanted)
+        if is_preferred:
+            if self._preferred >= self._connections:
+                end = self._join_neighbours(begin, end, self._gaps[number][1], now)
+            # A reader waits for the first of them: all connections fetch it together, and twice as much each time.
+            length = min(length, _GRAIN_BYTES << min(self._preferred // self._connections, _DOUBLINGS))
+            if self._preferred < self._connections:
+                # Requests that begin together share the line, and the first bytes should not arrive at half speed
+                # because of later ones. So two connections fetch a stretch; in unequal parts, or all would send the
+                # next request, and wait for their round trips, at the same time.
+                grain, part = _LEAST_TAKEN_BYTES, _LEAST_PART + _PARTS * self._preferred / self._connections
+                length = min(length, max(grain, int(self._stretch_bytes * part)))
+            self._preferred += 1
+        cut = begin + length if end - begin - length >= grain else end
+        first, last = self._gaps[number]
+        self._gaps[number : number + 1] = [rest for rest in ((first, begin), (cut, last)) if rest[0] < rest[1]]
+        return Run(begin, cut, now, is_preferred)
+
+    def _join_neighbours(self, begin: int, end: int, most: int, now: float) -> int:
+        """Return the end of a request that starts at `begin`: `end`, or that of neighbours that are preferred soon."""
+        pace = self._come / max(now - self._began, 1e-3)
+        wanted = _FULL * pace * (self._first_byte_s or 0.0) / self._connections
+        soon = dict(islice(self._wanted, _SOON)) if end - begin < wanted else {}
+        while end - begin < wanted and end < most and end in soon:
+            end = min(most, soon[end])
+        return end
+
+    def _preferred_gap(self) -> tuple[int, int, int] | None:
+        """Return the number of the gap that a reader needs first, and the part of it that is preferred."""
+        while self._wanted:
+            begin, end = self._wanted[0]
+            # The first gap that ends after the beginning of the range.
+            number = bisect.bisect_right(self._gaps, begin, key=lambda gap: gap[1])
+            if number < len(self._gaps) and self._gaps[number][0] < end:
+                first, last = self._gaps[number]
+                return number, max(begin, first), min(end, last)
+            self._wanted.popleft()
+        return None
+
+    def _length(self) -> int:
+        """Return the length of the next range: the same for a whole round, so that the ranges of the last round end
+        together."""
+        if not self._left_in_round:
+            unasked = sum(end - begin for begin, end in self._gaps)
+            share = max(_GRAIN_BYTES, _round_up(-(-unasked // self._connections), _PAGE_BYTES))
+            preferred = range_bytes(self._first_byte_s, self._bytes_per_s, self._block_bytes)
+            # A round that would leave less than half of its length for the next one includes the rest.
+            self._round_bytes = share if share < 1.5 * preferred else preferred
+            self._left_in_round = self._connections
+        self._left_in_round -= 1
+        return self._round_bytes
+
+    def _take_over(self, now: float) -> Run | None:
+        """Return the end of the run that would finish last, cut so that both parts finish together."""
+        rated = [(self._rate(run, now), run) for run in self.active if run.left]
+        known = [(run.left / rate if rate else math.inf, rate, run) for rate, run in rated if rate is not None]
+        if not known:
+            return None
+        longest_s, rate, victim = max(known, key=lambda one: one[0])
+        own = self._bytes_per_s or max(other for _, other, _ in known) or 1.0
+        spared_s = longest_s - victim.left / (rate + own)
+        cut = victim.position + int(victim.left * rate / (rate + own))
+        if spared_s < 2 * (self._first_byte_s or 0.0) + _WORTH_S or (rate and victim.end - cut < _LEAST_TAKEN_BYTES):
+            return None
+        if not rate:
+            self._silent_s *= 2
+        run = Run(cut, victim.end, now, victim.is_preferred)
+        victim.end = cut
+        if not victim.left:
+            self.active.remove(victim)
+        return run
+
+    def _rate(self, run: Run, now: float) -> float | None:
+        """Return the expected bytes per second of a run; `None` if it is too early to tell."""
+        if now - run.active_at > max(self._silent_s, _SILENCES * self._longest_silence_s):
+            return 0.0
+        running_s = 0.0 if run.first_byte_at is None else now - run.first_byte_at
+        if running_s < max(2 * (self._first_byte_s or 0.0), _WORTH_S):
+            return self._bytes_per_s
+        return (run.position - run.begin) / running_s
+
+
+def range_bytes(first_byte_s: float | None, bytes_per_s: float | None, block_bytes: int) -> int:
+    """Return how long a request should be, in whole blocks: one block while the source has not been measured."""
+    if first_byte_s is None or bytes_per_s is None:
+        return block_bytes
+    wanted = min(first_byte_s / _OVERHEAD * bytes_per_s, _LONGEST_BYTES)
+    return max(block_bytes, _round_up(int(wanted), block_bytes))
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _moving_mean(before: float | None, value: float) -> float:
+    """Return a mean weighted towards the latest values."""
+    return value if before is None else before + 0.2 * (value - before)
+
+
+# Rates are measured for this long, after a pause in which a new connection gets up to speed.
+_MEASURE_S, _SETTLE_S = 1.0, 0.5
+# An additional connection is kept if the total rate grows by this factor.
+_WORTH = 1.15
+
+
+class ConnectionTuner:
+    """Tune the number of `wanted` connections, up to `most`: one more as long as the last one was worth it."""
+
+    def __init__(self, first: int, most: int) -> None:
+        self.wanted = first
+        self._most = most
+        self._from: tuple[float, int] | None = None
+        self._due, self._rate = 0.0, 0.0
+        self._done = first >= most
+
+    def look(self, now: float, arrived: int) -> None:
+        """Decide, if it is time to, with so many bytes arrived so far."""
+        if self._done or now < self._due:
+            return
+        if self._from is None:
+            self._from, self._due = (now, arrived), now + _MEASURE_S
+            return
+        rate = (arrived - self._from[1]) / max(now - self._from[0], 1e-9)
+        was_worth = rate >= _WORTH * self._rate
+        self._done = not was_worth or self.wanted == self._most
+        if was_worth and not self._done:
+            self.wanted += 1
+            self._rate, self._from, self._due = rate, None, now + _SETTLE_S
+        elif not was_worth:
+            self.wanted -= 1
+
+
+# A visit that never comes.
+NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Visits:
+    """When a reader needs which blocks, counted in rows; in the order of `first`."""
+
+    blocks: NDArray[np.int64]
+    """Which block."""
+    first: NDArray[np.int64]
+    """The first row, by its place in the reader's order, that needs it."""
+    last: NDArray[np.int64]
+    """The last one, of those that follow closely."""
+
+
+def find_visits(places: NDArray[np.int64], blocks: NDArray[np.int64], gap: int) -> Visits:
+    """Join single uses to visits.
+
+    Args:
+        places: when each use is, counted in rows.
+        blocks: which block it is of.
+        gap: uses of one block with fewer rows than this between them are one visit.
+    """
+    if not len(places):
+        return Visits(places, places, places)
+    # By block, then by time: uses of one block stand beside each other and can be joined.
+    order = np.lexsort((places, blocks))
+    blocks, places = blocks[order], places[order]
+    begins = np.flatnonzero(np.r_[True, (np.diff(blocks) != 0) | (np.diff(places) > gap)])
+    found = Visits(blocks[begins], places[begins], places[np.r_[begins[1:] - 1, len(places) - 1]])
+    order = np.argsort(found.first, kind="stable")
+    return Visits(found.blocks[order], found.first[order], found.last[order])
+
+
+def find_misses(blocks: Sequence[int], capacity: int, here: set[int]) -> NDArray[np.bool_]:
+    """Tell which visits will have to fetch their block, by Belady's rule.
+
+    Args:
+        blocks: the block of each visit, in order.
+        capacity: how many blocks can be here at once, at least 1.
+        here: those that are here now.
+    """
+    # From the end to the beginning: the next use of each visit is the one seen last.
+    following = [NEVER] * len(blocks)
+    seen: dict[int, int] = {}
+    for place in range(len(blocks) - 1, -1, -1):
+        following[place] = seen.get(blocks[place], NEVER)
+        seen[blocks[place]] = place
+    # Of each block that is here the next visit; the heap has the farthest first, and entries that are out of date.
+    cached = {block: seen.get(block, NEVER) for block in sorted(here)}
+    farthest = [(-following_one, block) for block, following_one in cached.items()]
+    heapq.heapify(farthest)
+    misses = np.zeros(len(blocks), np.bool_)
+    for place, block in enumerate(blocks):
+        if block not in cached:
+            misses[place] = True
+            while len(cached) >= capacity:
+                key, victim = heapq.heappop(farthest)
+                # An entry that is out of date is dropped here, which is cheaper than finding it in the heap before.
+                if cached.get(victim) == -key:
+                    del cached[victim]
+        cached[block] = following[place]
+        heapq.heappush(farthest, (-following[place], block))
+    return misses
+
+
+@dataclass(eq=False, slots=True)
+class Reader:
+    """The visits of one reader and how far it is."""
+
+    visits: Visits
+    """All of them."""
+    reached: int = 0
+    """Rows that it is done with."""
+    misses: NDArray[np.bool_] | None = None
+    """Which of its visits have to fetch, as it was planned; `None` before that."""
+
+
+def plan_misses(readers: Sequence[Reader], capacity: int, here: set[int]) -> None:
+    """Plan which visits of all readers will find their block here; noted in each."""
+    starts = [int(np.searchsorted(reader.visits.first, reader.reached)) for reader in readers]
+    owner = np.concatenate(
+        [np.full(len(r.visits.first) - s, n) for n, (r, s) in enumerate(zip(readers, starts, strict=True))]
+    )
+    blocks = np.concatenate([reader.visits.blocks[start:] for reader, start in zip(readers, starts, strict=True)])
+    away = np.concatenate([r.visits.first[s:] - r.reached for r, s in zip(readers, starts, strict=True)])
+    # Readers are taken to be equally fast, so rows from now are their common clock.
+    order = np.argsort(away, kind="stable")
+    misses = np.empty(len(blocks), np.bool_)
+    misses[order] = find_misses(blocks[order].tolist(), capacity, here)
+    for number, (reader, start) in enumerate(zip(readers, starts, strict=True)):
+        # Visits that are over count as fetched, so that numbers of visits stay those of the reader.
+        reader.misses = np.concatenate([np.ones(start, np.bool_), misses[owner == number]])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Outlook:
+    """What all readers will need, as of now; made by `look_ahead`."""
+
+    next_use: NDArray[np.int64]
+    """Of each block how many rows away its next visit is, 0 while one is under way; `NEVER` where none is known."""
+    stays: NDArray[np.bool_]
+    """Whether it should be here until then."""
+
+    def first_of(self, candidates: NDArray[np.bool_]) -> int | None:
+        """Return the candidate that is needed first, `None` where nobody will need any of them."""
+        needed = np.where(candidates, self.next_use, NEVER)
+        block = int(needed.argmin())
+        return block if needed[block] != NEVER else None
+
+    def victim(self, candidates: NDArray[np.bool_], for_block: int | None, *, needed_now: bool) -> int | None:
+        """Return the candidate to let go for another block; `None` where none should.
+
+        The farthest next visit goes first, and none that comes before the other block's. Blocks that are to stay go
+        only for one that a reader waits for (`needed_now`).
+        """
+        allowed = candidates.copy()
+        if for_block is not None:
+            allowed[for_block] = False
+            if not needed_now:
+                # To let go what is needed sooner than what comes would be to fetch it twice.
+                allowed &= ~self.stays & (self.next_use > self.next_use[for_block])
+        if not allowed.any():
+            return None
+        return int(np.where(allowed, self.next_use, -1).argmax())
+
+
+def look_ahead(readers: Sequence[Reader], blocks: int) -> Outlook:
+    """Return what all readers will need of so many blocks."""
+    next_use, stays = np.full(blocks, NEVER), np.zeros(blocks, np.bool_)
+    for reader in readers:
+        visits = reader.visits
+        # A visit that is under way has begun before and has not ended.
+        left = np.flatnonzero(visits.last >= reader.reached)[::-1]
+        own = np.full(blocks, NEVER)
+        # Backwards, so that of several visits of a block the first is what remains.
+        own[visits.blocks[left]] = np.maximum(0, visits.first[left] - reader.reached)
+        sooner = own < next_use
+        next_use[sooner] = own[sooner]
+        hits = np.zeros(blocks, np.bool_)
+        if reader.misses is not None:
+            hits[visits.blocks[left]] = ~reader.misses[left]
+        stays[sooner] = hits[sooner]
+    return Outlook(next_use, stays)

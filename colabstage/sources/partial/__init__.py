@@ -1,1 +1,0 @@
-"""Keep some blocks of a remote file here, never more than a limit."""

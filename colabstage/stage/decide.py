@@ -1,0 +1,171 @@
+"""What one call of `stage_dataset` does: reuse what is on this machine, restore the packed copy in the cache, or read
+the source; and what reading takes. `plan_stage` prints the decision that `stage_dataset` executes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from colabstage.pack.execute import space_for
+from colabstage.pack.job import prepare_pack
+from colabstage.stage.cache import exceeds_limit, find_current
+from colabstage.stage.record import LocalRecord, Seal, files_problem, find_record, pack_problem, seal_of
+from colabstage.stage.room import StageFigures, beyond_limit, check_disk_limit, exceeds
+from colabstage.stage.source import Freshness, compare_source
+from colabstage.trees.listing import total_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from colabstage.pack.job import PackJob
+    from colabstage.sources.opening import OpenSource
+    from colabstage.stage.cache import Cache, CachedPack, CurrentPack
+    from colabstage.stage.request import StageRequest
+    from colabstage.stage.source import SourceOnce, StageCall
+    from colabstage.trees.listing import Tree
+
+Action = Literal["reuse", "restore", "stage"]
+
+
+class Here(NamedTuple):
+    """What is staged on this machine and can be used."""
+
+    record: LocalRecord
+    """What was recorded of it."""
+    seal: Seal
+    """The seal of its pack before that was checked, so that a write during the check breaks it."""
+    freshness: Freshness
+    """How the source compares with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one call does."""
+
+    action: Action
+    """`"reuse"` local data, `"restore"` the cached pack, or `"stage"` the source."""
+    reasons: tuple[str, ...]
+    """Why, in sentences, one for each place that was checked."""
+    here: Here | None = None
+    """What is reused."""
+    current: CurrentPack | None = None
+    """What is restored."""
+    in_part: bool = False
+    """Whether that stays in the cache, because it is larger than `disk_limit`, and is opened in part."""
+
+
+def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = False) -> Decision:
+    """Take the shortest way. Nothing is written, and nothing is read before it has to be.
+
+    Local data is checked first, because that costs a few `stat`s; then the cache, which is one sequential read; and
+    only then the source. `beside`: as for `find_current`.
+    """
+    local = decide_here(call, source)
+    if local.action == "reuse":
+        return local
+    request, cached = call.request, None
+    if request.cache_dir is not None and request.wants_pack and not request.refresh:
+        current, cached = find_current(call, source, cache, beside=beside)
+        if current is not None:
+            reasons = (*local.reasons, f"Cache: '{current.pack.label}'.")
+            return Decision("restore", reasons, current=current, in_part=exceeds_limit(request, current.pack))
+    return Decision("stage", (*local.reasons, _why_not_cached(request, cache, cached)))
+
+
+def decide_here(call: StageCall, source: SourceOnce) -> Decision:
+    """Reuse what is on this machine, if it is complete and the source has not changed; otherwise say why not."""
+    request, report = call.request, call.report
+    if request.refresh:
+        return Decision("stage", (f"Here: not used, because of {_why_again(request)}.",))
+    record = find_record(request)
+    if record is None:
+        return Decision("stage", ("Here: it is not staged on this machine.",))
+    seal = seal_of(request) if request.wants_pack else {}
+    with report.timed("look") as step:
+        problem, freshness = _problem_here(call, source, record)
+        step.note = problem or "; ".join(filter(None, ("already staged; verified", freshness.seen)))
+    if problem is not None:
+        report.note(f"Staging again: {problem}.")
+        return Decision("stage", (f"Here: {problem}.",))
+    reasons = ("It is complete and the source has not changed.", *beyond_limit(request))
+    return Decision("reuse", reasons, Here(record, seal, freshness))
+
+
+def _problem_here(call: StageCall, source: SourceOnce, record: LocalRecord) -> tuple[str | None, Freshness]:
+    """Return why the local data cannot be used, `None` when it can, and how the source compares."""
+    request, problem = call.request, None
+    thorough = request.verify == "full"
+    # The cheapest checks first, and the source only when everything else is right.
+    if request.wants_pack:
+        problem = pack_problem(request, record, thorough=thorough, cancellation=call.cancellation)
+    if problem is None and request.wants_files:
+        problem = files_problem(request, record, thorough=thorough)
+    if problem is not None:
+        return problem, Freshness(same=False)
+    freshness = compare_source(call, source, record.identity)
+    return (None if freshness.same else "the source has changed since it was staged"), freshness
+
+
+def _why_again(request: StageRequest) -> str:
+    """Name what keeps this call from using what was staged or cached before."""
+    held = ", ".join(request.options.incomparable)
+    return f"what layout= or prepare= holds and cannot be compared ({held})" if held else "refresh=True"
+
+
+def _why_not_cached(request: StageRequest, cache: Cache, cached: CachedPack | None) -> str:
+    if not request.wants_pack or cache.place is None:
+        return "Cache: none is used."
+    if request.refresh:
+        return f"Cache: not used, because of {_why_again(request)}."
+    return "Cache: no pack of this dataset yet." if cached is None else f"Cache: {cached.label} is of another state."
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What reading the source takes, known before anything is written."""
+
+    tree: Tree
+    """Its files."""
+    job: PackJob | None
+    """How they are packed; `None` where only plain files are wanted."""
+    figures: StageFigures
+    """The bytes that it moves."""
+    in_shards: bool
+    """Whether it takes more than `disk_limit`, and is packed into the cache shard by shard."""
+    room: int
+    """The space that the pack may take here, with what an interrupted run has written of it."""
+
+
+def plan_reading(request: StageRequest, source: OpenSource, spool: Path, *, packs: bool) -> Reading:
+    """Plan everything that is made of a source, as far as nothing has to be written for that.
+
+    `spool`: where an archive inside an archive may be unpacked. `packs`: whether a pack is made.
+    """
+    tree = source.open_tree(spool)
+    room = space_for(request.pack_path)
+    job = prepare_pack(tree, request.options, free_bytes=room) if packs else None
+    figures = staging_figures(request, source, tree, job)
+    in_shards = job is not None and exceeds(request, figures)
+    if in_shards and has_to_come(source):
+        check_disk_limit(request, figures)
+    return Reading(tree, job, figures, in_shards, room)
+
+
+def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
+    """Add up what staging moves, as far as it is known; `tree` is `None` for a source that cannot be listed yet."""
+    # The sum of what is unpacked: plain files take that, however small their archive is.
+    tree_bytes = 0 if tree is None else total_size(tree.entries)
+    # What is looked through where it is will be packed from there.
+    stays = tree is None and source.is_walked
+    return StageFigures(
+        source_bytes=source.extent[1],
+        archive_bytes=0 if stays else source.archive_bytes,
+        pack_bytes=0 if job is None else job.plan.nbytes,
+        files_bytes=tree_bytes if request.wants_files else 0,
+        mount_bytes=0 if stays else source.mount_bytes,
+    )
+
+
+def has_to_come(source: OpenSource) -> bool:
+    """Tell whether all of a source has to be here before a pack can be planned, or made shard by shard."""
+    return not source.opens_at_once or source.unpacks_first

@@ -1,0 +1,226 @@
+"""The source of one call: opened once, when it is first needed, and compared with the state of an earlier call, at once
+or beside the copy of what was made of that state."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import wait
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from colabstage.errors import ArchiveError, DriveError, SourceChangedError, SourceError
+from colabstage.io.environment import OFFLINE_VARIABLE, is_set
+from colabstage.io.files import Closing
+from colabstage.io.pipeline import in_thread
+from colabstage.io.progress import Cancellation, cancellation_of
+from colabstage.io.units import format_count
+from colabstage.sources.identity import compare_states, proof_of
+from colabstage.sources.look import check_freshness
+from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
+from colabstage.sources.parse import LocalSource, TreeSource, parts_of
+from colabstage.stage.dataset import StageReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor, Future
+
+    from colabstage.io.progress import Progress
+    from colabstage.load.partial import PartialPack
+    from colabstage.pack.stream import PackStream
+    from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.parse import Source
+    from colabstage.stage.request import StageRequest
+
+# Waits are cut into pieces this long, because Ctrl-C does not interrupt a wait for a future.
+_LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class StageCall:
+    """What all steps of one call of `stage_dataset` need."""
+
+    request: StageRequest
+    """Its arguments."""
+    progress: Progress
+    """Where the steps are shown."""
+    executor: Executor | None = None
+    """The executor whose workers pack; `None` for this process."""
+    report: StageReport = field(default_factory=StageReport)
+    """What has been done so far."""
+    stream: PackStream | None = None
+    """Lets readers in before everything is packed; `None` where they wait for the whole pack."""
+    let_in: Callable[[PartialPack], object] | None = None
+    """Called with a pack that is copied from the cache, once rows of it can be waited for; `None` as for `stream`."""
+
+    @property
+    def cancellation(self) -> Cancellation:
+        """Return the cancellation of the call's progress."""
+        return cancellation_of(self.progress)
+
+
+class SourceOnce(Closing):
+    """The source of one call, opened once, when it is first needed; a context manager that closes it."""
+
+    def __init__(self, call: StageCall) -> None:
+        self._call = call
+        self._stack = contextlib.ExitStack()
+        self.opened: OpenSource | None = None
+        """The source, once it is open."""
+
+    def open(self, report: StageReport | None = None) -> OpenSource:
+        """Return the source, open; the step goes to `report`, by default that of the call."""
+        if self.opened is not None:
+            return self.opened
+        request = self._call.request
+        # Beside the dataset's own folder, so that the same source with other options finds what was downloaded.
+        opening = Opening(
+            request.folder.parent,
+            self._call.progress,
+            self._call.cancellation,
+            only=request.options.parts,
+            zip_encoding=request.options.zip_encoding,
+            sparing=request.disk_limit is not None,
+        )
+        with (report or self._call.report).timed("open source", unit="B") as step:
+            try:
+                with contextlib.ExitStack() as undo:
+                    source = open_source(request.source, opening, unpack=True)
+                    undo.callback(source.close)
+                    # Before anything is read: what is written to the source meanwhile has to show as a change.
+                    source.take_state()
+                    self._stack.enter_context(undo.pop_all())
+            except (SourceError, DriveError, ArchiveError) as error:
+                step.unit, step.note = "", str(error)
+                raise
+            files, step.amount = source.extent
+            step.note = format_count(files, "files")
+        self.opened = source
+        return source
+
+    def close(self) -> None:
+        """Close it; `open` opens it again."""
+        self._stack.close()
+        self.opened = None
+
+
+class SourceListingError(SourceChangedError):
+    """A folder on a mount no longer lists the files that it listed when it was opened."""
+
+
+def check_listing(source: OpenSource) -> None:
+    """Raise `SourceListingError` where names, sizes or times differ from what was read."""
+    # A mounted Google Drive sometimes lists only a part of a folder, without an error.
+    problem = source.relisted()
+    if problem:
+        raise SourceListingError(problem)
+
+
+class Freshness(NamedTuple):
+    """How a source compares with a recorded state of it."""
+
+    same: bool
+    """Whether data made from that state may be used."""
+    seen: str = ""
+    """What was compared, for the report."""
+    proved: bool = False
+    """Whether the source was opened and proved to be the same."""
+
+
+def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> Freshness:
+    """Tell whether the source is still in the recorded state. A source that is gone does not count as changed."""
+    request, report = call.request, call.report
+    if request.checksum is not None:
+        as_asked = recorded.checksum == str(request.checksum)
+        # The checksum names the content, so it does not matter what the source holds now.
+        if not as_asked or request.verify == "fast":
+            return Freshness(same=as_asked)
+    # An open source has its identity at hand, which is more than the quick look could tell.
+    if request.verify == "fast" and source.opened is None and not _is_unreachable(request.source):
+        look = check_freshness(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
+        if look.state == "gone":
+            report.note(f"The source cannot be reached now; what was made from it before is used. {look.detail}")
+        if look.state == "silent":
+            report.note(f"Whether the source has changed is not known ({look.detail}); what was made from it is used.")
+        if look.state != "unsure":
+            seen = f"the source: {look.detail}" if look.state == "same" else ""
+            return Freshness(look.state != "changed", seen)
+    try:
+        now = source.open(report).identity
+    except (SourceError, DriveError, ArchiveError) as error:
+        # A person whose account or network fails today wants to train on what is here.
+        report.note(f"The source cannot be read now; what was made from it before is used. {error}")
+        return Freshness(same=True)
+    verdict = compare_states(recorded, now)
+    if verdict == "same":
+        return Freshness(True, f"the source: {proof_of(recorded, now)}", proved=True)
+    if verdict == "unproved" and request.verify == "fast":
+        report.note(
+            "The source has the names and sizes that were staged, but nothing tells whether their content is the "
+            "same: all times differ, as after a remount. verify='full' reads it again."
+        )
+        return Freshness(same=True)
+    return Freshness(same=False)
+
+
+def _is_unreachable(source: Source) -> bool:
+    """Tell whether a part of a source is on the network, and that is switched off."""
+    return is_set(OFFLINE_VARIABLE) and not all(isinstance(part, LocalSource | TreeSource) for part in parts_of(source))
+
+
+class StateDiffersError(Exception):
+    """The source is no longer in the state that it was compared with."""
+
+
+class Comparison:
+    """Compare a source with a recorded state in a thread, and cancel the work beside it when the two differ.
+
+    The source belongs to the thread until `settle` has returned.
+    """
+
+    def __init__(self, call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> None:
+        """Begin."""
+        self._call, self._source = call, source
+        # Two steps at the same time would not add up to the time that the call took.
+        self._report = StageReport()
+        self.cancellation = Cancellation()
+        """Cancels the work beside it."""
+        call.cancellation.follow(self.cancellation.cancel)
+        beside = replace(call, report=self._report)
+        self._answer = in_thread(lambda: compare_source(beside, source, recorded), "colabstage-compare")
+        self._answer.add_done_callback(self._stop_work)
+
+    def _stop_work(self, answer: Future[Freshness]) -> None:
+        if answer.exception() is not None or not answer.result().same:
+            self.cancellation.cancel()
+
+    def agree(self) -> Freshness:
+        """Wait for the answer, and return it if the source is the same; otherwise raise `StateDiffersError`."""
+        self._wait()
+        freshness = self._answer.result()
+        if not freshness.same:
+            raise StateDiffersError
+        self._call.cancellation.check()
+        self._call.report.note(*self._report.notes)
+        return freshness
+
+    def why_cancelled(self) -> BaseException | None:
+        """Return why the work beside it was cancelled; `None` where the call itself was."""
+        if not self._answer.done() or self._call.cancellation.cancelled:
+            return None
+        return self._answer.exception() or (None if self._answer.result().same else StateDiffersError())
+
+    def settle(self) -> None:
+        """Wait for the end, and add the thread's steps to the call's report."""
+        self._wait()
+        self._call.report.note(*self._report.notes)
+        self._call.report.steps += self._report.steps
+        self._report.steps.clear()
+
+    def _wait(self) -> None:
+        while not wait((self._answer,), _LOOK_S).done:
+            self._call.cancellation.check()
+
+    def abandon(self) -> None:
+        """Close the source when the comparison ends, without waiting."""
+        self._answer.add_done_callback(lambda _: self._source.close())

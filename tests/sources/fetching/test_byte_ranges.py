@@ -1,0 +1,211 @@
+"""Dividing a file among connections: every byte once, long requests, no connection idle beside a long tail."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colabstage.sources.order import RangeOrder, Run, range_bytes
+
+MIB = 1024 * 1024
+BLOCK = 8 * MIB
+
+
+def assert_disjoint(ranges: list[tuple[int, int]], total: int) -> None:
+    """Every byte once, and so many of them."""
+    assert all(left[1] <= right[0] for left, right in itertools.pairwise(sorted(ranges)))
+    assert sum(end - begin for begin, end in ranges) == total
+
+
+class Line:
+    """Connections of given speeds that work through a plan, on a clock that jumps; no threads, no time."""
+
+    def __init__(self, plan: RangeOrder, speeds: list[float], latency_s: float, *, piece_s: float = 0.2) -> None:
+        self._piece_s = piece_s
+        self.plan, self.latency_s = plan, latency_s
+        self.got: list[tuple[int, int]] = []
+        self.requests: list[int] = []
+        self.end_s = 0.0
+        self.now = 0.0
+        self._speeds = speeds
+
+    def _piece(self, number: int) -> int:
+        """Bytes that come at once."""
+        return max(1, min(MIB, int(self._speeds[number] * self._piece_s)))
+
+    def run(self, until: int) -> None:
+        """Go on until `until` bytes have come."""
+        arrived = 0
+        events: list[tuple[float, int, Run | None]] = [(0.0, number, None) for number in range(len(self._speeds))]
+        for _ in range(200_000):
+            if arrived >= until:
+                break
+            self.now, number, byte_range = heapq.heappop(events)
+            if byte_range is not None and byte_range.left:
+                position, end = byte_range.position, byte_range.position + min(self._piece(number), byte_range.left)
+                self.got.append((position, end))
+                arrived += end - position
+                self.plan.advance(byte_range, end, self.now)
+                wait_s = 0.0
+            else:
+                byte_range = self.plan.take(self.now)
+                if byte_range is None:
+                    heapq.heappush(events, (self.now + 0.05, number, None))
+                    continue
+                self.requests.append(byte_range.left)
+                wait_s = self.latency_s
+            wait_s += min(self._piece(number), byte_range.left) / self._speeds[number]
+            heapq.heappush(events, (self.now + wait_s, number, byte_range))
+        assert arrived >= until, "it never ends"
+        self.end_s = self.now
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(1, 40_000_000), st.integers(1, 90_000_000)), min_size=1, max_size=4),
+    st.lists(st.floats(2e5, 5e7), min_size=1, max_size=17),
+    st.floats(0.0, 0.5),
+)
+def test_every_missing_byte_comes_and_no_other(
+    parts: list[tuple[int, int]], speeds: list[float], latency_s: float
+) -> None:
+    """Whatever is missing, however fast the connections are: all of it arrives, hardly anything twice."""
+    gaps, at = [], 0
+    for hole, length in parts:
+        gaps.append((at + hole, at + hole + length))
+        at += hole + length
+    line = Line(RangeOrder(gaps, connections=len(speeds), block_bytes=BLOCK), speeds, latency_s)
+    total = sum(end - begin for begin, end in gaps)
+    line.run(total)
+    assert all(any(low <= begin and end <= high for low, high in gaps) for begin, end in line.got)
+    assert_disjoint(line.got, total)
+
+
+def test_what_is_preferred_comes_first_in_its_order_and_every_byte_once() -> None:
+    """Stretches of a file in an order of somebody's, also when it changes; and the rest once they have come, since it
+    would share the line with them."""
+    size, stretch = 80 * MIB, 8 * MIB
+    plan = RangeOrder([(0, 30 * MIB), (32 * MIB, size)], connections=3, block_bytes=BLOCK)
+    wanted = [(number * stretch, (number + 1) * stretch) for number in (7, 3, 9)]
+    plan.prefer([*wanted, (30 * MIB, 32 * MIB)])
+    found: list[tuple[int, int]] = []
+    under_way: list[Run] = []
+
+    def take_all() -> None:
+        while (one := plan.take(0.0)) is not None:
+            found.append((one.begin, one.end))
+            under_way.append(one)
+
+    while sum(end - begin for begin, end in found) < 20 * MIB:
+        one = plan.take(0.0)
+        assert one is not None
+        found.append((one.begin, one.end))
+        under_way.append(one)
+    # What is here already of the second one, from 30 to 32 MiB, is not asked for.
+    assert [begin // stretch for begin, _ in found] == sorted(
+        (begin // stretch for begin, _ in found), key=[7, 3, 9].index
+    )
+    # Small at first, so that all connections bring what somebody waits for.
+    assert [(end - begin) // MIB for begin, end in found[:6]] == [1, 1, 1, 2, 2, 1]
+    plan.prefer([(6 * stretch, 7 * stretch)])
+    count = len(found)
+    take_all()
+    assert found[count:] == [(6 * stretch, 7 * stretch)]
+    while under_way:
+        one = under_way.pop()
+        plan.advance(one, one.end, 0.0)
+        # All but the last of what somebody waits for has come.
+        if len(under_way) == 1:
+            take_all()
+            assert len(found) == count + 1
+    take_all()
+    assert_disjoint(found, 78 * MIB)
+
+
+def test_the_first_of_what_is_preferred_is_not_shared_with_twice_as_much_that_comes_later() -> None:
+    """All begin at once and share the line: so they begin with parts of the first stretches, of many lengths."""
+    stretches = [(number * 2 * MIB, number * 2 * MIB + MIB) for number in range(40)]
+    plan = RangeOrder([(0, 80 * MIB)], connections=16, block_bytes=BLOCK)
+    plan.prefer(stretches)
+    first = [plan.take(0.0) for _ in range(16)]
+    assert all(one is not None and one.begin // (2 * MIB) < 12 for one in first)
+    lengths = [one.end - one.begin for one in first if one is not None]
+    assert sum(lengths) < 12 * MIB
+    assert min(lengths) >= 256 * 1024
+    assert len(set(lengths)) > 4
+    # Later ones are whole: a request costs a round trip.
+    assert plan.take(0.0).end % MIB == 0  # type: ignore[union-attr]
+    assert [(one.end - one.begin) for _ in range(5) if (one := plan.take(0.0)) is not None] == [MIB] * 5
+
+
+def test_equal_connections_end_within_four_percent_of_the_ideal() -> None:
+    """Two gigabytes by sixteen connections of 20 MB/s, 50 ms away: requests are long and few, and all end at once."""
+    size = 2_000_000_000
+    line = Line(RangeOrder([(0, size)], connections=16, block_bytes=BLOCK), [20e6] * 16, 0.05)
+    line.run(size)
+    assert line.end_s < 1.04 * size / (16 * 20e6)
+    assert len(line.requests) <= 16 * 6
+
+
+def test_a_connection_a_hundred_times_slower_does_not_hold_up_the_end() -> None:
+    """What the slow one was given is taken over by the others."""
+    size = 400_000_000
+    line = Line(RangeOrder([(0, size)], connections=4, block_bytes=BLOCK), [20e6, 20e6, 20e6, 2e5], 0.05)
+    line.run(size)
+    assert line.end_s < 1.25 * size / 60e6
+
+
+def test_connections_whose_pieces_take_long_do_not_rob_each_other() -> None:
+    """A megabyte every ten seconds is slow, not silent: hardly anything is fetched twice."""
+    size = 64 * MIB
+    line = Line(RangeOrder([(0, size)], connections=8, block_bytes=BLOCK), [1e5] * 8, 0.1, piece_s=100.0)
+    line.run(size)
+    assert sum(end - begin for begin, end in line.got) < 1.3 * size
+    assert line.end_s < 1.5 * size / 8e5
+
+
+def test_what_a_silent_connection_had_is_taken_over_whole() -> None:
+    """A connection that brings nothing for seconds is left with nothing, so that the file can end without it."""
+    plan = RangeOrder([(0, 2 * BLOCK)], connections=2, block_bytes=BLOCK)
+    silent, quick = plan.take(0.0), plan.take(0.0)
+    assert silent is not None
+    assert quick is not None
+    for piece in range(1, 9):
+        plan.advance(quick, quick.begin + piece * MIB, 0.05 * piece)
+    half = plan.take(0.5)
+    assert half is not None
+    assert (half.begin, half.end) == (silent.end, BLOCK)
+    for piece in range(1, 5):
+        plan.advance(half, half.begin + piece * MIB, 0.5 + 0.05 * piece)
+    rest = plan.take(4.0)
+    assert rest is not None
+    assert (rest.begin, rest.end) == (0, half.begin)
+    assert silent.left == 0
+    assert plan.take(4.1) is None
+
+
+def test_what_is_given_back_is_handed_out_first() -> None:
+    """A range whose connection was refused goes to the next one that is free, front first."""
+    plan = RangeOrder([(0, 10 * BLOCK)], connections=4, block_bytes=BLOCK)
+    first, second = plan.take(0.0), plan.take(0.0)
+    assert first is not None
+    assert second is not None
+    plan.advance(first, 3 * MIB, 0.1)
+    plan.release(first, 0.2)
+    plan.release(first, 0.2)
+    again = plan.take(0.3)
+    assert again is not None
+    assert (again.begin, again.end) == (3 * MIB, BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("first_byte_s", "bytes_per_s", "blocks"),
+    [(None, None, 1), (0.05, 20e6, 6), (0.0001, 2e9, 2), (0.4, 50e6, 8), (0.05, 1e4, 1)],
+)
+def test_a_range_makes_its_round_trip_cheap(first_byte_s: float | None, bytes_per_s: float | None, blocks: int) -> None:
+    """The farther and the faster a source is, the longer one asks at once, within bounds."""
+    assert range_bytes(first_byte_s, bytes_per_s, BLOCK) == blocks * BLOCK

@@ -1,0 +1,186 @@
+"""A mounted file as a source: exact parts from many threads, and each errno judged for what it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from colabstage.errors import DriveDisconnectedError, SourceChangedError, SourceNotFoundError, SourceReadError
+from colabstage.io.files import RetryPolicy
+from colabstage.io.progress import Cancellation
+from colabstage.sources.arriving import fetch_file
+from colabstage.sources.remote import MountedFile, TransientError
+from simulated_drive.knobs import ContentFault, DriveFaults, OpFault
+from tests.sources.remotes import random_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulated_drive.drive import SimulatedDrive
+
+MIB = 1024 * 1024
+SIZE = 20 * MIB + 321
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    """What is in the file."""
+    return random_bytes(SIZE)
+
+
+@pytest.fixture
+def path(tmp_path: Path, content: bytes) -> Path:
+    """The file on the local disk."""
+    path = tmp_path / "data.zip"
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def on_drive(make_drive: Callable[..., SimulatedDrive], content: bytes) -> tuple[SimulatedDrive, Path]:
+    """A mounted Drive and the file on it."""
+    drive = make_drive()
+    (drive.cloud / "MyDrive" / "data.zip").write_bytes(content)
+    assert drive.mountpoint is not None
+    return drive, drive.mountpoint / "MyDrive" / "data.zip"
+
+
+def test_facts_are_those_of_the_file(path: Path) -> None:
+    """Name, size, time; the version is another one when the time is."""
+    with closing(MountedFile(path)) as file:
+        assert (file.facts.name, file.facts.size, file.facts.label) == ("data.zip", SIZE, str(path))
+        assert file.facts.mtime_ns == path.stat().st_mtime_ns
+        assert file.facts.ranges
+        first = file.facts.version
+    os.utime(path, ns=(1, 1))
+    with closing(MountedFile(path)) as file:
+        assert file.facts.version not in ("", first)
+
+
+def test_parts_from_many_threads_are_exact(path: Path, content: bytes) -> None:
+    """Any part, in pieces of at most a megabyte; with no length, to the end."""
+    parts = [(0, SIZE), (5, 1), (7 * MIB - 3, 3 * MIB), (SIZE - 10, 10), (SIZE, 0), (3 * MIB, None)]
+    with closing(MountedFile(path)) as file, ThreadPoolExecutor(6) as pool:
+        for (offset, length), pieces in zip(
+            parts, pool.map(lambda part: list(file.read_range(*part)), parts), strict=True
+        ):
+            assert b"".join(pieces) == content[offset : SIZE if length is None else offset + length]
+            assert max(map(len, pieces), default=0) <= MIB
+    file.close()
+
+
+def test_handles_are_used_again(path: Path) -> None:
+    """Opening costs a round trip on a mount, so one part after the other needs one handle; closing lets go of it."""
+
+    def handles() -> int:
+        return sum(entry.resolve() == path for entry in Path("/proc/self/fd").iterdir())
+
+    with closing(MountedFile(path)) as file:
+        for offset in range(5):
+            assert len(next(file.read_range(offset, 10))) == 10
+        assert handles() == 1
+        first, second = file.read_range(0, 10), file.read_range(5, 10)
+        assert (len(next(first)), len(next(second))) == (10, 10)
+        assert handles() == 2
+    del first, second
+    assert handles() == 0
+    with pytest.raises(SourceReadError, match="was closed"):
+        next(file.read_range(0, 1))
+
+
+def test_missing_file_is_said_at_once(tmp_path: Path) -> None:
+    """What never was there is not waited for."""
+    with pytest.raises(SourceNotFoundError, match="nowhere"):
+        MountedFile(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "again"])
+def test_file_that_changes_is_found_out(path: Path, content: bytes, change: str) -> None:
+    """Another length or time, whether during a part or before one, is no mixture of two files."""
+    with closing(MountedFile(path)) as file:
+        during = file.read_range(0, 5 * MIB)
+        next(during)
+        path.write_bytes({"longer": content + b"x", "shorter": content[:MIB], "again": content}[change])
+        os.utime(path, ns=(5, 5))
+        for part in (during, file.read_range(0, 5 * MIB)):
+            with pytest.raises(SourceChangedError, match="became another file"):
+                list(part)
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    ("number", "wanted"),
+    [
+        (errno.EIO, TransientError),
+        (errno.EAGAIN, TransientError),
+        (errno.ENOENT, TransientError),
+        (errno.ENOTCONN, DriveDisconnectedError),
+        (errno.EACCES, SourceReadError),
+    ],
+)
+@pytest.mark.parametrize("op", ["open", "read"])
+def test_each_errno_is_judged(
+    on_drive: tuple[SimulatedDrive, Path], number: int, wanted: type[Exception], op: str
+) -> None:
+    """What passes is told apart from a dead mount and from what stays."""
+    drive, path = on_drive
+    with closing(MountedFile(path)) as file:
+        drive.set_faults(DriveFaults(ops=(OpFault(op=op, errno=number),)))  # type: ignore[arg-type]
+        first = file.read_range(0, 10)  # keeps the handle that was opened before
+        if op == "open":
+            next(first)
+        with pytest.raises(wanted) as caught:
+            list(MountedFile.read_range(file, 12 * MIB, 10) if op == "open" else _fresh(file))
+        assert type(caught.value) is wanted
+        first.close()  # type: ignore[attr-defined]
+
+
+def _fresh(file: MountedFile) -> list[bytes]:
+    """Read through a handle that was opened after the faults were set."""
+    with_old_handle = file.read_range(0, 1)
+    next(with_old_handle)
+    return list(file.read_range(12 * MIB, 10))
+
+
+@pytest.mark.fuse
+def test_drive_with_failing_reads_and_opens_is_fetched_whole(
+    on_drive: tuple[SimulatedDrive, Path], tmp_path: Path, content: bytes, step: Any
+) -> None:
+    """Single failures of a mount cost a try each and no byte."""
+    drive, path = on_drive
+    drive.set_faults(DriveFaults(ops=(OpFault(op="open", first=1), OpFault(op="read", every=4))))
+    with closing(MountedFile(path)) as file:
+        assert file.facts.connections > 1
+        policy = RetryPolicy(attempts=4, first_wait_s=0.01)
+        fetch_file(file, tmp_path / "copy", step=step, cancellation=Cancellation(), policy=policy)
+    assert (tmp_path / "copy").read_bytes() == content
+    assert drive.stats().errors_injected >= 3
+
+
+@pytest.mark.fuse
+def test_final_errors_of_a_mount_say_what_to_do(
+    on_drive: tuple[SimulatedDrive, Path], tmp_path: Path, step: Any
+) -> None:
+    """Errors that stay end in the words for a quota or a file that is gone; a short file says where it ends."""
+    drive, path = on_drive
+    policy = RetryPolicy(attempts=2, first_wait_s=0.01)
+    cases: list[tuple[DriveFaults, type[Exception], str]] = [
+        (DriveFaults(ops=(OpFault(op="read"),)), SourceReadError, "after 2 tries.*quota"),
+        (DriveFaults(ops=(OpFault(op="read", errno=errno.ENOENT),)), SourceNotFoundError, "2 tries"),
+        (
+            DriveFaults(contents=(ContentFault(pattern="*", kind="truncate", tail_bytes=5),)),
+            SourceReadError,
+            "ends at byte 20,971,836 although",
+        ),
+    ]
+    for faults, wanted, words in cases:
+        drive.set_faults(faults)
+        with closing(MountedFile(path)) as file, pytest.raises(wanted, match=words):
+            fetch_file(file, tmp_path / "copy", step=step, cancellation=Cancellation(), policy=policy, connections=1)
+    assert not (tmp_path / "copy").exists()

@@ -1,0 +1,214 @@
+"""`plan_stage` says what `stage_dataset` then does, whatever is here, in the cache, or was changed meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from colabstage import list_datasets, plan_stage, publish_file, stage_dataset
+from colabstage.errors import ColabstageError, TargetExistsError
+from tests.contract.served import numbers_in
+from tests.support.faulty_mount import faulty_mount
+from tests.support.images import in_classes, make_tree
+from tests.support.invariants import snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+BEFORE, AFTER = in_classes(6), {**in_classes(6), "cat/000.png": 99}
+
+
+class World:
+    """A source, a disk and a cache."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.numbers = root, BEFORE
+        self.source = make_tree(root / "photos", BEFORE)
+        self.places: dict[str, Any] = {"local_dir": root / "here", "cache_dir": root / "cache"}
+
+    def stage(self, **options: Any) -> Any:
+        """Make one call."""
+        return stage_dataset(self.source, progress=False, **{**self.places, **options})
+
+    def change(self) -> None:
+        """Have the source hold another image under an old name."""
+        make_tree(self.source, AFTER)
+        self.numbers = AFTER
+
+    def new_session(self) -> None:
+        """Lose what is on this machine."""
+        shutil.rmtree(self.root / "here")
+
+    def pack(self, folder: str = "here") -> Path:
+        """The pack on this machine, or in the cache."""
+        return next((self.root / folder).rglob("*.h5"))
+
+
+def rot(file: Path) -> None:
+    """Change a byte and no time, as a bad disk does."""
+    content, found = bytearray(file.read_bytes()), file.stat()
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+class Case(NamedTuple):
+    """What happened before a call, its options, and what it does."""
+
+    happened: Callable[[World], object]
+    action: str
+    options: dict[str, Any] = {}  # noqa: RUF012 - a tuple's default
+
+
+def twice(*steps: Callable[[World], object]) -> Callable[[World], object]:
+    """Stage, then do something."""
+
+    def act(world: World) -> None:
+        world.stage()
+        for step in steps:
+            step(world)
+
+    return act
+
+
+CASES = {
+    "nothing": Case(lambda _: None, "stage"),
+    "staged": Case(twice(), "reuse"),
+    "staged without a cache": Case(lambda world: world.stage(cache_dir=None), "reuse"),
+    "changed": Case(twice(World.change), "stage"),
+    "a new session": Case(twice(World.new_session), "restore"),
+    "a new session, changed": Case(twice(World.new_session, World.change), "stage"),
+    "a new session, plain files too": Case(twice(World.new_session), "restore", {"keep": "both"}),
+    "plain files of a packed dataset": Case(twice(), "stage", {"keep": "files"}),
+    "plain files again": Case(lambda world: world.stage(keep="files"), "reuse", {"keep": "files"}),
+    "no cache wanted": Case(twice(World.new_session), "stage", {"cache_dir": None}),
+    "refresh": Case(twice(), "stage", {"refresh": True}),
+    "other options": Case(twice(), "stage", {"image_size": 2}),
+    "a rotten pack, compared in full": Case(twice(lambda world: rot(world.pack())), "restore", {"verify": "full"}),
+    "a pack without its manifest": Case(twice(lambda world: world.pack().with_suffix(".h5.json").unlink()), "restore"),
+    "the cache lost its manifest": Case(
+        twice(World.new_session, lambda world: world.pack("cache").with_suffix(".h5.json").unlink()), "stage"
+    ),
+    "the source is gone": Case(twice(lambda world: shutil.rmtree(world.source)), "reuse"),
+    "the source is gone in a new session": Case(
+        twice(World.new_session, lambda world: shutil.rmtree(world.source)), "restore"
+    ),
+}
+ORIGINS = {"reuse": "local", "restore": "cache", "stage": "source"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_does_what_its_plan_says(name: str, tmp_path: Path) -> None:
+    world, case = World(tmp_path), CASES[name]
+    case.happened(world)
+    before = snapshot(tmp_path)
+    plan = plan_stage(world.source, **{**world.places, **case.options})
+    assert snapshot(tmp_path) == before
+    data = world.stage(**case.options)
+    assert (plan.action, data.report.origin) == (case.action, ORIGINS[case.action])
+    assert plan.target == data.path
+    assert not plan.refused
+    if case.options.get("keep") != "files":
+        assert dict(plan.samples) == data.splits
+        if "image_size" not in case.options:
+            assert numbers_in(data.path) == world.numbers
+            if "cache_dir" not in case.options:
+                assert numbers_in(world.pack("cache")) == world.numbers
+    if case.action == "reuse":
+        assert (plan.figures.source_bytes, plan.figures.peak_bytes) == (0, 0)
+    elif data.files is not None:
+        assert plan.figures.files_bytes == sum(path.stat().st_size for path in data.files.rglob("*.png"))
+    if case.options.get("refresh"):
+        assert "refresh=True" in plan.reasons[0]
+    else:
+        assert world.stage(**case.options).report.origin == "local"
+
+
+def spoil(pack: Path, manifest: bytes, *, content: bytes | None = None) -> bytes:
+    """Have a pack lose its manifest, and its seal, as on a disk that was copied; return what it holds."""
+    pack.with_name(f"{pack.name}.json").write_bytes(manifest)
+    content = content or pack.read_bytes()
+    pack.unlink()
+    pack.write_bytes(content)
+    return content
+
+
+SPOILT: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "flipped": lambda whole: whole.replace(b'"size": ', b'"size"; '),
+    "impossible": lambda _: b'{"block_bytes": -1, "hashes": [], "version": 1}',
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_pack_whose_manifest_is_spoilt_is_made_again(name: str, is_cached: bool, tmp_path: Path) -> None:
+    """Nothing has to be decided; what lost its proof is kept beside the new one."""
+    world = World(tmp_path)
+    pack = world.stage(**({} if is_cached else {"cache_dir": None})).path
+    content = spoil(pack, SPOILT[name](pack.with_name(f"{pack.name}.json").read_bytes()))
+    assert not plan_stage(world.source, **world.places).refused
+    data = world.stage()
+    assert (data.report.origin, numbers_in(data.path)) == ("cache" if is_cached else "source", BEFORE)
+    (kept,) = pack.parent.glob("*.aside*")
+    assert kept.read_bytes() == content
+    assert any(kept.name in note for note in data.report.notes)
+    assert world.stage().report.origin == "local"
+
+
+def test_what_is_kept_aside_is_never_replaced(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for number in range(3):
+        pack = world.stage(cache_dir=None).path
+        spoil(pack, b"", content=b"%d" % number)
+    assert numbers_in(world.stage(cache_dir=None).path) == BEFORE
+    assert {path.read_bytes() for path in pack.parent.glob("*.aside*")} == {b"0", b"1", b"2"}
+
+
+@pytest.mark.parametrize("keep", ["pack", "files"])
+def test_what_is_somebodys_is_refused_by_both(keep: Any, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    staged = world.stage(keep=keep)
+    mine = staged.path if keep == "pack" else staged.path / "mine.txt"
+    mine.write_text("hours of work", encoding="utf-8")
+    before = snapshot(tmp_path)
+    plan = plan_stage(world.source, keep=keep, refresh=True, **world.places)
+    with pytest.raises(TargetExistsError) as raised:
+        world.stage(keep=keep, refresh=True)
+    assert plan.refused == str(raised.value)
+    assert plan.refused in str(plan)
+    assert json.loads(json.dumps(plan.to_dict()))["refused"] == plan.refused
+    after = snapshot(tmp_path)
+    assert {name: entry for name, entry in after.items() if entry.kind == "file"} == {
+        name: entry for name, entry in before.items() if entry.kind == "file"
+    }
+
+
+@pytest.mark.timeout(20)
+def test_a_manifest_that_is_a_dead_link_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to/model.pt.json").symlink_to("nowhere")
+    with pytest.raises(TargetExistsError, match=r"model\.pt\.json"):
+        publish_file(tmp_path / "model.pt", tmp_path / "to/model.pt", progress=False)
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["model.pt.json"]
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("place", ["here", "cache"])
+def test_a_place_that_cannot_be_listed_is_not_empty(place: str, tmp_path: Path) -> None:
+    World(tmp_path / "world").stage()
+    (tmp_path / "mount").mkdir()
+    with faulty_mount(tmp_path / "world", tmp_path / "mount") as mount:
+        places: Any = {"local_dir": mount.place / "here", "cache_dir": mount.place / "cache"}
+        assert len(list_datasets(**places)) == 2
+        mount.fail("readdir", errno.EACCES, below=place)
+        with pytest.raises(ColabstageError, match=place):
+            list_datasets(**places)
