@@ -147,6 +147,12 @@ def make_loader(
     if asked.ragged not in get_args(Ragged):
         msg = f"ragged={asked.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
         raise OptionError(msg)
+    if asked.ragged == "pad" and dataset.reader.has_free_rows and not dataset.reader.has_boxes:
+        msg = (
+            'ragged="pad" pads boxes; rows of any length are lists of tensors. Leave it out, and pad them by '
+            "batch_transform=lambda x, y: (torch.nn.utils.rnn.pad_sequence(x, batch_first=True), y)."
+        )
+        raise OptionError(msg)
     shuffle: Shuffle = ("auto" if dataset.split == "train" else False) if asked.shuffle is None else asked.shuffle
     # Such a sampler gives each rank rows of its own.
     by_itself = isinstance(asked.sampler, DistributedSampler) and asked.rank is None

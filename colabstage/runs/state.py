@@ -149,7 +149,7 @@ def check_parts(parts: Mapping[str, object]) -> None:
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(part, method, None)):
                 msg = (
-                    f"{name} is a {type(part).__name__}, which has no {method}(), so it cannot be saved and restored; "
+                    f"{name} is of class {type(part).__name__}, without {method}(), so it cannot be saved; "
                     "expected a model, an optimizer, a scheduler, a gradient scaler, or anything else with both."
                 )
                 raise OptionError(msg)

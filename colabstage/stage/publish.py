@@ -552,7 +552,7 @@ def restore_file(
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
-        OptionError: `published` or `target` is an address.
+        OptionError: `published` or `target` is an address, or `published` is a file that something else wrote.
         SourceNotFoundError: nothing has been published under that name.
         DamagedPackError: no version there is complete; the message says what is wrong with each.
         TargetExistsError: there is another file at `target`.
@@ -580,6 +580,13 @@ def _restore_newest(newest: Path, to: str, *, overwrite: bool, shown: Progress) 
         if not versions:
             msg = f"There is neither '{newest}' nor '{previous_path(newest).name}' beside it. {whereabouts(newest)}"
             raise SourceNotFoundError(msg)
+        if not any(os.path.lexists(manifest_path(version)) for version in versions):
+            msg = (
+                f"'{newest}' was not written by publish_file: '{manifest_path(newest).name}' is not beside it, so "
+                f"nothing shows whether it is whole. If torch.save wrote it, read it with torch.load('{newest}'); "
+                "publish_file writes the next one so that it can be restored."
+            )
+            raise OptionError(msg)
         target, reasons = target_file(to, newest.name), list[str]()
         for version in versions:
             # Only damage makes the previous version the right one. After an error of the mount it would be old data,

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import gzip
 import io
+import json
 import re
 import sys
 import tarfile
@@ -40,6 +41,7 @@ from colabstage import (
     publish_file,
     refresh_drive,
     restore_file,
+    resumable,
     stage_dataset,
     stage_form,
     to_hf,
@@ -420,6 +422,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "a file that is written to while it is published": rewrite,
     "an address to publish to": lambda w: publish_file(w / "model.bin", "s3://bucket/model.bin", progress=False),
     "a file to publish to itself": lambda w: publish_file(w / "model.bin", w / "model.bin", progress=False),
+    "a checkpoint that was not published": lambda w: restore_file(w / "model.bin", w.new(), progress=False),
     "nothing published": lambda w: restore_file(w / "nowhere.bin", w.new(), progress=False),
     "a published file that is damaged": lambda w: restore_file(w / "spoilt.bin", w.new(), progress=False),
     "another file where to restore": lambda w: restore_file(w / "published.bin", w / "notes.txt", progress=False),
@@ -439,6 +442,31 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "without pyarrow": lambda w: uninstalled(lambda: w.tree({"a.parquet": b"PAR1" + bytes(20) + b"PAR1"}), "pyarrow"),
     "a form that has staged nothing": lambda w: stage_form().dataset,
 }  # fmt: skip
+
+
+def linear(width: int = 2) -> Any:
+    import torch  # the scenarios above run without
+
+    return torch.nn.Linear(width, 2)
+
+
+def another_model(world: World) -> None:
+    folder = world.new()
+    for width in (2, 3):
+        with resumable(folder, progress=False, model=linear(width)) as run:
+            run.save()
+
+
+def run_in_use(world: World) -> None:
+    """The session before has left its lease as one that trains does, with a time that is always 0 s ago."""
+    folder = world.new()
+    for _ in range(2):
+        with resumable(folder, progress=False, model=linear()):
+            pass
+        lease = json.loads((folder / "run.json").read_text("utf-8"))
+        (folder / "run.json").write_text(json.dumps({**lease, "ended": False, "beat": 9e9}), "utf-8")
+
+
 WITH_TORCH: dict[str, Callable[[World], object]] = {
     # --- loaders ---
     "no batch size": lambda w: w.loader(0),
@@ -461,6 +489,12 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "a transform that fails": lambda w: list(make_loader(dataset_h5(w / "photos.h5", lambda x: x.nothing), 2)),
     "state of another loader": lambda w: w.loader(2, seed=0).load_state_dict({"epoch": 0}),
     "an epoch below none": lambda w: w.loader(2).set_epoch(-1),
+    # --- runs ---
+    "a run without parts": lambda w: resumable(w.new()),
+    "a run of something without a state": lambda w: resumable(w.new(), model=5),
+    "an interval that is none": lambda w: resumable(w.new(), model=linear(), every="often"),
+    "a run of another model": another_model,
+    "a run that another session has": run_in_use,
 }  # fmt: skip
 WITH_FUSE: dict[str, Callable[[World], object]] = {
     "a Drive that died": lambda w: on_drive(w, lambda drive: w.stage(drive / "photos"), dies=True),

@@ -329,3 +329,18 @@ def test_packing_them_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match=r"any number of float32 values.*dataset_h5"):
         pack_dataset(tmp_path / "foreign.h5", tmp_path / "packed.h5")
     assert not (tmp_path / "packed.h5").exists()
+
+
+def test_padding_values_is_refused_with_the_line_that_pads_them(tmp_path: Path) -> None:
+    """Boxes are padded by `ragged="pad"`; rows of any length by torch's own function, as the error says."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        rows = file.create_dataset("X_train", (6,), dtype=h5py.vlen_dtype("f4"))
+        for number in range(6):
+            rows[number] = np.arange(number + 1, dtype="f4")
+        file["Y_train"] = np.arange(6)
+    dataset = dataset_h5(tmp_path / "rows.h5")
+    with pytest.raises(OptionError, match="pad_sequence") as refused:
+        make_loader(dataset, 3, ragged="pad")
+    line = str(refused.value).partition("batch_transform=")[2].removesuffix(".")
+    batches = make_loader(dataset, 3, shuffle=False, batch_transform=eval(line, {"torch": torch}))
+    assert [x.shape for x, _ in batches] == [(3, 3), (3, 6)]

@@ -145,6 +145,8 @@ class SplitReader:
         self.whole_reason, self.crop_channels = facts.whole_reason, facts.crop_channels
         self.slow_mount = next((part.slow_mount for part in parts if part.slow_mount is not None), None)
         self.stored_bytes = sum(part.stored_bytes for part in parts)
+        # Of values, whose lengths differ from row to row.
+        self.has_free_rows = self.row_shape is None and not self.encoded and self.row_dtype != np.dtype(object)
         self.row_bytes = parts[0].row_bytes
         if self.row_shape is None and len(parts) > 1:
             self.row_bytes = sum(part.row_bytes * len(part) for part in parts) // max(1, len(self))
