@@ -48,6 +48,7 @@ from colabstage.pack.options import PackArguments, PackOptions, recorded_image, 
 from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import ShardSet
 from colabstage.sources.parse import absolute_path, check_outside, refuse_address
+from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -252,6 +253,10 @@ def pack_dataset(
         if os.fspath(target).endswith(("/", os.sep)):
             example = path / "pack.h5"
             msg = f"target='{os.fspath(target)}' is a folder; expected the name of a file, for example '{example}'."
+            raise OptionError(msg)
+        if path.name.lower().endswith(ARCHIVE_SUFFIXES):
+            written = path.with_name(f"{path.name.partition('.')[0]}.h5")
+            msg = f"target='{path}' has the name of an archive, and a pack is an HDF5 file; write '{written}'."
             raise OptionError(msg)
         # Before the source is opened, which may take minutes on a mount.
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
