@@ -5,10 +5,10 @@
 A loader of known length and a step of known length, both longer and shorter than each other: what an epoch takes with
 `CudaDataLoader`, divided by max(T1, T2); the same loop without it is T1 + T2. So is `make_loader` where a transform is
 what takes long, because the caller's code runs in the loop's thread unless `CudaDataLoader` is put around it. Loaders
-that wait (as for a disk) sleep; the step sleeps too, as the processor does while a GPU works. T1 is each loader's own, as
-that of `make_loader` also reads and collates; T1 and T2 are measured alone, in the same run, round by round; ratios are
-medians of rounds. The first batch cannot be hidden: an epoch of n batches takes (n + 1) / n at best when the step is
-the longer one, and n batches are counted from the first.
+that wait (as for a disk) sleep; the step sleeps too, as the processor does while a GPU works. T1 is each loader's own,
+as that of `make_loader` also reads and collates; T1 and T2 are measured alone, in the same run, round by round;
+ratios are medians of rounds. The first batch cannot be hidden: an epoch of n batches takes (n + 1) / n at best when
+the step is the longer one, and n batches are counted from the first.
 
 With a CUDA device the same with copies of 50 MB a batch and a step of matrix products on it.
 

@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 from colabstage import errors, pack_dataset
 from colabstage.cli.app import app
 from colabstage.h5.info import read_info
+from scripts import agent_pages
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
-from tests.pages import DOCS, README, Block, anchors, blocks, links
+from tests.pages import DOCS, README, ROOT, Block, anchors, blocks, links
 from tests.pictures import make_picture, write_photos
 from tests.support.colab import simulated_colab
 from tests.support.http_server import WebServer
@@ -263,6 +264,16 @@ def test_every_command_is_shown_on_some_page() -> None:
     commands = [command for command in app.registered_commands if command.callback and not command.hidden]
     known = {command.name or command.callback.__name__ for command in commands if command.callback}
     assert known <= shown
+
+
+def test_the_pages_for_agents_are_made_of_the_others() -> None:
+    """`python -m scripts.agent_pages` writes them; their links lead somewhere, and every page is in the list."""
+    made = agent_pages.made_pages()
+    for path, text in made.items():
+        assert path.read_text(encoding="utf-8") == text
+        assert len(text.splitlines()) <= 70
+        assert [link for link in links(path) if not (path.parent / link).exists()] == []
+    assert {f"docs/{path.name}" for path in DOCS if path.stem != "index"} <= set(links(ROOT / "llms.txt"))
 
 
 def test_the_test_of_links_sees_what_is_broken(tmp_path: Path) -> None:

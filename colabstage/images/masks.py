@@ -9,11 +9,15 @@ import numpy as np
 from colabstage.errors import DecodeError
 from colabstage.images.decode import open_upright
 from colabstage.images.geometry import VOID, MaskOptions, place_image
-from colabstage.io.units import counted
+from colabstage.io.units import counted, format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
+# Distinct colours beyond this are smoothed edges, not classes.
+_MOST_COLORS = 64
 _INDEX_MODES = ("L", "P", "1", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -76,6 +80,42 @@ def palette_of(content: bytes | NDArray[Any]) -> dict[int, tuple[int, int, int]]
     return {value: (red, green, blue) for value in used if value < len(rows) for red, green, blue in [rows[value]]}
 
 
+def colors_of(content: bytes | NDArray[Any]) -> frozenset[tuple[int, int, int]]:
+    """Return the colours of a mask file in true colours; none of one whose pixels have one channel, or are all grey.
+
+    Raises:
+        DecodeError: the mask is broken.
+    """
+    if not isinstance(content, bytes):
+        return frozenset()
+    with open_upright(content) as image:
+        found = frozenset() if image.mode in _INDEX_MODES else _distinct(np.asarray(image.convert("RGB")))
+    return frozenset() if all(red == green == blue for red, green, blue in found) else found
+
+
+def color_table_advice(colors: Iterable[tuple[int, int, int]]) -> str:
+    """Return how to write the table that painted masks need, as a line to paste; its classes are numbers."""
+    found = sorted(colors)
+    if len(found) > _MOST_COLORS:
+        return (
+            f"There are {len(found):,} colours, too many for one colour a class, as after smoothing. Write the masks "
+            "again with one exact colour for each class, as PNG."
+        )
+    rows = "".join(f"class_{number},{red},{green},{blue}\\n" for number, (red, green, blue) in enumerate(found))
+    return (
+        "Painted masks need a table of the classes' colours, class_dict.csv, in the dataset's folder. Run this line "
+        f"there, which writes one of the {format_count(len(found), 'colours')} found, then give the classes names: "
+        f'from pathlib import Path; Path("class_dict.csv").write_text("name,r,g,b\\n{rows}").'
+    )
+
+
+def _distinct(pixels: NDArray[np.uint8]) -> frozenset[tuple[int, int, int]]:
+    """Return the colours of pixels `(H, W, 3)`."""
+    red, green, blue = pixels.astype(np.uint32).transpose(2, 0, 1)
+    codes = np.unique(red << 16 | green << 8 | blue).tolist()
+    return frozenset((code >> 16, code >> 8 & 255, code & 255) for code in codes)
+
+
 def level_counts(indices: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return how many of the indices `(H, W)` are each value, int64 `(256,)`."""
     from PIL import Image
@@ -121,8 +161,8 @@ def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
         red, green, blue = colours.transpose(2, 0, 1)
         if not (np.array_equal(red, green) and np.array_equal(green, blue)):
             msg = (
-                f"The mask is an image of colours ({image.mode}), expected one whose pixels are class indices. Painted "
-                "masks need a table of the classes' colours, a class_dict.csv with the columns name, r, g, b."
+                f"The mask is an image of colours ({image.mode}), expected one whose pixels are class indices. "
+                f"{color_table_advice(_distinct(colours))}"
             )
             raise DecodeError(msg)
         grey: NDArray[np.uint8] = red

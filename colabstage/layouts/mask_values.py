@@ -13,7 +13,7 @@ import numpy as np
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import VOID
 from colabstage.images.headers import is_lossy
-from colabstage.images.masks import count_levels, palette_of
+from colabstage.images.masks import color_table_advice, colors_of, count_levels, palette_of
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import BrokenDatasetError, Masks
 
@@ -54,6 +54,18 @@ class MaskValues(NamedTuple):
     kinds: NDArray[np.bool_]
     name: Callable[[int], str]
     """Returns what a mask is called, by its number."""
+
+
+class _Mask(NamedTuple):
+    """What a look at one mask shows."""
+
+    number: int
+    counts: NDArray[np.int64] | tuple[()] = ()
+    """How many pixels have each value; none of a mask in true colours."""
+    palette: Mapping[int, tuple[int, int, int]] = {}
+    colors: frozenset[tuple[int, int, int]] = frozenset()
+    """The colours of a mask in true colours."""
+    lossy: bool = False
 
 
 def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = True) -> Masks:
@@ -181,27 +193,49 @@ def _look_at_masks(source: SampleSource, *, spread: bool) -> MaskValues:
     # The first files of an archive or a Drive are read quickly; examining some among all would require seeking.
     chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
 
-    def look(index: int, content: Content) -> tuple[int, NDArray[np.int64] | None, dict[int, tuple[int, int, int]]]:
-        if isinstance(content, bytes) and is_lossy(content):
-            return index, None, {}
-        return index, count_levels(content), palette_of(content)
-
     # Broken files are reported when they are packed.
-    found = list(read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True))
-    for index, counts, _ in found:
-        if counts is None:
+    found = list(read_each(source, chosen.tolist(), _look_at, readers=_LOOKED_AT, skip_broken=True))
+    for mask in found:
+        if mask.lossy:
             msg = (
-                f"The mask '{source.name(index)}' is a JPEG, which has lost the exact values of its pixels. {_OF_JPEG}"
+                f"The mask '{source.name(mask.number)}' is a JPEG, which has lost the exact values of its pixels. "
+                f"{_OF_JPEG}"
             )
             raise BrokenDatasetError(msg)
-    two = two_palettes([palette for _, _, palette in found])
+    _refuse_painted(found, source.name)
+    found = [mask for mask in found if not mask.colors]
+    two = two_palettes([mask.palette for mask in found])
     if two is not None:
-        one, other = (source.name(found[number][0]) for number in two[:2])
+        one, other = (source.name(found[number].number) for number in two[:2])
         msg = (
             f"The masks '{one}' and '{other}' have the colour {two[2]} under different numbers of their palettes, so a "
             "number means two classes, as when each image is reduced to a palette of its own. Write masks in true "
             "colours with a class_dict.csv of name, r, g, b, or with one palette for all."
         )
         raise BrokenDatasetError(msg)
-    counts = np.array([counts for _, counts, _ in found], np.int64).reshape(-1, VOID + 1)
-    return MaskValues(counts.sum(axis=0), kinds_of(counts > 0), lambda number: source.name(found[number][0]))
+    counts = np.array([mask.counts for mask in found], np.int64).reshape(-1, VOID + 1)
+    return MaskValues(counts.sum(axis=0), kinds_of(counts > 0), lambda number: source.name(found[number].number))
+
+
+def _look_at(index: int, content: Content) -> _Mask:
+    if isinstance(content, bytes) and is_lossy(content):
+        return _Mask(index, lossy=True)
+    colors = colors_of(content)
+    return _Mask(index, colors=colors) if colors else _Mask(index, count_levels(content), palette_of(content))
+
+
+def _refuse_painted(masks: Sequence[_Mask], name: Callable[[int], str]) -> None:
+    """Refuse masks in true colours, which mean nothing without a table of them.
+
+    Where other masks have indices, a painted one is a broken file, which is reported when it is packed.
+    """
+    painted = [mask for mask in masks if mask.colors]
+    # Those of one value may be of images without any object.
+    levels = [np.flatnonzero(mask.counts).tolist() for mask in masks if not mask.colors]
+    if painted and all(len(values) == 1 for values in levels):
+        colors = frozenset().union(*(mask.colors for mask in painted), ((value,) * 3 for (value,) in levels))
+        msg = (
+            f"Masks such as '{name(painted[0].number)}' are painted in true colours, and no file says which colour is "
+            f"which class. {color_table_advice(colors)}"
+        )
+        raise BrokenDatasetError(msg)

@@ -52,7 +52,7 @@ from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.ownership import remove_empty
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration, listed
-from colabstage.machine.drive_errors import drive_log_size, flush_error, mount_error
+from colabstage.machine.drive_errors import WITHOUT_DRIVE, drive_log_size, flush_error, mount_error
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
     DRIVE_FOLDERS,
@@ -158,7 +158,8 @@ def mount_drive(
             seconds.
 
     Raises:
-        NotSupportedHereError: this is not a Colab notebook, or it is not the main thread.
+        NotSupportedHereError: this is not a Colab notebook, it is not the main thread, or what runs this code cannot
+            answer a dialogue, as from a command line.
         DriveAuthError: the permission was refused, or an administrator forbids it.
         DriveDisconnectedError: a client is mounted there that does not answer.
         OptionError: the mount point cannot be used.
@@ -172,6 +173,7 @@ def mount_drive(
     here = _mount_at(place)
     if here is not None and not _is_dead(here):
         return _note_mounted(here)
+    _check_attended("mount_drive", "Nothing was mounted.")
     client = _colab_client("mount_drive")
     if here is None:
         _check_mountpoint(place)
@@ -359,11 +361,24 @@ _NO_UNMOUNT = (
 
 def _check_mountable(verb: Literal["mount_drive", "refresh_drive", "flush_drive"]) -> None:
     """Refuse to unmount where nothing can mount again."""
+    _check_attended(verb, "Nothing was unmounted.")
     if not detect_platform().drive_mountable:
         instead = f" {_NO_UNMOUNT}" if verb == "flush_drive" else ""
         msg = (
             f"{verb}() has to unmount Drive, for every program on this machine, and only a notebook cell can mount it "
             f"again; this is a script or a terminal. Nothing was unmounted. Call {verb}() in a cell.{instead}"
+        )
+        raise NotSupportedHereError(msg)
+
+
+def _check_attended(verb: str, state: str) -> None:
+    """Refuse at once where nobody can answer the dialogue, for which the client would wait in silence."""
+    platform = detect_platform()
+    if platform.name == "colab" and not platform.attended:
+        msg = (
+            f"{verb}() asks for access to Drive by a dialogue, and what runs this code (`colab exec` or `colab run`, "
+            f"papermill, a scheduler) cannot answer one. {state} Let a person mount Drive first, by `colab drivemount` "
+            f"or in a cell of the same runtime; mount_drive() then finds it. {WITHOUT_DRIVE}"
         )
         raise NotSupportedHereError(msg)
 
@@ -489,7 +504,7 @@ def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0
         if mount is None:
             msg = (
                 "Nobody answered the request for access to Drive in time, and nothing was mounted. Run the cell again "
-                "and answer the dialogue."
+                f"and answer the dialogue. {WITHOUT_DRIVE}"
             )
             raise DriveAuthError(msg)
         if _is_dead(mount):

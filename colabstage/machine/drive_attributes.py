@@ -7,6 +7,9 @@ together with the reason, and never guessed.
 The client does not announce the end of an upload. A file has arrived when it is no longer waiting, the reported MD5 is
 that of what was written, and a second fact shows that this is not merely the MD5 of the copy on this machine: an id
 that Drive has given, or that the client reported before that something was waiting. `wait_uploaded` asks until then.
+
+A client may answer everything but these questions. It is then waited for once: as long as one question is unanswered,
+no other is asked of that mount. An unmount ends the question, so the next mount is asked anew.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from colabstage.errors import DriveError
 from colabstage.io.files import Closing
-from colabstage.io.pipeline import DaemonPool
+from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import format_duration
 from colabstage.machine.mounts import mount_of, require_answer
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
+
+T = TypeVar("T")
 
 _ID, _MD5, _UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
 _MD5_FORM = re.compile(r"[0-9a-f]{32}")
@@ -47,6 +52,9 @@ _MISSING = frozenset(
     }
 )
 _LOCAL_ID = "local-"
+# The question that each mount point's client has not answered in time. Of the whole process, because a minute for each
+# call would make a loop that publishes unusable.
+_UNANSWERED: dict[Path, Future[Any]] = {}
 # Often at first, since a small file is uploaded within a second, and less and less often after that.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
 # A file may be without its MD5 for a moment after its upload.
@@ -70,10 +78,14 @@ class ClientFacts:
 
 
 def ask_client(path: str | os.PathLike[str]) -> ClientFacts:
-    """Ask Drive's client about one file. This waits for a client that hangs, so call it in a thread."""
-    file_id, _ = _ask(path, _ID)
-    uncommitted, md5, why, _ = _look_at_upload(path)
-    return ClientFacts(file_id, md5, uncommitted, why)
+    """Ask Drive's client about one file; a client that hangs is waited for a minute."""
+
+    def ask() -> ClientFacts:
+        file_id, _ = _ask(path, _ID)
+        uncommitted, md5, why, _ = _look_at_upload(path)
+        return ClientFacts(file_id, md5, uncommitted, why)
+
+    return _in_time(path, ask) or ClientFacts("", "", None, f"'{os.fspath(path)}': {_no_answer()}")
 
 
 def ask_md5s(paths: Sequence[str], *, heard: Callable[[], object] = lambda: None) -> tuple[list[str], str]:
@@ -93,10 +105,13 @@ class Md5Questions(Closing):
         self._pool = DaemonPool(workers, "colabstage-ask")
         self._md5s: dict[str, str] = {}
         self._asked: list[Future[None]] = []
+        # Any of the files, since all are on one mount.
+        self._path = ""
         self._why = ""
 
     def ask(self, paths: Sequence[str]) -> None:
         """Add files to ask for; may be called in any thread."""
+        self._check_answers(paths)
         for start in range(0, len(paths) if not self._why else 0, _BATCH):
             self._asked.append(self._pool.submit(partial(self._ask_for, paths[start : start + _BATCH])))
 
@@ -108,6 +123,7 @@ class Md5Questions(Closing):
         """
         if not self._why and path not in self._md5s:
             # In a thread: a client that never answers must not hang whoever reads.
+            self._check_answers([path])
             self._wait([self._pool.submit(partial(self._ask_for, [path]))])
 
     def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
@@ -138,7 +154,13 @@ class Md5Questions(Closing):
         try:
             DaemonPool.results(asked, stall_timeout_s=_STALL_S)
         except TimeoutError:
-            self._why = f"it did not answer for {_STALL_S:.0f} s"
+            self._why = _no_answer()
+            _remember(self._path, next((question for question in asked if question.running()), None))
+
+    def _check_answers(self, paths: Sequence[str]) -> None:
+        self._path = self._path or next(iter(paths), "")
+        if not self._why and _hangs(self._path):
+            self._why = _no_answer()
 
     def _ask_for(self, paths: Sequence[str]) -> None:
         for path in paths:
@@ -169,11 +191,14 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
         pause_s, committed_at = _FIRST_LOOK_S, float("inf")
         while True:
             cancellation.check()
-            waits, found, why, number = _look_at_upload(path)
+            look = _in_time(path, partial(_look_at_upload, path), cancellation)
+            if look is None:
+                return f"'{path}': {_no_answer()}"
+            waits, found, why, number = look
             has_waited = has_waited or waits is True
             now = SYSTEM_CLOCK.now()
             if found == md5:
-                file_id, _ = _ask(path, _ID)
+                file_id, _ = _in_time(path, partial(_ask, path, _ID), cancellation) or ("", 0)
                 if has_waited or (file_id and not file_id.startswith(_LOCAL_ID)):
                     break
                 if not file_id:
@@ -215,6 +240,36 @@ def _look_at_upload(path: str | os.PathLike[str]) -> tuple[bool | None, str, str
     return False, md5, "", 0
 
 
+def _in_time(
+    path: str | os.PathLike[str], question: Callable[[], T], cancellation: Cancellation | None = None
+) -> T | None:
+    """Return the answer to a question about a file; `None` where the client has not answered it, or one before."""
+    if _hangs(path):
+        return None
+    asked = in_thread(question, "colabstage-ask")
+    try:
+        return DaemonPool.results([asked], cancellation=cancellation, stall_timeout_s=_STALL_S)[0]
+    except TimeoutError:
+        _remember(path, asked)
+        return None
+
+
+def _hangs(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a question to the client of a file's mount is still unanswered after its time."""
+    # The mount table is read only where there is such a client at all.
+    question = _UNANSWERED.get(mount_of(path).mountpoint) if _UNANSWERED else None
+    return question is not None and not question.done()
+
+
+def _remember(path: str | os.PathLike[str], question: Future[Any] | None) -> None:
+    if question is not None:
+        _UNANSWERED[mount_of(path).mountpoint] = question
+
+
+def _no_answer() -> str:
+    return f"it did not answer for {_STALL_S:.0f} s"
+
+
 def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:
     """Return the value of an attribute, and the number of the error where there is none."""
     # Python has no extended attributes on other systems.
@@ -229,7 +284,8 @@ def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:
 def attributes_line(path: str | os.PathLike[str]) -> str:
     """Say in one line which attributes Drive's client reports for a file on this machine, without their values."""
     # Google does not document the attributes, so people paste this line into an issue. Ids and MD5s are private.
-    answers = {name: _ask(path, name) for name in (_ID, _MD5, _UNCOMMITTED)}
+    none = ("", errno.ETIMEDOUT)
+    answers = {name: _in_time(path, partial(_ask, path, name)) or none for name in (_ID, _MD5, _UNCOMMITTED)}
     forms = [f"{name}: {os.strerror(number) if number else _form(value)}" for name, (value, number) in answers.items()]
     where = [sys.platform, os.environ.get("COLAB_RELEASE_TAG", ""), mount_of(path).fstype]
     return f"Drive's attributes ({', '.join(filter(None, where))}): {'; '.join(forms)}"

@@ -49,6 +49,12 @@ _MAX_CHAIN = 20
 # user needs to know.
 _Cause = tuple[str, str, type[ColabstageError], str]
 
+WITHOUT_DRIVE = (
+    "Without a mounted Drive, stage_dataset reads share links (https://drive.google.com/…), buckets (s3://…, gs://…) "
+    "and hf://datasets/…, and cache_dir= takes a bucket."
+)
+"""What works where nobody can consent to a mount."""
+
 # The first cause that fits counts, so the general ones come last.
 _MOUNT_CAUSES: tuple[_Cause, ...] = (
     (
@@ -67,14 +73,15 @@ _MOUNT_CAUSES: tuple[_Cause, ...] = (
         *("NotImplementedError", "", NotSupportedHereError),
         (
             "This machine cannot mount Google Drive: google.colab is installed, but this is not a Colab machine. "
-            "stage_dataset takes a local folder, a URL or a share link instead of a path on Drive."
+            f"{WITHOUT_DRIVE}"
         ),
     ),
     (
         *("AttributeError", "kernel", NotSupportedHereError),
         (
             "Drive can only be mounted from a notebook cell, because the permission is asked for in the browser. "
-            "This is a script or a shell: mount Drive in a cell first; scripts started afterwards can use it."
+            "This is a script or a shell: mount Drive in a cell first; scripts started afterwards can use it. "
+            f"{WITHOUT_DRIVE}"
         ),
     ),
     (
@@ -138,7 +145,7 @@ _MOUNT_CAUSES: tuple[_Cause, ...] = (
         (
             "The Drive client ended before '{place}' was mounted, as it does when nobody answers the dialogue "
             "that asks for access. Run the cell again and answer it; if that does not help, restart the session "
-            f"('Disconnect and delete runtime'). The client's log is {_LOG}."
+            f"('Disconnect and delete runtime'). The client's log is {_LOG}. {WITHOUT_DRIVE}"
         ),
     ),
     (

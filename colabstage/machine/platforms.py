@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError
 from colabstage.io.environment import LOCAL_DIR_VARIABLE, PLATFORM_VARIABLE, SYSTEM_ROOT_VARIABLE
@@ -37,6 +37,9 @@ class Platform:
     """Why `persistent_dir` is `None` although a folder could be used, and what that would cost."""
     drive_mountable: bool = False
     """Whether `google.colab.drive.mount` can work in this process."""
+    attended: bool = True
+    """Whether a dialogue that this process opens can be answered: false for code that a command line or a scheduler
+    runs in a notebook's kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,19 @@ class _Facts:
         return Path(self.environ.get("XDG_CACHE_HOME") or (home if home == self.temp else home / ".cache"))
 
     @property
-    def in_kernel(self) -> bool:
-        """Return whether this process is a notebook kernel, and not a script that a notebook started."""
+    def kernel(self) -> Any:
+        """Return the notebook kernel that this process is; `None` for a script that a notebook started."""
         # Without importing IPython: where it is not imported, this is no kernel.
         get_shell = getattr(self.modules.get("IPython"), "get_ipython", None)
-        return getattr(get_shell() if get_shell else None, "kernel", None) is not None
+        return getattr(get_shell() if get_shell else None, "kernel", None)
+
+    @property
+    def attended(self) -> bool:
+        """Return whether who runs this code can answer the kernel, which each request to run code declares."""
+        get_request = getattr(self.kernel, "get_parent", None)
+        request = get_request() if get_request else None
+        # `colab exec`, nbclient and papermill declare that they cannot; a button of a widget declares nothing.
+        return not isinstance(request, dict) or request.get("content", {}).get("allow_stdin", True) is not False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +165,7 @@ _TABLE: tuple[_Row, ...] = (
     _Row(
         "jupyter",
         "Jupyter",
-        lambda facts: facts.any_set("JPY_PARENT_PID") or facts.in_kernel,
+        lambda facts: facts.any_set("JPY_PARENT_PID") or facts.kernel is not None,
         lambda facts: facts.cache,
     ),
     _Row("python", "Python", lambda _: True, lambda facts: facts.cache),
@@ -200,5 +211,8 @@ def detect_platform(
         persistent_dir=row.persistent(facts),
         not_lasting=row.not_lasting,
         # The permission is asked for through the kernel; the file is what google.colab looks for before it mounts.
-        drive_mountable=row.name == "colab" and facts.in_kernel and facts.exists("/var/colab/hostname"),
+        drive_mountable=(
+            row.name == "colab" and facts.kernel is not None and facts.attended and facts.exists("/var/colab/hostname")
+        ),
+        attended=facts.attended,
     )

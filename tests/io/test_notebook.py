@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -154,3 +155,13 @@ def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:
     )
     assert "copy: 100%" in done.stderr
     assert "<" not in done.stdout
+
+
+def test_a_kernel_whose_code_nobody_attends_refuses_to_mount_drive(tmp_path: Path, nurseries: Nurseries) -> None:
+    """nbclient declares that it allows no input, as command lines and schedulers do; the client would wait 120 s."""
+    began = time.monotonic()
+    cell = "import os; os.environ['COLABSTAGE_PLATFORM'] = 'colab'; import colabstage; colabstage.mount_drive()"
+    (error,) = run_cells(cell, folder=tmp_path, nurseries=nurseries)[0]
+    assert error["ename"] == "NotSupportedHereError"
+    assert "hf://" in error["evalue"]
+    assert time.monotonic() - began < 60

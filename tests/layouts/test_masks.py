@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
+from colabstage import plan_stage, stage_dataset
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import MaskOptions
 from colabstage.images.masks import read_mask
@@ -219,3 +221,57 @@ def test_a_mask_that_is_all_transparency_is_refused(mode: str) -> None:
         else:
             with pytest.raises(DecodeError, match="how transparent"):
                 read_mask(file.getvalue(), MaskOptions())
+
+
+def painted(folder: Path, plain: int = 0) -> NDArray[np.intp]:
+    """Images and masks in true colours of three classes, after `plain` all black ones; return the classes."""
+    colors = np.array([[0, 0, 0], [0, 128, 0], [128, 0, 0]], np.uint8)
+    classes = np.random.default_rng(0).integers(0, 3, (24, 8, 6))
+    classes[:plain] = 0
+    for place in ("images", "masks"):
+        (folder / place).mkdir(parents=True)
+    for number, mask in enumerate(classes):
+        Image.new("RGB", (6, 8), (number, 0, 0)).save(folder / f"images/{number:02}.png")
+        Image.fromarray(colors[mask]).save(folder / f"masks/{number:02}.png")
+    return classes
+
+
+@pytest.mark.parametrize("plain", [0, 1])
+def test_painted_masks_are_refused_by_the_plan_with_a_table_to_paste(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: int
+) -> None:
+    """Planning and staging refuse the same; the line in the error makes the table that both accept."""
+    classes = painted(tmp_path / "data", plain)
+    for verb in (plan_stage, stage_dataset):
+        with pytest.raises(BrokenDatasetError, match=r"class_2,128,0,0") as caught:
+            verb(tmp_path / "data", local_dir=tmp_path / "local", cache_dir=None)
+    monkeypatch.chdir(tmp_path / "data")
+    line = re.search(r'from pathlib.*"\)', str(caught.value))
+    assert line is not None
+    exec(line.group())
+    assert plan_stage(".", local_dir=tmp_path / "local", cache_dir=None).samples == {"train": 24}
+    data = stage_dataset(".", local_dir=tmp_path / "local", cache_dir=None)
+    reader = SplitReader(data.path)
+    for key, mask in zip(reader.keys(), reader.read_y(range(24)), strict=True):
+        np.testing.assert_array_equal(mask, classes[int(Path(key).stem)])
+
+
+def test_a_painted_mask_among_those_of_indices_is_a_broken_file(tmp_path: Path) -> None:
+    """It can be left out; its error has its own colours."""
+    classes = painted(tmp_path / "data")
+    for number, mask in enumerate(classes[1:], 1):
+        Image.fromarray(mask.astype(np.uint8)).save(tmp_path / f"data/masks/{number:02}.png")
+    with pytest.raises(DecodeError, match=r"masks/00\.png.*class_2,128,0,0"):
+        pack_dataset(tmp_path / "data", tmp_path / "a.h5", encoding="pixels")
+    report = pack_dataset(tmp_path / "data", tmp_path / "b.h5", encoding="pixels", on_error="skip")
+    assert ["00.png" in line for line in report.skipped] == [True]
+
+
+def test_a_mask_of_many_colours_has_no_table(tmp_path: Path) -> None:
+    """Smoothed edges make colours that are no classes."""
+    painted(tmp_path / "data")
+    noise = np.random.default_rng(0).integers(0, 255, (8, 12, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "data/masks/00.png")
+    with pytest.raises(BrokenDatasetError, match=r"masks/00\.png.*colours") as caught:
+        plan_stage(tmp_path / "data", local_dir=tmp_path / "local", cache_dir=None)
+    assert "class_dict.csv" not in str(caught.value)

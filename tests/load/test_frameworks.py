@@ -123,6 +123,29 @@ def test_accelerate_prepares_it(make_file: Callable[..., Any]) -> None:
 
 @pytest.mark.long
 @needs_accelerate
+def test_accelerate_saves_and_restores_a_loader_that_is_registered(
+    make_file: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The next loader continues behind the last batch."""
+    from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
+
+    dataset = numbered(make_file)
+    loader, again = (make_loader(dataset, 4, seed=0) for _ in range(2))
+    whole = visited(make_loader(dataset, 4, seed=0))
+    first = Accelerator(cpu=True)
+    first.register_for_checkpointing(loader)
+    running = iter(loader)
+    seen = [int(row) for _ in range(2) for row in next(running)[1]]
+    first.save_state(str(tmp_path / "state"))
+    second = Accelerator(cpu=True)
+    second.register_for_checkpointing(again)
+    second.load_state(str(tmp_path / "state"))
+    assert seen + visited(again) == whole
+    assert visited(again) != whole
+
+
+@pytest.mark.long
+@needs_accelerate
 def test_accelerate_continues_by_epoch_and_batches(make_file: Callable[..., Any]) -> None:
     """As docs/loaders.md says: what `prepare` makes has no `state_dict`, and skips batches of the epoch that it is set
     to."""

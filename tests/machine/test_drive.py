@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -177,6 +178,23 @@ def test_where_drive_cannot_be_mounted_the_error_says_so(tmp_path: Path, preset:
         (machine.root / "content").mkdir(parents=True, exist_ok=True)
         with pytest.raises(NotSupportedHereError, match=advice):
             mount_drive(machine.root / "content/drive")
+
+
+@pytest.mark.parametrize("verb", [mount_drive, refresh_drive, partial(flush_drive, remount=True)])
+@pytest.mark.fuse
+def test_where_nobody_can_answer_nobody_is_asked(real_colab: SimulatedColab, verb: Callable[..., object]) -> None:
+    """A command line that runs code in the kernel declares it: refused before the request; a mount is left alone."""
+    place = real_colab.root / "content/drive"
+    if verb is not mount_drive:
+        mount_drive(place)
+    kernel = sys.modules["IPython"].get_ipython().kernel
+    kernel.get_parent = lambda: {"content": {"allow_stdin": False}}
+    asked = real_colab.auth_requests
+    with pytest.raises(NotSupportedHereError, match=r"colab drivemount.*hf://"):
+        verb(place) if verb is mount_drive else verb()
+    assert real_colab.auth_requests == asked
+    if verb is not mount_drive:
+        assert mount_drive(place) == place / "MyDrive"
 
 
 def test_a_kernel_without_colabs_variables_is_not_supported(

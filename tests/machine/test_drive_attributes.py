@@ -5,12 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from typing import TYPE_CHECKING
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from colabstage.machine import drive_attributes
-from colabstage.machine.drive_attributes import ClientFacts, Md5Questions, ask_client, ask_md5s, attributes_line
+from colabstage.machine.drive_attributes import (
+    ClientFacts,
+    Md5Questions,
+    ask_client,
+    ask_md5s,
+    attributes_line,
+    wait_uploaded,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,8 +116,37 @@ def test_a_client_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
             # Whoever reads a file, whose content may well come, is not held up for ever either.
             questions.ask_before_read("a")
             assert questions.answers(["a", "b"]) == ([], "it did not answer for 0 s")
+        assert ask_client("a").why == "'a': it did not answer for 0 s"
     finally:
         over.set()
+
+
+def test_a_client_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every kind of question shares that; once the old one has been answered, the client is asked again."""
+    over, never = threading.Event(), cast("Any", SimpleNamespace(check=lambda: None))
+    answered: list[str] = []
+
+    def getxattr(path: str, name: str) -> bytes:
+        answered.append(name)
+        over.wait(60)
+        return b"0"
+
+    monkeypatch.setattr(drive_attributes, "_STALL_S", 0.5)
+    monkeypatch.setattr(os, "getxattr", getxattr)
+    path = tmp_path / "a"
+    try:
+        for _ in range(5):
+            assert ask_md5s([str(path)]) == ([], "it did not answer for 0 s")
+            assert "did not answer" in ask_client(path).why
+            assert "did not answer" in wait_uploaded({path: MD5}, timeout_s=60, cancellation=never)
+            assert "Connection timed out" in attributes_line(path)
+        assert len(answered) == 1
+    finally:
+        over.set()
+    deadline = time.monotonic() + 60
+    while not (facts := ask_client(path)).id and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (facts.id, facts.uncommitted) == ("0", False)
 
 
 def test_a_file_is_asked_for_by_whoever_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -109,6 +110,15 @@ def test_drive_is_mountable_only_in_the_kernel_of_a_real_colab(
 ) -> None:
     """It takes the marker file of a Colab machine and a notebook kernel, not a script started by one."""
     assert detect(COLAB, paths, modules).drive_mountable is mountable
+
+
+def test_a_run_request_declares_whether_a_dialogue_can_be_answered() -> None:
+    """Command lines and schedulers allow no input, and neither does nbclient; a widget's message declares nothing."""
+    for content, attended in (({"allow_stdin": False}, False), ({"allow_stdin": True}, True), ({"comm_id": "1"}, True)):
+        kernel = SimpleNamespace(get_parent=partial(dict, content=content))
+        shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=kernel))  # noqa: B023 - used in this turn
+        found = detect(COLAB, ("/var/colab/hostname",), {"IPython": shell})
+        assert (found.attended, found.drive_mountable) == (attended, attended)
 
 
 def test_drive_is_not_mountable_on_kaggle_and_enterprise() -> None:
