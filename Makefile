@@ -73,10 +73,10 @@ libraries: $(VENV_LIBRARIES)/.installed ## train with fast.ai, timm, ultralytics
 smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the built wheel, from an empty folder
 	@bash scripts/smoke_wheel.sh $(VENV) $(VENV_WHEEL)
 
-bench: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse ## measure, and write docs/benchmarks.md (BENCH=name for one)
+bench: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse ## measure, and write benchmarks/results/ and docs/benchmarks.md (BENCH=name for one)
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
-campaign: $(VENV)/.installed $(VENV)/.fuse ## kill work at random moments, and write docs/campaigns.md (CAMPAIGN=name for one)
+campaign: $(VENV)/.installed $(VENV)/.fuse ## kill work at random moments, and write the table of docs/contributing.md (CAMPAIGN=name for one)
 	$(VENV)/bin/python -m campaigns $(CAMPAIGN) --kills $(KILLS)
 
 clean: ## remove what these targets made, the virtual environments included

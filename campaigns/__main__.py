@@ -1,4 +1,4 @@
-"""Kill colabstage's work at random moments, and write what was found into docs/campaigns.md.
+"""Kill colabstage's work at random moments, and write what was found into the table of docs/contributing.md.
 
     python -m campaigns [NAME ...] [--kills 60] [--files 1000] [--seed 1]
 
@@ -17,7 +17,7 @@ from campaigns.campaign import WrongError
 from campaigns.foreign import ForeignFileError, check_foreign_files
 from campaigns.killing import run_campaign
 from campaigns.known import FOREIGN, names
-from campaigns.page import write_foreign, write_section
+from campaigns.page import foreign_row, row, write_row
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
                 print(f"BROKEN  {error}", file=sys.stderr, flush=True)
                 broken += 1
             else:
-                print(write_foreign(found, seed=arguments.seed), flush=True)
+                _write(foreign_row(found, seed=arguments.seed))
             continue
         with tempfile.TemporaryDirectory(prefix=f"campaign-{name}-") as home:
             try:
@@ -47,8 +47,13 @@ def main() -> int:
                 print(f"BROKEN  {error}", file=sys.stderr, flush=True)
                 broken += 1
                 continue
-        print(write_section(name, outcome, seed=arguments.seed), flush=True)
+        _write(row(name, outcome, seed=arguments.seed))
     return 1 if broken else 0
+
+
+def _write(line: str) -> None:
+    write_row(line)
+    _say(line)
 
 
 def _say(line: str) -> None:

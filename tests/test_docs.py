@@ -190,7 +190,7 @@ def test_the_keras_page_runs(here: Path) -> None:
 
 
 def pages_with_commands() -> list[ParameterSet]:
-    needs_torch = {"command_line", "diagnose"}  # profiling a pack reads it through a loader
+    needs_torch = {"command_line"}  # profiling a pack reads it through a loader
     names = [path.stem for path in DOCS if blocks(path, "bash")]
     return [pytest.param(name, marks=[pytest.mark.torch] if name in needs_torch else []) for name in names]
 

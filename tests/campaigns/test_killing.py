@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from campaigns import page
 from campaigns.campaign import WrongError
 from campaigns.killing import Outcome, run_campaign
 from campaigns.known import names
-from campaigns.page import section
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,10 +51,21 @@ def test_a_checker_that_looks_at_a_part_says_so(tmp_path: Path) -> None:
         look_at_pack(tmp_path / "out.h5", tmp_path / "truth.h5", None)
 
 
-def test_the_page_tells_what_was_counted() -> None:
-    """Kept and redone units stand in the section, with the bound."""
-    outcome = Outcome("samples", bound=40, kills=7, rounds=2, states={"old": 7}, kept=1234, redone=5, done=6789)
-    text = section("pack", outcome, seed=3)
-    assert "| samples kept | 1,234 |" in text
-    assert "| samples redone | 5 of 6,789 done |" in text
-    assert "Seed 3" in text
+def test_a_row_tells_what_was_counted_and_replaces_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redone units stand in it with the bound; the other rows and the text around the table stay."""
+    outcome = Outcome("samples", bound=40, kills=7, rounds=2, states={"old": 7}, kept=1234, redone=14, worst=5)
+    line = page.row("pack", outcome, seed=3)
+    assert "2 samples on average, 5 in the worst round, at most 40 promised" in line
+    assert "7 kills" in line
+    assert "| old 7 |" in line
+    written = tmp_path / "contributing.md"
+    around = "head\n\n| `fetch` | stays |\n{}| `stage` | stays |\n\nrest\n\n## Word list\n\n| `pack` | no row |\n"
+    written.write_text(around.format("| `pack` | earlier |\n"), encoding="utf-8")
+    monkeypatch.setattr(page, "PAGE", written)
+    page.write_row(line)
+    assert written.read_text(encoding="utf-8") == around.format(line)
+    written.write_text(around.format(""), encoding="utf-8")
+    page.write_row(line)
+    assert written.read_text(encoding="utf-8") == around.format(line)
