@@ -18,7 +18,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from colabstage.errors import DamagedPackError, SourceChangedError, SourceReadError
-from colabstage.io.callers_code import without_ours
+from colabstage.io.arguments import without_ours
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE
 from colabstage.sources.order import ConnectionTuner
