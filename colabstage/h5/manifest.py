@@ -33,7 +33,7 @@ from colabstage.io.ownership import (
 )
 from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
-from colabstage.io.workspace import EXCHANGE, is_abandoned, is_made_here, owned_beside, owned_name
+from colabstage.io.workspace import EXCHANGE, OWN_MARK, is_abandoned, is_made_here, owned_beside, owned_name, shortened
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
@@ -329,6 +329,8 @@ def sweep_exchanges(file: Path) -> None:
     for note, owner in list(owned_beside(file, EXCHANGE)) if manifest_path(file).exists() else ():
         if is_abandoned(note, owner):
             remove_named(note)
+    # One that was being written.
+    sweep_orphans(file.parent, prefix=f"{OWN_MARK}{shortened(file.name)}.")
 
 
 def check_replaceable_pack(file: Path) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
-_MARK = ".colabstage-"
+OWN_MARK = ".colabstage-"
 # Work in progress; what is being removed; what made room for its successor; the inventory of a folder that was put in
 # its place, and its name until it is complete; the manifests of a pack that is being replaced.
 TEMP, OLD, WAS, INVENTORY, DRAFT, EXCHANGE = ".tmp", ".old", ".was", ".deed", ".draft", ".exchange"
@@ -123,7 +123,7 @@ def shortened(name: str) -> str:
 def owned_name(path: Path, suffix: str) -> Path:
     # Random digits, so that nobody can put a link under the name before it is used.
     number = f"{next(_counter)}-{secrets.token_hex(4)}"
-    return path.with_name(f"{_MARK}{shortened(path.name)}.{owner_token()}.{number}{suffix}")
+    return path.with_name(f"{OWN_MARK}{shortened(path.name)}.{owner_token()}.{number}{suffix}")
 
 
 def temp_beside(path: Path) -> Path:
@@ -134,15 +134,17 @@ def temp_beside(path: Path) -> Path:
 def is_our_name(name: str) -> bool:
     """Return whether a name is one that colabstage gives files beside the user's data: a temporary, record or
     inventory."""
-    return name.startswith(_MARK) or (name[:1] == "." and name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX))
+    return name.startswith(OWN_MARK) or (
+        name[:1] == "." and name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX)
+    )
 
 
 def name_and_owner(temp: Path) -> tuple[str, str] | None:
     """Return what a temporary file stands for, and its owner's token; `None` for any other file."""
     base, suffix = os.path.splitext(temp.name)  # noqa: PTH122 - a name
-    if suffix not in _OWNED or not base.startswith(_MARK):
+    if suffix not in _OWNED or not base.startswith(OWN_MARK):
         return None
-    parts = base.removeprefix(_MARK).rsplit(".", 2)
+    parts = base.removeprefix(OWN_MARK).rsplit(".", 2)
     return (parts[0], parts[1]) if len(parts) == 3 else None
 
 
@@ -231,7 +233,7 @@ def is_worked_in(folder: Path, *, but: Path) -> bool:
 def owned_beside(path: Path, suffix: str) -> Iterator[tuple[Path, str]]:
     """Return the paths with an owned name for `path` that this user made, each with its owner."""
     wanted = shortened(path.name)
-    for entry in sorted(path.parent.glob(f"{_MARK}{glob.escape(wanted)}.*{suffix}")):
+    for entry in sorted(path.parent.glob(f"{OWN_MARK}{glob.escape(wanted)}.*{suffix}")):
         parts = name_and_owner(entry)
         if parts is not None and parts[0] == wanted and is_made_here(entry):
             yield entry, parts[1]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from colabstage.load.frameworks.arrays import ArrayBatches, Batch
     from colabstage.load.plan import LoaderPlan
 
-# Before training, Keras takes one or two batches to learn their shapes, and its prefetching takes two or three more.
-_LOOK_BATCHES = 4
+# Before training, Keras takes one or two batches to learn their shapes, and its prefetching may take another.
+_LOOK_BATCHES = 3
 # Longer than most training steps, and short enough that no thread is left when training stops.
 _LINGER_S = 1.0
 
@@ -35,7 +35,8 @@ class EpochTracker:
     """Tell passes over the data apart.
 
     A pass is the next epoch, unless Keras has only looked at the first batches before it. A second request for a batch
-    begins a pass, and so does a request after `announce` that does not continue the one before. Not thread-safe.
+    begins a pass, and so does a request after `announce` if no more batches were requested before than Keras looks at.
+    Not thread-safe.
     """
 
     def __init__(self, batches: int, *, by_turn: bool) -> None:
@@ -65,9 +66,9 @@ class EpochTracker:
     def request(self, number: int) -> tuple[int, int]:
         """Return the epoch and the batch that a request for batch `number` means."""
         done = len(self._asked)
-        in_turn = number == done and max(self._asked, default=-1) == done - 1
-        if number in self._asked or (self._announced and not in_turn):
-            looked = self._announced and done <= _LOOK_BATCHES and done < self._batches
+        # Whatever the number: the first one of a pass is drawn, and may be the one after those that were looked at.
+        looked = self._announced and 0 < done <= _LOOK_BATCHES and done < self._batches
+        if looked or number in self._asked:
             self.start_epoch(self.epoch + (not looked))
         self._announced = False
         turn = len(self._asked)
