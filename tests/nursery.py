@@ -148,8 +148,11 @@ def _become(role: str, arguments: list[str], folder: str, environment: dict[str,
             sys.path.insert(0, "")  # as in any kernel: the notebook's folder
             launch_new_instance(argv=arguments)
         elif role == "nbclient":
+            from jupyter_client.asynchronous.client import AsyncKernelClient
             from nbclient.cli import NbClientApp
 
+            # As a front end in which somebody can answer; nbclient says that nobody can, and Drive is not mounted then.
+            AsyncKernelClient.allow_stdin = property(lambda _: True, lambda *_: None)  # type: ignore[assignment]
             NbClientApp.launch_instance(argv=arguments)
         else:
             sys.argv[:] = arguments

@@ -344,7 +344,7 @@ class Blocks:
         for path, size in zip(self.paths, self.layout.sizes, strict=True):
             self._handles.append(handle := _open(path))
             here = os.fstat(handle).st_size
-            if is_new and self.gives_back:
+            if here and is_new and self.gives_back:
                 punch_hole(handle, 0, here)
             else:
                 is_left |= here > 0

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from colabstage.load.frameworks.arrays import ArrayBatches, Batch
     from colabstage.load.plan import LoaderPlan
 
-# Before training, Keras takes one or two batches to learn their shapes, and its prefetching may take another.
-_LOOK_BATCHES = 3
+# Before training, Keras takes one or two batches to learn their shapes, and its prefetching takes two or three more.
+_LOOK_BATCHES = 4
+# It counts the batches so often before it begins a pass; whoever does so once, in the middle, goes on with it.
+_KERAS_COUNTS = 3
 # Longer than most training steps, and short enough that no thread is left when training stops.
 _LINGER_S = 1.0
 
@@ -35,8 +37,8 @@ class EpochTracker:
     """Tell passes over the data apart.
 
     A pass is the next epoch, unless Keras has only looked at the first batches before it. A second request for a batch
-    begins a pass, and so does a request after `announce` if no more batches were requested before than Keras looks at.
-    Not thread-safe.
+    begins a pass, and so does a request after `announce` that does not continue the one before, or that comes after
+    as few as Keras looks at. Not thread-safe.
     """
 
     def __init__(self, batches: int, *, by_turn: bool) -> None:
@@ -47,11 +49,11 @@ class EpochTracker:
         self._batches = batches
         self._by_turn = by_turn
         self._asked: set[int] = set()
-        self._announced = False
+        self._announced = 0
 
     def announce(self) -> None:
         """Record that Keras may be about to begin a pass."""
-        self._announced = True
+        self._announced += 1
 
     def begin(self) -> None:
         """Begin a pass: the next epoch, unless nothing of this one was requested."""
@@ -66,11 +68,13 @@ class EpochTracker:
     def request(self, number: int) -> tuple[int, int]:
         """Return the epoch and the batch that a request for batch `number` means."""
         done = len(self._asked)
-        # Whatever the number: the first one of a pass is drawn, and may be the one after those that were looked at.
-        looked = self._announced and 0 < done <= _LOOK_BATCHES and done < self._batches
-        if looked or number in self._asked:
-            self.start_epoch(self.epoch + (not looked))
-        self._announced = False
+        in_turn = number == done and max(self._asked, default=-1) == done - 1
+        may_be_look = self._announced > 0 and done <= _LOOK_BATCHES and done < self._batches
+        # The first number of a pass is drawn, and may be the one after those that were looked at.
+        begins = self._announced >= _KERAS_COUNTS and may_be_look
+        if begins or number in self._asked or (self._announced and not in_turn):
+            self.start_epoch(self.epoch + (not may_be_look))
+        self._announced = 0
         turn = len(self._asked)
         self._asked.add(number)
         return self.epoch, turn if self._by_turn else number

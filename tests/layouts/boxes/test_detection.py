@@ -611,7 +611,9 @@ def test_other_trees_are_declined(tmp_path: Path) -> None:
     for name in ("cat/1.jpg", "dog/2.jpg"):
         put_image(tmp_path / "classes" / name, 1)
         put_image(tmp_path / "pairs/images" / name, 1)
-        put_image(tmp_path / "pairs/labels" / name.replace("jpg", "png"), 1)
+        mask = tmp_path / "pairs/labels" / name.replace("jpg", "png")
+        mask.parent.mkdir(parents=True)
+        Image.fromarray(np.eye(8, dtype=np.uint8)).save(mask)
     put(tmp_path / "classes/info.json", json.dumps({"images": 2}))
     put(tmp_path / "classes/cat/readme.txt", "cats")
     assert detect_layout(FolderTree(tmp_path / "classes")).layout == "image_folder"
