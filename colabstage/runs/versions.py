@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from colabstage.h5.manifest import manifest_path, remove_manifest
 from colabstage.io.ownership import sweep_orphans
 from colabstage.machine.mounts import drive_root
+from colabstage.stage.publish import discard_version
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -62,6 +63,9 @@ def sweep_leftovers(folder: Path) -> None:
     """Remove what sessions that were killed have left half published or half removed."""
     # Drive's trash keeps the size of what is removed.
     sweep_orphans(folder, prefix="session-", empty=drive_root(folder) is not None)
+    # A step that was saved twice, at its time and at the end of the block, replaces the first.
+    for replaced in folder.glob("session-*.pt.previous"):
+        discard_version(replaced)
     for manifest in folder.glob("session-*.pt.json"):
         version = version_named(manifest.name.removesuffix(".json"))
         if version is not None and not os.path.lexists(folder / version.name):
