@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-_PLACES = ("session", "epoch", "step", "time")
+# What every row of a history has.
+PLACES = ("session", "epoch", "step", "time")
 
 
 def plot_history(history: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> Figure:
@@ -24,7 +25,7 @@ def plot_history(history: Sequence[Mapping[str, Any]], names: Sequence[str] = ()
     """
     from matplotlib.figure import Figure
 
-    columns = list(dict.fromkeys(name for row in history for name in row if name not in _PLACES))
+    columns = list(dict.fromkeys(name for row in history for name in row if name not in PLACES))
     if unknown := [name for name in names if name not in columns]:
         msg = f"The history has no column {unknown[0]!r}; it has {listed(columns) or 'no rows yet'}."
         raise OptionError(msg)

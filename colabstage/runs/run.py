@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from colabstage.errors import DamagedPackError, OptionError, RunInUseError, said_by
+from colabstage.errors import ColabstageError, DamagedPackError, OptionError, RunInUseError, said_by
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import typed
 from colabstage.io.files import make_folder
@@ -25,6 +25,7 @@ from colabstage.io.workspace import open_spool, remove_own
 from colabstage.machine.mounts import require_drive
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.runs.lease import new_lease, wait_until_free, write_lease
+from colabstage.runs.plot import PLACES, plot_history
 from colabstage.runs.saver import Job, Saved, Saver
 from colabstage.runs.state import (
     Copier,
@@ -181,6 +182,7 @@ class Run:
         self._shown = _Shown(progress)
         self._copier = Copier()
         self._saver: Saver | None = None
+        self._digest = ""
         self._session = 0
         self._sums: dict[str, Any] = {}
         self._summed = 0
@@ -217,7 +219,7 @@ class Run:
     ) -> None:
         with self._stack:
             # What an exception has left half done is no state to go on from.
-            if error is None and self._place() != self._saved:
+            if error is None and not self._is_saved():
                 self.save()
 
     def epochs(self, number: int) -> Iterator[int]:
@@ -286,13 +288,11 @@ class Run:
     def plot(self, *names: str) -> Any:
         """Draw the history: a line for each of these columns, all by default, over the steps, with a mark where a
         session began. Returns a matplotlib `Figure`."""
-        from colabstage.runs.plot import plot_history
-
         return plot_history(self.history, names)
 
     def __str__(self) -> str:
         parts = [f"epoch {self.epoch}, step {self.steps:,}"]
-        last = {name: value for row in self.history[-2:] for name, value in row.items() if name not in _COLUMNS}
+        last = {name: value for row in self.history[-2:] for name, value in row.items() if name not in PLACES}
         parts += [f"{name} {value:.4g}" for name, value in last.items()]
         saver = self._saver
         if saver is not None and saver.newest is not None:
@@ -413,6 +413,16 @@ class Run:
             return self.steps - self._saved[1] >= self._every.steps
         return self._clock.now() >= (self._again_s if failed else self._due_s)
 
+    def _is_saved(self) -> bool:
+        """Return whether all that was done is in the folder, once what is on its way has arrived or failed."""
+        if self._saver is None or self._place() != self._saved:
+            return self._saver is None
+        try:
+            self._saver.wait()
+        except (ColabstageError, OSError):
+            return False
+        return True
+
     def _begin_interval(self) -> None:
         now = self._clock.now()
         self._due_s = now + self._every.seconds
@@ -426,11 +436,13 @@ class Run:
         """Copy the state as it is now."""
         self._end_row()
         parts, states = self._all_parts(), self._states()
+        # Once: the list of hashes of a large pack is long. A pack that arrives has none before its end.
+        self._digest = self._digest or dataset_digest(self._loader)
         content = {
             "format": _FORMAT,
             "parts": states,
             "kinds": {name: kind_of_part(part) for name, part in parts.items()},
-            "dataset": dataset_digest(self._loader),
+            "dataset": self._digest,
             "random": random_state(),
             "counters": {"epoch": self.epoch, "steps": self.steps},
             "history": [dict(row) for row in self.history],
@@ -498,9 +510,6 @@ class Run:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-_COLUMNS = ("session", "epoch", "step", "time")
 
 
 class _Shown:

@@ -26,6 +26,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
 
@@ -198,8 +199,8 @@ def dataset_digest(loader: object) -> str:
     dataset: Any = getattr(loader, "dataset", None)
     while hasattr(dataset, "dataset"):  # a Subset
         dataset = dataset.dataset
-    paths: Sequence[Any] = getattr(dataset, "paths", None) or [getattr(dataset, "path", None)]
-    manifests = [None if path is None else read_manifest(path) for path in paths]
-    if any(manifest is None for manifest in manifests):
+    paths: Sequence[Path] = getattr(getattr(dataset, "reader", None), "paths", ())
+    manifests = [read_manifest(path) for path in paths]
+    if not manifests or any(manifest is None for manifest in manifests):
         return ""
     return short_digest(" ".join(digest for manifest in manifests if manifest for digest in manifest.hashes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ import pytest
 import torch
 from torch import nn
 
-from colabstage import list_runs, resumable
-from colabstage.errors import OptionError, RunInUseError, TargetExistsError
+from colabstage import dataset_h5, list_runs, make_loader, pack_dataset, resumable
+from colabstage.errors import NotEnoughSpaceError, OptionError, RunInUseError, TargetExistsError
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
+from tests.support.images import make_tree
 
 if TYPE_CHECKING:
     import threading
@@ -297,6 +299,36 @@ def test_a_full_disk_costs_saves_and_no_training(
     assert any("Nothing was saved since" in note for note in run.notes)
     assert versions(disk / "run")[0].step == STEPS
     assert_same_weights(parts, whole)
+
+
+def test_a_disk_that_is_full_at_the_end_is_an_error(data: Path, make_disk: Callable[[int], Path]) -> None:
+    """Also where the last step was handed over before: nobody takes a run for saved that is not."""
+    disk = make_disk(1)
+    with (  # noqa: PT012 - at the end of the block
+        pytest.raises(NotEnoughSpaceError),
+        resumable(disk / "run", progress=False, every=0, **make_parts(data)) as run,
+    ):
+        fill(disk / "full")
+        run.step()
+
+
+def test_another_dataset_of_as_many_rows_is_refused(tmp_path: Path) -> None:
+    """The rows that are left would be others; the same pack in another place is the same."""
+    packs = []
+    for number in range(2):
+        folder = make_tree(
+            tmp_path / f"photos{number}", {f"{kind}/{i}.png": 10 * number + i for kind in "ab" for i in range(8)}
+        )
+        packs.append(tmp_path / f"{number}.h5")
+        pack_dataset(folder, packs[-1], image_size=(8, 8), progress=False)
+    for file in (packs[0], packs[0].with_name("0.h5.json")):
+        shutil.copy2(file, tmp_path / file.name.replace("0", "copy", 1))
+    model = nn.Linear(2, 2)
+    for pack in (packs[0], tmp_path / "copy.h5", packs[1]):
+        loader = make_loader(dataset_h5(pack), 4, seed=0)
+        refused = pytest.raises(OptionError, match="dataset") if pack == packs[1] else contextlib.nullcontext()
+        with refused, resumable(tmp_path / "run", progress=False, model=model, loader=loader) as run:
+            run.save()
 
 
 def test_a_dead_process_holds_no_run(data: Path, tmp_path: Path) -> None:
