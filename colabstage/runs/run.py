@@ -24,9 +24,9 @@ from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import open_spool, remove_own
 from colabstage.machine.mounts import require_drive
 from colabstage.machine.watched import run_with_one_remount
-from colabstage.runs.lease import new_lease, wait_until_free, write_lease
+from colabstage.runs.lease import NAME, Heartbeat, new_lease, wait_until_free
 from colabstage.runs.plot import PLACES, plot_history
-from colabstage.runs.saver import Job, Saved, Saver
+from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
     Copier,
     check_parts,
@@ -46,11 +46,14 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType, TracebackType
+    from typing import TypeVar
 
     from colabstage.io.progress import Clock, Progress
     from colabstage.runs.lease import Lease
+
+    T = TypeVar("T")
 
 _FORMAT = 1
 _UNITS_S = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
@@ -183,13 +186,14 @@ class Run:
         self._copier = Copier()
         self._saver: Saver | None = None
         self._digest = ""
-        self._session = 0
+        self._session = self._saves = 0
         self._sums: dict[str, Any] = {}
         self._summed = 0
         self._saved: tuple[int, int, int] = self._place()
         self._due_s = self._again_s = 0.0
         self._random: Mapping[str, Any] | None = None
         self._stop: int | None = None
+        self._at_once = False
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -204,9 +208,8 @@ class Run:
             local.mkdir(mode=0o700)
             whole = self._begin(local)
             if _rank() == 0:
-                lease = new_lease(self._session)
-                write_lease(self.folder, lease)
-                self._saver = Saver(self.folder, lease, local, keep=self._keep, whole=whole)
+                heartbeat = Heartbeat(self.folder, new_lease(self._session))
+                self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, whole=whole)
             stack.callback(self._leave)
             stack.enter_context(self._signals())
             self._stack = stack.pop_all()
@@ -221,6 +224,8 @@ class Run:
             # What an exception has left half done is no state to go on from.
             if error is None and not self._is_saved():
                 self.save()
+        if error is None:
+            self._obey()
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the epochs that are left of so many, from 0; the first of them may be half done.
@@ -299,7 +304,9 @@ class Run:
             parts.append(f"saved {_show_saved(saver.newest)}")
         elif self.resumed_from is not None:
             parts.append(f"restored from {self.resumed_from.name}")
-        if saver is not None and self._every.steps is None and not saver.problem:
+        if saver is not None and saver.began is not None:
+            parts.append(f"saving since {time.strftime('%H:%M:%S', time.localtime(saver.began))}")
+        elif saver is not None and self._every.steps is None and not saver.problem:
             parts.append(f"next save in {format_duration(max(0.0, self._due_s - self._clock.now()))}")
         if saver is not None and saver.problem:
             parts.append(saver.problem)
@@ -310,24 +317,32 @@ class Run:
 
     def _begin(self, local: Path) -> set[Version]:
         """Restore the newest whole version, if there is one; return those that are known to be whole."""
-        rank = _rank()
-        chosen: list[Any] = [None, 0]
-        if rank == 0:
-            before, there = run_with_one_remount(self._look, place=self.folder, touches=(self.folder,))
-            session = max([before.session if before else 0, *(one.session for one in there)]) + 1
-            chosen = [self._newest_whole(there, local), session]
-        chosen = _shared(chosen)
-        version: Version | None = chosen[0]
-        self._session = chosen[1]
+        version, self._session = _of_first_rank(lambda: self._choose(local))
         if version is None:
             return set()
-        if rank:
+        if _rank():
             restore_file(self.folder / version.name, local / version.name, progress=False)
         file = local / version.name
         content = torch.load(file, map_location="cpu", weights_only=True)
         remove_own(file)
         self._load(content, version)
         return {version}
+
+    def _choose(self, local: Path) -> tuple[Version | None, int]:
+        """Return the version to restore, which is in `local` then, and the number of this session."""
+        before, there = run_with_one_remount(self._look, place=self.folder, touches=(self.folder,))
+        noted = before.newest if before is not None else ""
+        if noted and noted not in [version.name for version in there]:
+            self.notes.append(f"{noted} was passed over: it is noted in '{NAME}', but not in the folder.")
+        version = self._newest_whole(there, local)
+        # One that was on its way when the very first session died is none that could be missed.
+        if version is None and (noted or any(is_complete(self.folder, one) for one in there)):
+            msg = (
+                f"No version in '{self.folder}' can be restored. {' '.join(self.notes)} Remount Drive if the folder is "
+                "there, and try again. To train from the beginning, choose another folder."
+            )
+            raise DamagedPackError(msg)
+        return version, max([before.session if before else 0, *(one.session for one in there)]) + 1
 
     def _look(self) -> tuple[Lease | None, list[Version]]:
         """Return the lease of the session before, which has left, and the versions in the folder."""
@@ -339,7 +354,7 @@ class Run:
     def _newest_whole(self, there: list[Version], local: Path) -> Version | None:
         for version in there:
             if not is_complete(self.folder, version):
-                self.notes.append(f"{version.name} was passed over: it was not published whole.")
+                self.notes.append(f"{version.name} was passed over: it was not saved completely.")
                 continue
             try:
                 restore_file(
@@ -398,11 +413,12 @@ class Run:
             )
             raise RunInUseError(msg)
         if self._stop is not None:
-            self._shown.line("Saving this step before the end; press Ctrl-C again to leave at once.")
             try:
-                self.save()
-            finally:
-                self._obey()
+                if not self._is_saved():
+                    self.save()
+            except (ColabstageError, OSError) as error:
+                self._note(f"The end was not saved: {said_by(error)}")
+            self._obey()
         if not saver.busy and self._is_due(failed=bool(saver.problem)):
             self._tell_saved()
             saver.save(self._job())
@@ -448,7 +464,10 @@ class Run:
             "history": [dict(row) for row in self.history],
         }
         self._saved = self._place()
-        return Job(Version(self._session, self.steps), self.epoch, content, lambda: self._copier.give_back(states))
+        self._saves += 1
+        return Job(
+            Version(self._session, self._saves, self.steps), self.epoch, content, lambda: self._copier.give_back(states)
+        )
 
     def _row(self, values: Mapping[str, Any]) -> dict[str, Any]:
         numbers = {
@@ -467,10 +486,13 @@ class Run:
         if saver is None:
             return
         if saver.problem and saver.problem not in self.notes:
-            self.notes.append(saver.problem)
-            self._shown.line(saver.problem)
+            self._note(saver.problem)
         elif saver.newest is not None:
             self._shown.line(f"Saved {_show_saved(saver.newest)}.", once=True)
+
+    def _note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+        self._shown.line(sentence)
 
     def _began(self) -> str:
         if self.resumed_from is None:
@@ -482,7 +504,7 @@ class Run:
     def _leave(self) -> None:
         saver, self._saver = self._saver, None
         if saver is not None:
-            saver.close()
+            saver.close(patience_s=0.0 if self._at_once else END_S)
 
     def _obey(self) -> None:
         """End as the signal that came wants it."""
@@ -501,8 +523,13 @@ class Run:
 
         def note(number: int, _: FrameType | None) -> None:
             if self._stop is not None and number == signal.SIGINT:
+                self._at_once = True
                 raise KeyboardInterrupt
             self._stop = number
+            place = "epoch" if self._loader is None else "step"
+            # It may come in the middle of another line.
+            with contextlib.suppress(RuntimeError):
+                self._shown.line(f"Saves and stops after this {place}; press Ctrl-C again to leave at once.")
 
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -555,8 +582,18 @@ def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _shared(values: list[Any]) -> list[Any]:
-    """Return what the first rank has chosen."""
-    if _is_distributed():
-        torch.distributed.broadcast_object_list(values, src=0)
-    return values
+def _of_first_rank(choose: Callable[[], T]) -> T:
+    """Return what the first rank chooses; what it raises is raised by all, so that none waits for the others."""
+    if not _is_distributed():
+        return choose()
+    chosen: list[Any] = [None]
+    if _rank() == 0:
+        try:
+            chosen = [choose()]
+        except ColabstageError as error:
+            chosen = [error]
+    torch.distributed.broadcast_object_list(chosen, src=0)
+    if isinstance(chosen[0], ColabstageError):
+        raise chosen[0]
+    choice: T = chosen[0]
+    return choice

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import ColabstageError, DriveError, RunInUseError, said_by
+from colabstage.errors import ColabstageError, DriveError, said_by
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_duration
 from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import remove_own
-from colabstage.runs.lease import BEAT_S, Lease, read_lease, write_lease
 from colabstage.runs.versions import Version, list_versions, superseded
 from colabstage.stage.publish import discard_version, publish_file
 
@@ -30,13 +29,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Progress
+    from colabstage.runs.lease import Heartbeat, Lease
 
 # What Drive may take for gigabytes at 2 MB/s; a version that is not there by then is on its way all the same.
 _UPLOAD_S = 1800.0
 # How often whoever waits looks whether Ctrl-C was pressed, which a lock that is waited for without an end would hide.
 _LOOK_S = 0.2
 # A mount that does not answer is not waited for longer at the end.
-_END_S = 120.0
+END_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +65,21 @@ class Job:
 
 
 class Saver:
-    """Save what it is given, one version at a time, and give a sign of life in between.
+    """Save what it is given, one version at a time.
 
     Attributes:
         newest: the version that was saved last, `None` before the first.
         problem: why the last try failed, with the time since when nothing was saved; empty after one that did not.
-        lost: the lease of the session that has taken the run over; `None` while it is ours.
+        began: when the version that is on its way was handed over, in seconds since 1970; `None` if there is none.
     """
 
-    def __init__(self, folder: Path, lease: Lease, local: Path, *, keep: int, whole: set[Version]) -> None:
-        """Begin to give signs of life. `local`: where versions are written first. `whole`: versions in the folder that
-        are known to be whole."""
+    def __init__(self, folder: Path, heartbeat: Heartbeat, local: Path, *, keep: int, whole: set[Version]) -> None:
+        """Begin a thread, which at its end leaves the run. `local`: where versions are written first. `whole`: versions
+        in the folder that are known to be whole."""
         self.newest: Saved | None = None
         self.problem = ""
-        self.lost: Lease | None = None
-        self._folder, self._lease, self._local, self._keep, self._whole = folder, lease, local, keep, set(whole)
+        self.began: float | None = None
+        self._folder, self._heartbeat, self._local, self._keep, self._whole = folder, heartbeat, local, keep, set(whole)
         self._error: ColabstageError | OSError | None = None
         self._failing_since: float | None = None
         self._job: Job | None = None
@@ -94,10 +94,15 @@ class Saver:
         """Return whether a version is on its way."""
         return self._job is not None
 
+    @property
+    def lost(self) -> Lease | None:
+        """Return the lease of the session that has taken the run over."""
+        return self._heartbeat.lost
+
     def save(self, job: Job, progress: Progress | None = None) -> None:
         """Begin to save a version; the one before has been saved, or has failed."""
         with self._changed:
-            self._job, self._progress = job, progress or NullProgress()
+            self._job, self._progress, self.began = job, progress or NullProgress(), time.time()
             self._changed.notify_all()
 
     def wait(self) -> None:
@@ -112,8 +117,8 @@ class Saver:
         if self._error is not None:
             raise self._error
 
-    def close(self, *, patience_s: float = _END_S) -> None:
-        """End the thread, after what is on its way, and leave the run to the next session."""
+    def close(self, *, patience_s: float = END_S) -> None:
+        """End the thread, after what is on its way, and leave the run to the next session; wait so long at most."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -122,40 +127,15 @@ class Saver:
             self._thread.join(_LOOK_S)
 
     def _work(self) -> None:
-        beaten = 0.0
         while True:
             with self._changed:
-                if self._job is None and not self._ended:
-                    self._changed.wait(max(_LOOK_S, beaten + BEAT_S - time.monotonic()))
-                job, ended = self._job, self._ended
-            if job is not None:
-                self._try(job)
-            elif ended:
-                self._lease = replace(self._lease, ended=True)
-                self._beat()
+                while self._job is None and not self._ended:
+                    self._changed.wait()
+                job = self._job
+            if job is None:
+                self._heartbeat.leave()
                 return
-            if job is not None or time.monotonic() >= beaten + BEAT_S:
-                self._beat()
-                beaten = time.monotonic()
-
-    def _beat(self) -> None:
-        """Give a sign of life, unless another session has taken over; a mount that fails now is met when saving."""
-        try:
-            self._check_ours()
-            self._lease = replace(self._lease, beat=time.time())
-            write_lease(self._folder, self._lease)
-        except (ColabstageError, OSError):
-            return
-
-    def _check_ours(self) -> None:
-        there = read_lease(self._folder)
-        if there is not None and there.session > self._lease.session:
-            self.lost = there
-            msg = (
-                f"Session {there.session}, on {there.host}, has taken this run over; nothing more is saved here. Its "
-                f"last version from here is {self.newest.version.name if self.newest else 'none'}."
-            )
-            raise RunInUseError(msg)
+            self._try(job)
 
     def _try(self, job: Job) -> None:
         try:
@@ -169,7 +149,7 @@ class Saver:
         finally:
             remove_own(self._local / job.version.name)
             with self._changed:
-                self._job = None
+                self._job = self.began = None
                 self._changed.notify_all()
 
     def _save(self, job: Job) -> None:
@@ -178,7 +158,7 @@ class Saver:
             torch.save(job.content, local)
         finally:
             job.written()
-        self._check_ours()
+        self._heartbeat.check()
         try:
             report = publish_file(
                 local,
@@ -189,14 +169,15 @@ class Saver:
                 progress=self._progress,
             )
             proof, nbytes = str(report.proof), report.nbytes
+            self._whole.add(job.version)
         except DriveError as error:
             if not (self._folder / local.name).is_file():
                 raise
-            # It is on the mount, and Drive's client has still not uploaded it.
+            # It is on the mount, and Drive's client has still not uploaded it: no version is removed in its favour.
             proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
-        self._whole.add(job.version)
         self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof)
-        self._lease = replace(self._lease, newest=job.version.name, epoch=job.epoch, step=job.version.step)
+        if job.version in self._whole:
+            self._heartbeat.note(newest=job.version.name, epoch=job.epoch, step=job.version.step)
         self._remove_superseded()
 
     def _remove_superseded(self) -> None:
