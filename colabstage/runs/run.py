@@ -416,7 +416,7 @@ class Run:
             try:
                 if not self._is_saved():
                     self.save()
-            except (ColabstageError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - the signal is obeyed all the same
                 self._note(f"The end was not saved: {said_by(error)}")
             self._obey()
         if not saver.busy and self._is_due(failed=bool(saver.problem)):
@@ -435,7 +435,7 @@ class Run:
             return self._saver is None
         try:
             self._saver.wait()
-        except (ColabstageError, OSError):
+        except Exception:  # noqa: BLE001 - it is tried again, and then raised
             return False
         return True
 

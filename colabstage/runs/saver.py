@@ -11,7 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import ColabstageError, DriveError, said_by
+from colabstage.errors import DriveError, said_by
+from colabstage.io.files import typed_write_errors
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_duration
 from colabstage.io.whole_imports import refuse_import
@@ -80,7 +81,7 @@ class Saver:
         self.problem = ""
         self.began: float | None = None
         self._folder, self._heartbeat, self._local, self._keep, self._whole = folder, heartbeat, local, keep, set(whole)
-        self._error: ColabstageError | OSError | None = None
+        self._error: Exception | None = None
         self._failing_since: float | None = None
         self._job: Job | None = None
         self._progress: Progress = NullProgress()
@@ -109,7 +110,7 @@ class Saver:
         """Wait until nothing is on its way; Ctrl-C ends the waiting.
 
         Raises:
-            ColabstageError, OSError: the last version could not be saved.
+            ColabstageError: the last version could not be saved.
         """
         with self._changed:
             while self._job is not None and self._thread.is_alive():
@@ -140,7 +141,7 @@ class Saver:
     def _try(self, job: Job) -> None:
         try:
             self._save(job)
-        except (ColabstageError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on, and it is shown
             self._failing_since = time.time() if self._failing_since is None else self._failing_since
             since = time.strftime("%H:%M:%S", time.localtime(self._failing_since))
             self._error, self.problem = error, f"Nothing was saved since {since}: {said_by(error)}"
@@ -155,7 +156,7 @@ class Saver:
     def _save(self, job: Job) -> None:
         local = self._local / job.version.name
         try:
-            torch.save(job.content, local)
+            _write(job.content, local)
         finally:
             job.written()
         self._heartbeat.check()
@@ -184,3 +185,16 @@ class Saver:
         for version in superseded(list_versions(self._folder), self._whole, self._keep):
             if discard_version(self._folder / version.name):
                 self._whole.discard(version)
+
+
+def _write(content: dict[str, Any], local: Path) -> None:
+    with typed_write_errors(local):
+        try:
+            with local.open("wb") as file:
+                torch.save(content, file)
+        except RuntimeError as error:
+            # What the disk said, torch hides behind an error of its own.
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__
+            raise cause or error from None
