@@ -277,7 +277,7 @@ class Resuming:
         return whole
 
     def check(self) -> None:
-        """The weights are those of a training that nothing interrupted; two versions are left, and nothing else."""
+        """The weights are those of a training that nothing interrupted; two versions or three are left, no more."""
         self._settle()
         ours, truth = (
             torch.load(path, weights_only=True) for path in (self._home / f"{self._number}.pt", self._home / "truth.pt")
@@ -290,7 +290,9 @@ class Resuming:
         names = {path.name for path in folder.iterdir()}
         strange = {self._damaged.name, f"{self._damaged.name}.json"} if self._damaged else set[str]()
         expected = {"run.json", *(version.name for version in kept), *(f"{one.name}.json" for one in kept)}
-        if not 1 <= len(kept) <= 2 or names - strange != expected or leftovers(folder):
+        # A process that was killed between its last save and the removal of an older version leaves one more to the next
+        # save, and there was none.
+        if not 1 <= len(kept) <= 3 or names - strange != expected or leftovers(folder):
             msg = f"resume: '{folder}' holds {sorted(names)}."
             raise WrongError(msg)
 

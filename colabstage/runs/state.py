@@ -7,7 +7,7 @@ numbers, texts and containers of these, and nothing that would run code.
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,8 @@ class Copier:
             return value
         if isinstance(value, Mapping):
             copied = {key: self._copy(item, f"{name}[{key!r}]", known) for key, item in value.items()}
+            if isinstance(value, Counter):  # milestones of a schedule
+                return Counter(copied)
             return _as_module_state(copied, value) if hasattr(value, "_metadata") else copied
         if isinstance(value, list | tuple):
             items = [self._copy(item, f"{name}[{number}]", known) for number, item in enumerate(value)]
