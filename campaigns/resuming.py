@@ -290,8 +290,8 @@ class Resuming:
         names = {path.name for path in folder.iterdir()}
         strange = {self._damaged.name, f"{self._damaged.name}.json"} if self._damaged else set[str]()
         expected = {"run.json", *(version.name for version in kept), *(f"{one.name}.json" for one in kept)}
-        # A process that was killed between its last save and the removal of an older version leaves one more to the next
-        # save, and there was none.
+        # A process that was killed between its last save and the removal of an older version leaves that to the next
+        # save, which a run that is done does not need.
         if not 1 <= len(kept) <= 3 or names - strange != expected or leftovers(folder):
             msg = f"resume: '{folder}' holds {sorted(names)}."
             raise WrongError(msg)

@@ -64,9 +64,7 @@ class Copier:
             return value
         if isinstance(value, Mapping):
             copied = {key: self._copy(item, f"{name}[{key!r}]", known) for key, item in value.items()}
-            if isinstance(value, Counter):  # milestones of a schedule
-                return Counter(copied)
-            return _as_module_state(copied, value) if hasattr(value, "_metadata") else copied
+            return _of_same_kind(copied, value)
         if isinstance(value, list | tuple):
             items = [self._copy(item, f"{name}[{number}]", known) for number, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
@@ -91,7 +89,11 @@ class Copier:
         return copied
 
 
-def _as_module_state(copied: dict[str, Any], state: Any) -> OrderedDict[str, Any]:
+def _of_same_kind(copied: dict[Any, Any], state: Any) -> Mapping[Any, Any]:
+    if isinstance(state, Counter):  # milestones of a schedule
+        return Counter(copied)
+    if not hasattr(state, "_metadata"):
+        return copied
     # By these, a module knows which version of it wrote a state.
     ordered: Any = OrderedDict(copied)
     ordered._metadata = state._metadata
