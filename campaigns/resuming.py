@@ -93,7 +93,12 @@ class Resuming:
         self._trouble = ""
         self._allowed = 0
         self._damaged: Version | None = None
-        self.counts = {"machines that died": 0, **dict.fromkeys(_TROUBLES, 0), "runs that an error ended": 0}
+        self.counts = {
+            "machines that died": 0,
+            **dict.fromkeys(_TROUBLES, 0),
+            "runs that an error ended": 0,
+            "folders made beside a Drive": 0,
+        }
 
     @property
     def bound(self) -> float:
@@ -217,6 +222,10 @@ class Resuming:
 
     def _remount(self) -> None:
         self._drive.unmount()
+        # In the moment without a Drive, a save may make its folder on the local disk, where a mount would hide it.
+        for left in self._place.iterdir():
+            shutil.rmtree(left)
+            self.counts["folders made beside a Drive"] += 1
         self._drive.mount(self._place)
 
     def _fill(self) -> None:
@@ -298,6 +307,7 @@ class Resuming:
 
     def close(self) -> None:
         """Unmount."""
-        self._settle()
+        with contextlib.suppress(Exception):
+            self._settle()
         self._drive.unmount()
         subprocess.run(["umount", "-l", str(self._disk)], check=True)

@@ -24,6 +24,7 @@ from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import open_spool, remove_own
 from colabstage.machine.mounts import require_drive
 from colabstage.machine.watched import run_with_one_remount
+from colabstage.runs.callbacks import Loop, as_part
 from colabstage.runs.lease import NAME, Heartbeat, new_lease, wait_until_free
 from colabstage.runs.plot import PLACES, plot_history
 from colabstage.runs.saver import END_S, Job, Saved, Saver
@@ -158,6 +159,9 @@ class Run:
         epoch: the epoch it is in, from 0.
         steps: steps that were done, in all sessions.
         history: what was logged, a dict for each row, with `session`, `epoch`, `step` and `time` (seconds since 1970).
+        checkpoint: what a `Trainer` that is a part goes on from: Lightning's `fit(ckpt_path=run.checkpoint)`, Hugging
+            Face's `train(resume_from_checkpoint=run.checkpoint)`; `None` where it begins anew.
+        callback: for a Keras model that is a part: `fit(initial_epoch=run.epoch, callbacks=[run.callback])`.
         resumed_from: the version that was restored, `None` where it began anew.
         notes: sentences about what happened: versions passed over, times without a save.
     """
@@ -178,6 +182,8 @@ class Run:
         self.epoch = 0
         self.steps = 0
         self.history: list[dict[str, Any]] = []
+        self.checkpoint: str | None = None
+        self.callback: Any = None
         self.resumed_from: Version | None = None
         self.notes: list[str] = []
         self._parts, self._loader, self._every, self._keep = dict(parts), loader, every, keep
@@ -200,18 +206,23 @@ class Run:
         if self._saver is not None:
             msg = "This run is already open. Call resumable(…) again for another one."
             raise OptionError(msg)
-        # A state that cannot be saved is refused now, and not when the first version is due.
-        self._copier.give_back(self._states())
         with contextlib.ExitStack() as stack:
             # What a killed session has left here is removed.
             local = stack.enter_context(open_spool(Path(tempfile.gettempdir()) / "run"))
             local.mkdir(mode=0o700)
+            self._parts = {name: as_part(part, local) for name, part in self._parts.items()}
+            check_parts(self._parts)
+            # A state that cannot be saved is refused now, and not when the first version is due.
+            self._copier.give_back(self._states())
             whole = self._begin(local)
             if _rank() == 0:
                 heartbeat = Heartbeat(self.folder, new_lease(self._session))
                 self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, whole=whole)
             stack.callback(self._leave)
             stack.enter_context(self._signals())
+            for loop in self._loops():
+                loop.join(self)
+                self.checkpoint, self.callback = loop.checkpoint, loop.callback
             self._stack = stack.pop_all()
         self._begin_interval()
         self._shown.line(self._began())
@@ -235,11 +246,22 @@ class Run:
         if self.epoch >= number:
             self._shown.line(f"All {number} epochs are done; nothing is left to train. {self}")
         while self.epoch < number:
-            self._restore_random()
+            self.restore_random()
             yield self.epoch
-            self._end_row()
-            self.epoch += 1
-            self._between()
+            self.end_epoch()
+
+    def end_epoch(self) -> None:
+        """Count an epoch that is done, and save a version if one is due, in a loop that is not one over `epochs`."""
+        self._end_row()
+        self.epoch += 1
+        self._between()
+
+    def restore_random(self) -> None:
+        """Set the random numbers to those that were restored, once: in a loop that is not one over `epochs`, before its
+        first step. What is built until then may draw some."""
+        if self._random is not None:
+            set_random_state(self._random, rank=_rank())
+            self._random = None
 
     def step(self, **values: Any) -> None:
         """Count a step that is done, and save a version if one is due. Call it last in the loop.
@@ -259,7 +281,7 @@ class Run:
         if self._summed >= _ROW_STEPS:
             self._end_row()
         self._shown.changing(self)
-        if self._loader is not None:
+        if self._knows_place():
             self._between()
 
     def log(self, **values: Any) -> None:
@@ -346,6 +368,8 @@ class Run:
 
     def _look(self) -> tuple[Lease | None, list[Version]]:
         """Return the lease of the session before, which has left, and the versions in the folder."""
+        # Without its Drive, the folder would be made on the local disk.
+        require_drive(self.folder)
         make_folder(self.folder)
         before = wait_until_free(self.folder, take_over=self._take_over, clock=self._clock, notice=self._shown.line)
         sweep_leftovers(self.folder)
@@ -391,14 +415,15 @@ class Run:
         # Last, because what has loaded it goes on from there.
         return self._parts if self._loader is None else {**self._parts, "loader": self._loader}
 
+    def _loops(self) -> list[Loop]:
+        return [part for part in self._parts.values() if isinstance(part, Loop)]
+
+    def _knows_place(self) -> bool:
+        """Return whether the state has the place in an epoch, so that it may be saved in the middle of one."""
+        return self._loader is not None or any(loop.knows_place for loop in self._loops())
+
     def _states(self) -> dict[str, Any]:
         return self._copier.copy({name: part.state_dict() for name, part in self._all_parts().items()})
-
-    def _restore_random(self) -> None:
-        """Set the random numbers at the last moment: what is built before the first epoch may draw some."""
-        if self._random is not None:
-            set_random_state(self._random, rank=_rank())
-            self._random = None
 
     def _between(self) -> None:
         """Do what may be done where the state is whole: stop, or save a version that is due."""
@@ -526,7 +551,7 @@ class Run:
                 self._at_once = True
                 raise KeyboardInterrupt
             self._stop = number
-            place = "epoch" if self._loader is None else "step"
+            place = "step" if self._knows_place() else "epoch"
             # It may come in the middle of another line.
             with contextlib.suppress(RuntimeError):
                 self._shown.line(f"Saves and stops after this {place}; press Ctrl-C again to leave at once.")

@@ -17,6 +17,7 @@ from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_duration
 from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import remove_own
+from colabstage.machine.mounts import require_drive
 from colabstage.runs.versions import Version, list_versions, superseded
 from colabstage.stage.publish import discard_version, publish_file
 
@@ -160,6 +161,7 @@ class Saver:
         finally:
             job.written()
         self._heartbeat.check()
+        require_drive(self._folder)
         try:
             report = publish_file(
                 local,
