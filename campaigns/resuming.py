@@ -222,6 +222,9 @@ class Resuming:
 
     def _remount(self) -> None:
         self._drive.unmount()
+        self._mount()
+
+    def _mount(self) -> None:
         # In the moment without a Drive, a save may make its folder on the local disk, where a mount would hide it.
         for left in self._place.iterdir():
             shutil.rmtree(left)
@@ -267,7 +270,7 @@ class Resuming:
             self._drive.new_machine()
             for left in self._disk.iterdir():
                 shutil.rmtree(left)
-            self._drive.mount(self._place)
+            self._mount()
             self.counts["machines that died"] += 1
         whole = self._whole()
         self._arm()

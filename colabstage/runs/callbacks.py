@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -26,38 +26,44 @@ if TYPE_CHECKING:
     from colabstage.runs.run import Run
 
 
-@runtime_checkable
-class Loop(Protocol):
+class Loop:
     """A part of a run that has a training loop of its own."""
 
-    knows_place: ClassVar[bool]
+    knows_place: ClassVar[bool] = False
     """Whether its state has the place in an epoch, as a loader's has."""
-    checkpoint: str | None
+    local: Path
+    """A folder for files of its own, while the run is open."""
+    checkpoint: str | None = None
     """What its loop is to go on from, once a version was restored."""
-    callback: Any
+    callback: Any = None
     """What tells the run how far the loop is, for loops that take it as an argument."""
+
+    def __init__(self, owner: Any) -> None:
+        """Take a trainer or model."""
+        self._owner = owner
+        self._last: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return its state; empty while its loop has not begun."""
+        raise NotImplementedError
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the loop go on from a state."""
+        raise NotImplementedError
 
     def join(self, run: Run) -> None:
         """Count in this run from now on."""
+        raise NotImplementedError
 
 
-def as_part(part: Any, local: Path) -> Any:
-    """Return what saves a part: itself, or for a model or trainer with a loop of its own, a `Loop`.
-
-    `local`: a folder for files, which is there as long as the run is.
-    """
+def as_part(part: Any) -> Any:
+    """Return what saves a part: itself, or for a model or trainer with a loop of its own, a `Loop`."""
     for base in type(part).__mro__:
         match base.__module__.split(".")[0], base.__name__:
             case ("lightning" | "pytorch_lightning", "Trainer"):
-                return LightningLoop(part, local)
+                return LightningLoop(part)
             case "transformers", "Trainer":
-                return HuggingFaceLoop(part, local)
+                return HuggingFaceLoop(part)
             case "keras", "Model":
                 return KerasLoop(part)
     return part
@@ -72,39 +78,33 @@ def _is_alone(devices: int, name: str) -> None:
         raise OptionError(msg)
 
 
-class LightningLoop:
-    """Lightning's `Trainer`, which saves and restores its module, optimizers, loops and loaders in one checkpoint."""
+class LightningLoop(Loop):
+    """Lightning's `Trainer`, which saves and restores its module, optimizers, loops and loaders in one checkpoint.
 
-    # Its loaders' places are in its state, but only loaders that have one.
-    knows_place = False
-
-    def __init__(self, trainer: Any, local: Path) -> None:
-        self.checkpoint: str | None = None
-        self.callback: Any = None
-        self._trainer, self._file = trainer, local / "lightning.ckpt"
+    Not all loaders have a place in an epoch, so the one that has is to be the run's, too.
+    """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its checkpoint, byte for byte."""
-        if not self._trainer.training:
-            return {}
-        written = self._file.with_suffix(".new")
-        self._trainer.save_checkpoint(written)
-        content = torch.from_numpy(np.fromfile(written, np.uint8))
-        written.unlink()
-        return {"checkpoint": content}
+        """Return its checkpoint, byte for byte; before and after `fit` the last one."""
+        if self._owner.training:
+            written = self.local / "lightning.new"
+            self._owner.save_checkpoint(written, weights_only=False)
+            self._last = {"checkpoint": torch.from_numpy(np.fromfile(written, np.uint8))}
+            written.unlink()
+        return self._last
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Write the checkpoint to a file, for `fit(ckpt_path=run.checkpoint)`."""
-        self.checkpoint = None
+        self._last, self.checkpoint = dict(state), None
         if state:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            state["checkpoint"].numpy().tofile(self._file)
-            self.checkpoint = str(self._file)
+            self.checkpoint = str(self.local / "lightning.ckpt")
+            state["checkpoint"].numpy().tofile(self.checkpoint)
 
     def join(self, run: Run) -> None:
         """Add a callback to the trainer."""
-        _is_alone(self._trainer.world_size, "Trainer")
-        package = type(self._trainer).__module__.split(".")[0]
+        _is_alone(self._owner.world_size, "Trainer")
+        last = self.state_dict
+        package = type(self._owner).__module__.split(".")[0]
         base: Any = importlib.import_module("lightning.pytorch" if package == "lightning" else package).Callback
 
         class Counting(base):  # type: ignore[misc]
@@ -118,28 +118,26 @@ class LightningLoop:
             def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
                 run.end_epoch()
 
-        self._trainer.callbacks.append(Counting())
+            def on_train_end(self, trainer: Any, module: Any) -> None:
+                last()
+
+        self._owner.callbacks.append(Counting())
 
 
-class HuggingFaceLoop:
+class HuggingFaceLoop(Loop):
     """The Hugging Face `Trainer`, which goes on from a folder, and finds its place by counting batches."""
 
     knows_place = True
 
-    def __init__(self, trainer: Any, local: Path) -> None:
-        self.checkpoint: str | None = None
-        self.callback: Any = None
-        self._trainer, self._folder = trainer, local / "huggingface"
-
     def state_dict(self) -> dict[str, Any]:
         """Return the states of model, optimizer and schedule, and the trainer's counters."""
-        if self._trainer.optimizer is None or not self._trainer.state.global_step:
+        if self._owner.optimizer is None or not self._owner.state.global_step:
             return {}
         return {
-            "model": self._trainer.model.state_dict(),
-            "optimizer": self._trainer.optimizer.state_dict(),
-            "scheduler": self._trainer.lr_scheduler.state_dict(),
-            "counters": asdict(self._trainer.state),
+            "model": self._owner.model.state_dict(),
+            "optimizer": self._owner.optimizer.state_dict(),
+            "scheduler": self._owner.lr_scheduler.state_dict(),
+            "counters": asdict(self._owner.state),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -148,17 +146,18 @@ class HuggingFaceLoop:
         if not state:
             return
         transformers: Any = importlib.import_module("transformers")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._trainer.model.load_state_dict(state["model"])
-        self._trainer.save_model(str(self._folder))
-        torch.save(state["optimizer"], self._folder / "optimizer.pt")
-        torch.save(state["scheduler"], self._folder / "scheduler.pt")
-        transformers.TrainerState(**state["counters"]).save_to_json(str(self._folder / "trainer_state.json"))
-        self.checkpoint = str(self._folder)
+        folder = self.local / "huggingface"
+        folder.mkdir()
+        self._owner.model.load_state_dict(state["model"])
+        self._owner.save_model(str(folder))
+        torch.save(state["optimizer"], folder / "optimizer.pt")
+        torch.save(state["scheduler"], folder / "scheduler.pt")
+        transformers.TrainerState(**state["counters"]).save_to_json(str(folder / "trainer_state.json"))
+        self.checkpoint = str(folder)
 
     def join(self, run: Run) -> None:
         """Add a callback to the trainer."""
-        _is_alone(self._trainer.args.world_size, "Trainer")
+        _is_alone(self._owner.args.world_size, "Trainer")
         base: Any = importlib.import_module("transformers").TrainerCallback
 
         class Counting(base):  # type: ignore[misc]
@@ -174,31 +173,24 @@ class HuggingFaceLoop:
             def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 run.end_epoch()
 
-        self._trainer.add_callback(Counting())
+        self._owner.add_callback(Counting())
 
 
-class KerasLoop:
+class KerasLoop(Loop):
     """A Keras model, whose `fit` begins with an epoch that it is given."""
 
-    knows_place = False
-
-    def __init__(self, model: Any) -> None:
-        self.checkpoint: str | None = None
-        self.callback: Any = None
-        self._model = model
-
     def _variables(self) -> dict[str, list[Any]]:
-        optimizer = getattr(self._model, "optimizer", None)
-        if not self._model.built or optimizer is None:
+        optimizer = getattr(self._owner, "optimizer", None)
+        if not self._owner.built or optimizer is None:
             msg = (
                 "The Keras model has no weights yet, or no optimizer. Call model.build(…) and model.compile(…) before."
             )
             raise OptionError(msg)
         if not optimizer.built:
-            optimizer.build(self._model.trainable_variables)
+            optimizer.build(self._owner.trainable_variables)
         # Without the counts of metrics, which begin with each epoch.
-        counts = {id(variable) for metric in self._model.metrics for variable in metric.variables}
-        own = [variable for variable in self._model.variables if id(variable) not in counts]
+        counts = {id(variable) for metric in self._owner.metrics for variable in metric.variables}
+        own = [variable for variable in self._owner.variables if id(variable) not in counts]
         return {"model": own, "optimizer": list(optimizer.variables)}
 
     def state_dict(self) -> dict[str, Any]:

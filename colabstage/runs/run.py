@@ -143,6 +143,7 @@ def resumable(
         TargetExistsError: `folder` has a file `run.json` of something else.
     """
     check_argument("keep", keep, "above zero")
+    parts = {name: as_part(part) for name, part in parts.items()}
     check_parts(parts)
     if loader is not None:
         check_parts({"loader": loader})
@@ -210,8 +211,8 @@ class Run:
             # What a killed session has left here is removed.
             local = stack.enter_context(open_spool(Path(tempfile.gettempdir()) / "run"))
             local.mkdir(mode=0o700)
-            self._parts = {name: as_part(part, local) for name, part in self._parts.items()}
-            check_parts(self._parts)
+            for loop in self._loops():
+                loop.local = local
             # A state that cannot be saved is refused now, and not when the first version is due.
             self._copier.give_back(self._states())
             whole = self._begin(local)

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
 
 
+_NO_PLACE = " Leave loader= out to save between epochs only, or make the loader by data.loader(…) or make_loader(…)."
+
+
 class Copier:
     """Copy states into the computer's memory, and use that memory again for the next copy."""
 
@@ -156,6 +159,7 @@ def check_parts(parts: Mapping[str, object]) -> None:
                 msg = (
                     f"{name} is of class {type(part).__name__}, without {method}(), so it cannot be saved; "
                     "expected a model, an optimizer, a scheduler, a gradient scaler, or anything else with both."
+                    + (_NO_PLACE if name == "loader" else "")
                 )
                 raise OptionError(msg)
 
