@@ -298,14 +298,14 @@ class Resuming:
             msg = f"resume: {wrong} differ from the weights of a training that nothing interrupted."
             raise WrongError(msg)
         folder = self._run(self._number)
-        kept = [version for version in self._whole() if version != self._damaged]
-        names = {path.name for path in folder.iterdir()}
-        strange = {self._damaged.name, f"{self._damaged.name}.json"} if self._damaged else set[str]()
-        expected = {"run.json", *(version.name for version in kept), *(f"{one.name}.json" for one in kept)}
-        # A process that was killed between its last save and the removal of an older version leaves that to the next
-        # save, which a run that is done does not need.
-        if not 1 <= len(kept) <= 3 or names - strange != expected or leftovers(folder):
-            msg = f"resume: '{folder}' holds {sorted(names)}."
+        # A process that was killed between its last save and the removal of an older version leaves that, or its
+        # manifest, to the next save, which a run that is done does not need.
+        there = [version for version in list_versions(folder) if version != self._damaged]
+        known = [*there, *([self._damaged] if self._damaged else [])]
+        expected = {"run.json", *(f"{one.name}{end}" for one in known for end in ("", ".json"))}
+        strange = {path.name for path in folder.iterdir()} - expected
+        if not 1 <= len(there) <= 3 or not set(there[:2]) <= set(self._whole()) or strange or leftovers(folder):
+            msg = f"resume: '{folder}' holds {sorted(path.name for path in folder.iterdir())}."
             raise WrongError(msg)
 
     def close(self) -> None:

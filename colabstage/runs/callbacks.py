@@ -13,6 +13,7 @@ import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.io.whole_imports import refuse_import
+from colabstage.runs.plot import PLACES
 
 try:
     import torch
@@ -168,7 +169,9 @@ class HuggingFaceLoop(Loop):
                 run.step()
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-                run.log(**{name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
+                numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+                # Its epoch is a part of one; each row has the number.
+                run.log(**{name: value for name, value in numbers.items() if name not in PLACES})
 
             def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 run.end_epoch()
@@ -227,7 +230,7 @@ class KerasLoop(Loop):
                 run.step()
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                run.log(**(logs or {}))
+                run.log(**{name: value for name, value in (logs or {}).items() if name not in PLACES})
                 run.end_epoch()
 
         self.callback = Counting()

@@ -499,6 +499,9 @@ class Run:
         numbers = {
             name: float(value.detach() if isinstance(value, torch.Tensor) else value) for name, value in values.items()
         }
+        if taken := [name for name in PLACES if name in numbers]:
+            msg = f"{taken[0]}= is a column that each row of the history has already. Use another name."
+            raise OptionError(msg)
         return {"session": self._session, "epoch": self.epoch, "step": self.steps, "time": time.time(), **numbers}
 
     def _end_row(self) -> None:

@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import DriveError, said_by
+from colabstage.errors import DriveError, DriveNotMountedError, said_by
 from colabstage.io.files import typed_write_errors
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_duration
 from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import remove_own
-from colabstage.machine.mounts import require_drive
+from colabstage.machine.mounts import drive_root, remount_words
 from colabstage.runs.versions import Version, list_versions, superseded
 from colabstage.stage.publish import discard_version, publish_file
 
@@ -82,6 +82,7 @@ class Saver:
         self.problem = ""
         self.began: float | None = None
         self._folder, self._heartbeat, self._local, self._keep, self._whole = folder, heartbeat, local, keep, set(whole)
+        self._root = drive_root(folder)
         self._error: Exception | None = None
         self._failing_since: float | None = None
         self._job: Job | None = None
@@ -161,7 +162,7 @@ class Saver:
         finally:
             job.written()
         self._heartbeat.check()
-        require_drive(self._folder)
+        self._check_mounted()
         try:
             report = publish_file(
                 local,
@@ -182,6 +183,15 @@ class Saver:
         if job.version in self._whole:
             self._heartbeat.note(newest=job.version.name, epoch=job.epoch, step=job.version.step)
         self._remove_superseded()
+
+    def _check_mounted(self) -> None:
+        """Refuse a folder whose Drive is gone: made on the local disk, it would keep Drive from being mounted."""
+        if self._root is not None and drive_root(self._folder) != self._root:
+            msg = (
+                f"'{self._folder}' was on Google Drive, and no Drive is mounted at '{self._root}' any more. Call "
+                f"{remount_words(self._root)} in a notebook cell."
+            )
+            raise DriveNotMountedError(msg)
 
     def _remove_superseded(self) -> None:
         for version in superseded(list_versions(self._folder), self._whole, self._keep):
