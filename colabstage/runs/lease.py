@@ -99,10 +99,10 @@ def write_lease(folder: Path, lease: Lease) -> None:
         os.close(handle)
 
 
-def new_lease(session: int) -> Lease:
-    """Return the lease of this process."""
+def new_lease(session: int, **newest: Any) -> Lease:
+    """Return the lease of this process. `newest`: what it goes on from, as a lease notes it."""
     now = time.time()
-    return Lease(session, owner_token(), socket.gethostname(), began=now, beat=now)
+    return Lease(session, owner_token(), socket.gethostname(), began=now, beat=now, **newest)
 
 
 class Heartbeat:

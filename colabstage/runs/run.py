@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import ColabstageError, DamagedPackError, OptionError, RunInUseError, said_by
 from colabstage.io.arguments import check_argument
-from colabstage.io.boundary import typed
+from colabstage.io.boundary import typed, typed_errors
 from colabstage.io.files import make_folder
 from colabstage.io.page import in_notebook
 from colabstage.io.progress import SYSTEM_CLOCK, NullProgress, resolve_progress
@@ -192,6 +192,7 @@ class Run:
         self._shown = _Shown(progress)
         self._copier = Copier()
         self._saver: Saver | None = None
+        self._newest: Saved | None = None
         self._digest = ""
         self._session = self._saves = 0
         self._sums: dict[str, Any] = {}
@@ -217,7 +218,9 @@ class Run:
             self._copier.give_back(self._states())
             whole = self._begin(local)
             if _rank() == 0:
-                heartbeat = Heartbeat(self.folder, new_lease(self._session))
+                newest = self.resumed_from.name if self.resumed_from is not None else ""
+                lease = new_lease(self._session, newest=newest, epoch=self.epoch, step=self.steps)
+                heartbeat = Heartbeat(self.folder, lease)
                 self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, whole=whole)
             stack.callback(self._leave)
             stack.enter_context(self._signals())
@@ -236,6 +239,7 @@ class Run:
             # What an exception has left half done is no state to go on from.
             if error is None and not self._is_saved():
                 self.save()
+            self._tell_saved()
         if error is None:
             self._obey()
 
@@ -323,8 +327,9 @@ class Run:
         last = {name: value for row in self.history[-2:] for name, value in row.items() if name not in PLACES}
         parts += [f"{name} {value:.4g}" for name, value in last.items()]
         saver = self._saver
-        if saver is not None and saver.newest is not None:
-            parts.append(f"saved {_show_saved(saver.newest)}")
+        newest = saver.newest if saver is not None else self._newest
+        if newest is not None:
+            parts.append(f"saved {_show_saved(newest)}")
         elif self.resumed_from is not None:
             parts.append(f"restored from {self.resumed_from.name}")
         if saver is not None and saver.began is not None:
@@ -353,7 +358,8 @@ class Run:
 
     def _choose(self, local: Path) -> tuple[Version | None, int]:
         """Return the version to restore, which is in `local` then, and the number of this session."""
-        before, there = run_with_one_remount(self._look, place=self.folder, touches=(self.folder,))
+        with typed_errors(reads=[self.folder], writes=[]):
+            before, there = run_with_one_remount(self._look, place=self.folder, touches=(self.folder,))
         noted = before.newest if before is not None else ""
         if noted and noted not in [version.name for version in there]:
             self.notes.append(f"{noted} was passed over: it is noted in '{NAME}', but not in the folder.")
@@ -386,7 +392,7 @@ class Run:
                     self.folder / version.name, local / version.name, progress=resolve_progress(self._progress)
                 )
             except DamagedPackError as error:
-                self.notes.append(f"{version.name} was passed over: {said_by(error)}")
+                self.notes.append(f"{version.name} was passed over: {said_by(error)}.")
                 continue
             return version
         return None
@@ -517,6 +523,9 @@ class Run:
         if saver.problem and saver.problem not in self.notes:
             self._note(saver.problem)
         elif saver.newest is not None:
+            note = f"{saver.newest.version.name} is {saver.newest.proof}."
+            if not saver.newest.proved and note not in self.notes:
+                self.notes.append(note)
             self._shown.line(f"Saved {_show_saved(saver.newest)}.", once=True)
 
     def _note(self, sentence: str) -> None:
@@ -533,6 +542,7 @@ class Run:
     def _leave(self) -> None:
         saver, self._saver = self._saver, None
         if saver is not None:
+            self._newest = saver.newest
             saver.close(patience_s=0.0 if self._at_once else END_S)
 
     def _obey(self) -> None:

@@ -52,6 +52,8 @@ class Saved:
     """When it was saved, in seconds since 1970."""
     proof: str
     """What is known about it: `"read back"`, `"uploaded"`, …, as in `PublishReport.proof`."""
+    proved: bool
+    """Whether that is all that can be known; not while Drive's client says that it is not uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class Saver:
                 raise
             # It is on the mount, and Drive's client has still not uploaded it: no version is removed in its favour.
             proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
-        self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof)
+        self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof, job.version in self._whole)
         if job.version in self._whole:
             self._heartbeat.note(newest=job.version.name, epoch=job.epoch, step=job.version.step)
         self._remove_superseded()
