@@ -482,8 +482,8 @@ class ZipTree(Tree):
         self._check_readable(names, columns)
         skipped = self._resolve_links(names, columns, kept)
         self.notes = notes_on_members(skipped, repeated)
-        unclear = np.flatnonzero(np.isin(rows, list(undeclared)) & kept) if undeclared and encoding is None else ()
-        if len(unclear):
+        unclear = np.flatnonzero(np.isin(rows, list(undeclared)) & kept)
+        if encoding is None and len(unclear):
             note = (
                 f"The zip does not say how {format_count(len(unclear), 'names')} in it are encoded, and not all are in "
                 f"UTF-8; read as cp437, the format's default, the first is '{names[unclear[0]]}'. If that is wrong, "
