@@ -374,18 +374,6 @@ class TreeView(Tree):
         return tree.chunks(own)
 
 
-class PartOfTree(TreeView):
-    """Some files of a tree; whoever opened that closes it."""
-
-    def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
-        self._tree = tree
-        # Not its `source`: positions of entries count in it, but this tree does not close it.
-        self.kind, self.label, self.notes, self.entries = tree.kind, tree.label, tree.notes, FileEntries.of(entries)
-
-    def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
-        return self._tree.origin(entry)
-
-
 class _GivenTree(Tree):
     """Somebody's own object that has files, as a tree; its names are checked as those of any archive."""
 
