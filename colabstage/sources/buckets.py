@@ -241,6 +241,11 @@ class ObjectStore(Closing):
             return {}
         return {str(row["name"]).rpartition("/")[2]: _stored(row) for row in found if row.get("type") == "file"}
 
+    def size(self, path: str) -> int | None:
+        """Return the length of an object in bytes; `None` where there is none."""
+        found = self.look(path)
+        return None if found is None else found.size
+
     def content(self, path: str, size: int | None = None) -> bytes | None:
         """Return all of a small object, by one request where its size is known; `None` where there is none."""
         try:
@@ -273,8 +278,7 @@ class ObjectStore(Closing):
         # Not every backend without a loop takes one.
         callback: dict[str, Any] = {"callback": Advance()} if self._on_loop else {}
         self._write(path, "put_file", str(file), path, create=create, seconds=seconds, **callback)
-        found = self.look(path)
-        if (there := None if found is None else found.size) != length:
+        if (there := self.size(path)) != length:
             msg = f"Of '{file}', {length:,} bytes long, {there} bytes arrived as '{path}' at '{self.label}'."
             raise TargetNotWritableError(msg)
 
@@ -282,10 +286,25 @@ class ObjectStore(Closing):
         """Write a small object; as `put`."""
         self._write(path, "pipe_file", path, content, create=create, seconds=_PATIENCE_S)
 
+    def move(self, path: str, to: str) -> None:
+        """Give an object another name, without its bytes coming here where the service can do that."""
+        from fsspec.spec import AbstractFileSystem
+
+        if self._on_loop or self._class.mv is AbstractFileSystem.mv:
+            self._change(to, "cp_file", path, to)
+            self._change(to, "rm_file", path)
+        else:
+            self._change(to, "mv", path, to)
+
     def remove(self, path: str) -> None:
         """Remove an object, if it is there."""
         if self.exists(path):
             self._change(path, "rm_file", path)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder that is empty; where folders are no more than beginnings of names there is none."""
+        if not self._on_loop and self.exists(path):
+            self._change(path, "rmdir", path)
 
     def close(self) -> None:
         """Close the connections, and wake whoever waits for an answer. Calling it twice is fine."""

@@ -22,7 +22,7 @@ from colabstage.errors import (
 )
 from colabstage.sources.buckets import PIECE_BYTES, ObjectStore, cut_spans
 from colabstage.sources.objects import ObjectFile, object_kind, open_object
-from colabstage.sources.remote import Checksum, TransientError
+from colabstage.sources.remote import Checksum, RemoteFile, TransientError
 from tests.sources.servers import PASSWORD, USER, BucketService, FolderService, use_login
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _over_folder(kind: str, request: pytest.FixtureRequest) -> Place:
     return Place(address, put, lambda key: (root / key).unlink())
 
 
-def whole(file: ObjectFile) -> bytes:
+def whole(file: RemoteFile) -> bytes:
     return b"".join(file.read_range(0, None))
 
 
@@ -245,6 +245,7 @@ def test_a_public_object_needs_no_login(s3: BucketService, monkeypatch: pytest.M
     use_login(monkeypatch, s3, known=False)
     file = open_object("s3://data/open.bin")
     assert whole(file) == b"for all"
+    assert isinstance(file, ObjectFile)
     assert "anonymously" in file.notes[0]
     file.close()
 
@@ -282,6 +283,7 @@ def test_a_login_that_expires_is_told_and_kept(s3: BucketService) -> None:
         whole(file)
     s3.demand_known_logins(wanted=False)
     assert first + b"".join(pieces) == whole(file) == b"secret" * 500_000
+    assert isinstance(file, ObjectFile)
     assert file.notes == ()
     file.close()
 
@@ -292,6 +294,7 @@ def test_options_of_the_environment_reach_the_service(s3: BucketService, monkeyp
     s3.put("mine.bin", b"for me")
     monkeypatch.setenv("FSSPEC_S3", '{"anon": true}')
     file = open_object("s3://data/open.bin")
+    assert isinstance(file, ObjectFile)
     assert (whole(file), file.notes) == (b"for all", ())
     file.close()
     with pytest.raises(SourceAccessError):
