@@ -44,14 +44,6 @@ class Loop:
         self._owner = owner
         self._last: dict[str, Any] = {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return its state; empty while its loop has not begun."""
-        raise NotImplementedError
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the loop go on from a state."""
-        raise NotImplementedError
-
     def join(self, run: Run) -> None:
         """Count in this run from now on."""
         raise NotImplementedError
@@ -70,12 +62,9 @@ def as_part(part: Any) -> Any:
     return part
 
 
-def _is_alone(devices: int, name: str) -> None:
+def _check_alone(devices: int) -> None:
     if devices > 1:
-        msg = (
-            f"The {name} trains on {devices} devices, and resumable() saves one of these loops only where it has one "
-            f"device. Use the {name}'s own checkpoints, or write the loop yourself, whose ranks a run saves together."
-        )
+        msg = f"The Trainer has {devices} devices; a run saves it on one only. Use the Trainer's own checkpoints."
         raise OptionError(msg)
 
 
@@ -103,7 +92,7 @@ class LightningLoop(Loop):
 
     def join(self, run: Run) -> None:
         """Add a callback to the trainer."""
-        _is_alone(self._owner.world_size, "Trainer")
+        _check_alone(self._owner.world_size)
         last = self.state_dict
         package = type(self._owner).__module__.split(".")[0]
         base: Any = importlib.import_module("lightning.pytorch" if package == "lightning" else package).Callback
@@ -158,7 +147,7 @@ class HuggingFaceLoop(Loop):
 
     def join(self, run: Run) -> None:
         """Add a callback to the trainer."""
-        _is_alone(self._owner.args.world_size, "Trainer")
+        _check_alone(self._owner.args.world_size)
         base: Any = importlib.import_module("transformers").TrainerCallback
 
         class Counting(base):  # type: ignore[misc]
@@ -201,7 +190,7 @@ class KerasLoop(Loop):
         import keras
 
         return {
-            name: [torch.from_numpy(np.array(keras.ops.convert_to_numpy(one))) for one in variables]
+            name: [torch.from_numpy(np.array(keras.ops.convert_to_numpy(one.value))) for one in variables]
             for name, variables in self._variables().items()
         }
 

@@ -130,7 +130,8 @@ def resumable(
         progress: `True` prints a line at the beginning and for each version, and in a notebook shows one that changes;
             `False` for silence.
         **parts: what is saved and restored, by a name each: `model=`, `optimizer=`, `scheduler=`, `scaler=`, `ema=`,
-            anything with `state_dict` and `load_state_dict`.
+            anything with `state_dict` and `load_state_dict`; or a `Trainer` of Lightning or Hugging Face, or a Keras
+            model, which go on from `run.checkpoint` and with `run.callback`.
 
     Returns:
         a `Run`, to be entered by `with`.
@@ -139,6 +140,7 @@ def resumable(
         OptionError: an argument cannot work. In the block's first line: the version there is of another model, loader
             or dataset; nothing has changed then.
         RunInUseError: another session trains with this folder.
+        DamagedPackError: versions were saved, and none of them can be restored.
         DriveNotMountedError: `folder` is on Drive, and none is mounted there.
         TargetExistsError: `folder` has a file `run.json` of something else.
     """
