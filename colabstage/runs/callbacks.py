@@ -68,6 +68,13 @@ def _check_alone(devices: int) -> None:
         raise OptionError(msg)
 
 
+def _columns(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+    # Each row has an epoch already, and that of Hugging Face's is a fraction.
+    return {
+        name: value for name, value in (logs or {}).items() if name not in PLACES and isinstance(value, int | float)
+    }
+
+
 class LightningLoop(Loop):
     """Lightning's `Trainer`, which saves and restores its module, optimizers, loops and loaders in one checkpoint.
 
@@ -149,23 +156,14 @@ class HuggingFaceLoop(Loop):
         """Add a callback to the trainer."""
         _check_alone(self._owner.args.world_size)
         base: Any = importlib.import_module("transformers").TrainerCallback
-
-        class Counting(base):  # type: ignore[misc]
-            def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                run.restore_random()
-
-            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                run.step()
-
-            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-                numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
-                # Its epoch is a part of one; each row has the number.
-                run.log(**{name: value for name, value in numbers.items() if name not in PLACES})
-
-            def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                run.end_epoch()
-
-        self._owner.add_callback(Counting())
+        # Each is called with all that the trainer has, by name.
+        events = {
+            "on_step_begin": lambda *_, **_all: run.restore_random(),
+            "on_step_end": lambda *_, **_all: run.step(),
+            "on_log": lambda *_, logs=None, **_all: run.log(**_columns(logs)),
+            "on_epoch_end": lambda *_, **_all: run.end_epoch(),
+        }
+        self._owner.add_callback(type("Counting", (base,), events)())
 
 
 class KerasLoop(Loop):
@@ -219,7 +217,7 @@ class KerasLoop(Loop):
                 run.step()
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                run.log(**{name: value for name, value in (logs or {}).items() if name not in PLACES})
+                run.log(**_columns(logs))
                 run.end_epoch()
 
         self.callback = Counting()

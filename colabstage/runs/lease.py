@@ -99,10 +99,10 @@ def write_lease(folder: Path, lease: Lease) -> None:
         os.close(handle)
 
 
-def new_lease(session: int, **newest: Any) -> Lease:
-    """Return the lease of this process. `newest`: what it goes on from, as a lease notes it."""
+def new_lease(session: int, newest: str, epoch: int, step: int) -> Lease:
+    """Return the lease of this process, which goes on from the version `newest`."""
     now = time.time()
-    return Lease(session, owner_token(), socket.gethostname(), began=now, beat=now, **newest)
+    return Lease(session, owner_token(), socket.gethostname(), now, now, newest=newest, epoch=epoch, step=step)
 
 
 class Heartbeat:
@@ -139,10 +139,13 @@ class Heartbeat:
             )
             raise RunInUseError(msg)
 
-    def note(self, **facts: Any) -> None:
-        """Write down what has changed, such as the newest version."""
+    def note(self, newest: str, epoch: int, step: int) -> None:
+        """Write down the newest version."""
+        self._beat(newest=newest, epoch=epoch, step=step)
+
+    def _beat(self, **changes: Any) -> None:
         with self._lock:
-            self._lease = replace(self._lease, **facts, beat=time.time())
+            self._lease = replace(self._lease, **changes, beat=time.time())
             # A mount that fails now is met when saving.
             with contextlib.suppress(ColabstageError, OSError):
                 self.check()
@@ -155,8 +158,8 @@ class Heartbeat:
 
     def _work(self) -> None:
         while not self._left.wait(BEAT_S):
-            self.note()
-        self.note(ended=True)
+            self._beat()
+        self._beat(ended=True)
 
 
 def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Callable[[str], object]) -> Lease | None:

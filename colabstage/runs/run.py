@@ -221,7 +221,7 @@ class Run:
             whole = self._begin(local)
             if _rank() == 0:
                 newest = self.resumed_from.name if self.resumed_from is not None else ""
-                lease = new_lease(self._session, newest=newest, epoch=self.epoch, step=self.steps)
+                lease = new_lease(self._session, newest, self.epoch, self.steps)
                 heartbeat = Heartbeat(self.folder, lease)
                 self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, whole=whole)
             stack.callback(self._leave)

@@ -183,7 +183,7 @@ class Saver:
             proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
         self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof, job.version in self._whole)
         if job.version in self._whole:
-            self._heartbeat.note(newest=job.version.name, epoch=job.epoch, step=job.version.step)
+            self._heartbeat.note(job.version.name, job.epoch, job.version.step)
         self._remove_superseded()
 
     def _check_mounted(self) -> None:
