@@ -7,6 +7,7 @@ time, whatever the clock says.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -63,13 +64,18 @@ class Cancellation:
         for tell in followers:
             tell()
 
-    def follow(self, tell: Callable[[], object]) -> None:
-        """Make `cancel` also call `tell`, once: for work that cannot check the flag, such as that of another
-        process."""
+    def follow(self, tell: Callable[[], object]) -> Callable[[], None]:
+        """Make `cancel` also call `tell`, once; return what ends that: work that is over is not kept in memory."""
         with self._lock:
             self._followers.append(tell)
         if self._event.is_set():
             self.cancel()
+
+        def leave() -> None:
+            with self._lock, contextlib.suppress(ValueError):
+                self._followers.remove(tell)
+
+        return leave
 
     @property
     def cancelled(self) -> bool:
@@ -279,23 +285,16 @@ _BETWEEN_LINES_S = 2.0
 
 
 class _LineBoard(Board):
-    """Print a line at each tenth of a step and one at its end, unless silenced."""
+    """Print a line at each tenth of a step and one at its end."""
 
     def __init__(self) -> None:
         super().__init__(self.tell)
         self._told: dict[int, tuple[int, float]] = {}
-        self._silent = False
-
-    def silence(self, *, wanted: bool) -> None:
-        """Stop printing lines, or resume."""
-        self._silent = wanted
 
     def tell(self, rows: tuple[Row, ...]) -> None:
         """Print the lines of these rows that have not been printed yet."""
         from tqdm.std import tqdm
 
-        if self._silent:
-            return
         for number, row in enumerate(rows):
             told, at_s = self._told.get(number, (0, 0.0))
             tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
@@ -320,16 +319,6 @@ def withdraw(step: ProgressStep) -> None:
     take_away = getattr(step, "withdraw", None)
     if callable(take_away):
         take_away()
-
-
-def silence(background: Progress, *, wanted: bool) -> None:
-    """Silence a background, or let it resume, if it has a method `silence`, as lines in a terminal do.
-
-    Otherwise a bar with the same content would be drawn between its lines.
-    """
-    tell = getattr(background, "silence", None)
-    if callable(tell):
-        tell(wanted=wanted)
 
 
 def annotate(step: ProgressStep, text: str) -> None:

@@ -6,9 +6,9 @@ import logging
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from colabstage.errors import ArgumentError, CancelledError, OptionError, ended, printable
+from colabstage.errors import CancelledError, OptionError, ended, printable
 from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
 from colabstage.io.page import facts_table, heading, notes, page, table
@@ -296,26 +296,9 @@ class StagedDataset:
 
         return dataset_h5(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """Refuse, with the line to write if `name` is a split: one called "path" would be out of reach."""
-        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
-        # Copying and pickling ask for names of an object that is still empty.
-        if not name.startswith("_") and name in self.splits:
-            msg = f"data.{name} is no attribute; write data[{name!r}] for the split."
-        raise AttributeError(msg, name=name, obj=self)
-
     def __contains__(self, split: object) -> bool:
         """Tell whether there is a split of that name."""
         return split in self.splits
-
-    def __len__(self) -> NoReturn:
-        """Refuse, because samples belong to a split; a `DataLoader` over all of it is refused by this too."""
-        msg = f"A staged dataset has splits, each with a length of its own. {self._by_split()}"
-        raise ArgumentError(msg)
-
-    def __bool__(self) -> bool:
-        """Tell that there is one; Python would ask for the length otherwise."""
-        return True
 
     @takes(
         LoaderOptions,

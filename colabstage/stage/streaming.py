@@ -25,7 +25,6 @@ from colabstage.io.progress import (
     background_of,
     cancellation_of,
     resolve_progress,
-    silence,
     start_at,
     withdraw,
 )
@@ -245,13 +244,7 @@ class BackgroundPack:
             raise WorkersLostError(msg)
         deadline = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
         shown = resolve_progress(progress)
-        # A bar of the same terminal tells what the lines do.
-        silence(self._background, wanted=progress is True)
-        try:
-            self._await(shown, deadline, timeout_s)
-        finally:
-            # Nor is the last line needed below a bar that is full.
-            silence(self._background, wanted=progress is True and self._done.done())
+        self._await(shown, deadline, timeout_s)
         return self._result()
 
     def _await(self, shown: Progress, deadline: float | None, timeout_s: float | None) -> None:
