@@ -8,12 +8,13 @@ time, whatever the clock says.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from colabstage.errors import CancelledError, OptionError, printable
+from colabstage.errors import CancelledError, OptionError
 from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set
 from colabstage.io.page import Board, NotebookProgress, in_notebook, row_text
 
@@ -215,110 +216,58 @@ class NullProgress:
         return _NullStep()
 
 
-class _TqdmStep:
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-        # tqdm's own update is not safe to call from several threads.
-        self._lock = threading.Lock()
-
-    def advance(self, amount: int = 1) -> None:
-        with self._lock:
-            self._bar.update(amount)
-
-    def start_at(self, amount: int) -> None:
-        """Count what was done before, as `start_at` does."""
-        with self._lock:
-            self._bar.initial += amount
-            self._bar.n += amount
-            self._bar.refresh()
-
-    def withdraw(self) -> None:
-        """Remove the bar; its work continues unseen, as in `withdraw`."""
-        with self._lock:
-            self._bar.leave = False
-            self._bar.close()
-
-    def note(self, text: str) -> None:
-        """Show a text after the bar."""
-        with self._lock:
-            self._bar.set_postfix_str(printable(text), refresh=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._bar.close()
-
-
-class TqdmProgress:
-    """One tqdm bar for each step, as text on stderr; in notebooks too, where tqdm's widgets do not survive a reload."""
-
-    def background(self) -> Progress:
-        """Return lines of text for the background: what the caller prints would break a bar."""
-        return _LineBoard()
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        from tqdm.std import tqdm
-
-        class Bar(tqdm):  # type: ignore[misc]
-            # tqdm's own thread is only needed for bars that skip updates; with `miniters=0` none are skipped.
-            monitor_interval = 0
-
-        scaled = unit == "B"
-        return _TqdmStep(
-            Bar(
-                total=total,
-                desc=printable(name),
-                unit=unit if scaled else f" {unit}",
-                unit_scale=scaled,
-                unit_divisor=1000,
-                dynamic_ncols=True,
-                mininterval=0.2,
-                miniters=0,
-            )
-        )
-
-
-# Lines are printed no more often than this: one or two for a step of seconds, ten for a step of hours.
+# In a log lines come no more often than this: one or two for a step of seconds, ten for a step of hours.
 _BETWEEN_LINES_S = 2.0
 
 
-class _LineBoard(Board):
-    """Print a line at each tenth of a step and one at its end."""
+class TerminalProgress(Board):
+    """Write steps to stderr: each as a line when it has ended, and the newest that runs below them, in its place.
+
+    Where nothing can be drawn in place, as in a log, or must not be, a line is written at each tenth of a step.
+    """
 
     def __init__(self) -> None:
-        super().__init__(self.tell)
-        self._told: dict[int, tuple[int, float]] = {}
+        """Start without writing anything, until the first step."""
+        super().__init__(self._write)
+        self._is_terminal = sys.stderr.isatty()
+        self._in_place = self._is_terminal
+        self._written: dict[int, tuple[int, float]] = {}
 
-    def tell(self, rows: tuple[Row, ...]) -> None:
-        """Print the lines of these rows that have not been printed yet."""
-        from tqdm.std import tqdm
+    def background(self) -> Self:
+        """Return this, which from now on writes whole lines: what the caller prints would break one in place."""
+        self._in_place = False
+        return self
 
-        for number, row in enumerate(rows):
-            told, at_s = self._told.get(number, (0, 0.0))
-            tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
-            if tenths > told and (tenths > 10 or row.seconds - at_s >= _BETWEEN_LINES_S):
-                self._told[number] = tenths, row.seconds
-                # Above the caller's own bar, not into it.
-                tqdm.write(printable(row_text(row)), file=sys.stderr)
+    def _write(self, rows: tuple[Row, ...]) -> None:
+        clear = "\r\x1b[K" if self._is_terminal else ""
+        text = "".join(f"{clear}{row_text(row)}\n" for number, row in enumerate(rows) if self._is_due(number, row))
+        running = [row for row in rows if row.state == "running"]
+        if self._in_place:
+            width = shutil.get_terminal_size().columns - 1
+            text += clear + (row_text(running[-1])[:width] if running else "")
+        # A terminal of another encoding has no marks and no letters of other languages.
+        encoding = sys.stderr.encoding or "utf-8"
+        sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stderr.flush()
+
+    def _is_due(self, number: int, row: Row) -> bool:
+        """Tell whether a row is to be written as a line now; it is then taken to be written."""
+        tenths, seconds = self._written.get(number, (0, 0.0))
+        reached = 11 if row.state != "running" else 0 if self._in_place else int(10 * (row.fraction or 0.0))
+        due = reached > tenths and (reached > 10 or row.seconds - seconds >= _BETWEEN_LINES_S)
+        if due:
+            self._written[number] = reached, row.seconds
+        return due
 
 
 def background_of(progress: Progress) -> Progress:
     """Return where to show progress while the caller's code runs, which may print and draw its own bars.
 
-    A panel stays in the cell that opened it; in a terminal whole lines are printed, one at each tenth. A custom
-    `Progress` shows nothing of it, unless it has a method `background` that returns a `Progress`.
+    A panel stays in the cell that opened it, and a terminal gets whole lines. A custom `Progress` shows nothing of it,
+    unless it has a method `background` that returns a `Progress`.
     """
     background: Callable[[], Progress] = getattr(progress, "background", NullProgress)
     return background()
-
-
-def withdraw(step: ProgressStep) -> None:
-    """Stop showing a step that has not ended, if it has a method `withdraw`, as bars in a terminal do."""
-    take_away = getattr(step, "withdraw", None)
-    if callable(take_away):
-        take_away()
 
 
 def annotate(step: ProgressStep, text: str) -> None:
@@ -349,7 +298,7 @@ def resolve_progress(progress: bool | Progress) -> Progress:
         if in_notebook():
             return NotebookProgress()
         # A process without a terminal may have no such stream at all: a daemon, or `pythonw`.
-        return NullProgress() if sys.stderr is None or sys.stderr.closed else TqdmProgress()
+        return NullProgress() if sys.stderr is None or sys.stderr.closed else TerminalProgress()
     if progress is False:
         return NullProgress()
     if not callable(getattr(progress, "step", None)):

@@ -19,10 +19,11 @@ import numpy as np
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.manifest import BLOCK_BYTES, manifest_path
 from colabstage.h5.parts import PartName
+from colabstage.io.files import read_json, write_json
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, NullProgress, start_at
 from colabstage.io.units import format_bytes, format_count, parse_bytes
-from colabstage.io.workspace import open_workspace, remove_own, unless
+from colabstage.io.workspace import find_orphans, open_workspace, remove_own, unless
 from colabstage.load.partial import forget_parts
 from colabstage.load.places import LEAST_BLOCKS
 from colabstage.machine.resources import check_space
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
 _SHARDS_OF_LIMIT = 4
 # A limit that would do is looked for in such steps.
 _STEP = 1.1
+# In the folder in which shards are packed: which set a call with refresh=True has begun.
+_REFRESHING = "refreshing.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +270,8 @@ class _SetOfShards:
     """All shards, in order."""
     place: CachePlace
     """Where they go."""
+    starts_over: bool
+    """Whether those that are finished must not be used."""
 
     @classmethod
     def of(cls, call: StageCall, job: PackJob, place: CachePlace, whole_bytes: int) -> Self:
@@ -274,7 +279,12 @@ class _SetOfShards:
         assert call.request.disk_limit is not None
         sizes = divide(job, call.request.disk_limit, whole_bytes=whole_bytes)
         names = tuple(shard_names(job, sizes.count))
-        return cls(call, job, sizes, names, place)
+        starts_over = call.request.refresh
+        if starts_over and not call.request.options.incomparable:
+            # Those that an interrupted call with refresh=True has made are what this one would make.
+            left = find_orphans(_workspace_of(call.request))
+            starts_over = not any(read_json(folder / _REFRESHING) == names[0].made_of for folder in left)
+        return cls(call, job, sizes, names, place, starts_over)
 
     @property
     def _target(self) -> str:
@@ -290,7 +300,7 @@ class _SetOfShards:
     def _is_current(self, shard: CachedFile, source: OpenSource) -> bool:
         """Tell whether a shard in the cache is one of this set, of the present state of the source."""
         state = identity_of(shard.manifest)
-        if self.call.request.refresh or shard.made_of != self.names[0].made_of or state is None:
+        if self.starts_over or shard.made_of != self.names[0].made_of or state is None:
             return False
         if PartName.of(Path(shard.name)).count != self.sizes.count:
             return False
@@ -320,6 +330,9 @@ class _SetOfShards:
             open_workspace(_workspace_of(request), keeps=unless(ReplanError), in_own_folder=True) as workspace,
             _CacheStore(workspace.path, self._target, self.place) as store,
         ):
+            if request.refresh:
+                # Of earlier calls there are none left in the cache.
+                write_json(workspace.path / _REFRESHING, self.names[0].made_of)
             results = write_shards(self.names, self.job, done, partial(self._write_each, source, store), call.progress)
             timing.amount = sum(result.rows - result.resumed for result in results) - sum(
                 result.rows - result.resumed for result in done.values()

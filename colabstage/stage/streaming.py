@@ -26,7 +26,6 @@ from colabstage.io.progress import (
     cancellation_of,
     resolve_progress,
     start_at,
-    withdraw,
 )
 from colabstage.io.units import format_duration, format_rate
 from colabstage.io.whole_imports import whole_imports
@@ -61,25 +60,19 @@ _CLEAR_UP_S = 30.0
 class _UntilHandedOut:
     """A progress that shows steps until the dataset is handed out; it can be cancelled at any time.
 
-    After that the user's own cells run, and their bars would be drawn into by those of the steps; `BackgroundPack`
-    shows one row for all of them.
+    After that the user's own cells run, and `BackgroundPack` shows one row for all steps.
     """
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
-        self._steps: list[ProgressStep] = []
         self.cancellation: Cancellation = cancellation_of(shown)
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        self._steps.append(step := self._shown.step(name, total=total, unit=unit))
-        return step
+        return self._shown.step(name, total=total, unit=unit)
 
     def fall_silent(self) -> None:
-        """Show no further steps, and take away the bars of those that go on."""
+        """Show no further steps."""
         self._shown = NullProgress()
-        for step in self._steps:
-            withdraw(step)
-        self._steps.clear()
 
 
 class Arriving(Arrival, Protocol):
