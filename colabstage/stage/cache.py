@@ -15,6 +15,7 @@ from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
     DriveError,
+    NewerFormatError,
     NotEnoughSpaceError,
     SourceError,
     SourceNotFoundError,
@@ -27,6 +28,7 @@ from colabstage.h5.manifest import (
     is_replaceable_pack,
     place_pack,
     read_manifest,
+    verified,
     write_manifest,
 )
 from colabstage.h5.parts import PartName, joined_info
@@ -34,7 +36,7 @@ from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_empty
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
-from colabstage.io.workspace import cut_own, disk_use, only_for, open_workspace, remove_own
+from colabstage.io.workspace import cut_own, disk_use, is_made_here, only_for, open_workspace, remove_own
 from colabstage.load.partial import open_partial, open_restored
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
@@ -238,6 +240,9 @@ def restore_pack(
     """
     request, manifest, target = call.request, cached.manifest, call.request.pack_path
     size = manifest.size
+    if not cached.in_shards and _is_here(target, manifest, cancellation):
+        confirm()
+        return size, size
     check_replaceable_pack(target)
     make_folder(request.folder)
 
@@ -270,6 +275,17 @@ def restore_pack(
         remove_empty(request.folder)  # unless it held something before, or work was kept for the next attempt
         raise
     return size, kept
+
+
+def _is_here(target: Path, manifest: Manifest, cancellation: Cancellation) -> bool:
+    """Tell whether the very pack is in its place, as after a kill before its manifest was written; then it has one."""
+    with contextlib.suppress(OSError, NewerFormatError):
+        if is_made_here(target) and read_manifest(target) in (None, manifest):
+            found = verified(target, manifest, cancellation)
+            if found is not None:
+                write_manifest(target, found)
+                return True
+    return False
 
 
 def _copy_in_order(
