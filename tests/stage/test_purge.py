@@ -118,6 +118,15 @@ def test_what_takes_the_place_of_a_listed_dataset_stays(photos: Path, cache: Pat
     assert "is not what colabstage put there" in report.reasons[0]
 
 
+def test_a_cached_pack_that_stays_is_not_reported_as_removed(photos: Path, cache: Path) -> None:
+    name = stage(photos, cache)
+    listed = [one for one in list_datasets(cache_dir=cache) if one.place == "cache"]
+    manifest_path(cache / f"{name}.h5").write_bytes(b"{")
+    report = purge_datasets(listed)
+    assert (report.removed, list(report.kept)) == ((), listed)
+    assert (cache / f"{name}.h5").exists()
+
+
 def test_age_and_place_narrow_the_choice(photos: Path, cache: Path) -> None:
     name = stage(photos, cache)
     listed = list_datasets(cache_dir=cache)
