@@ -6,7 +6,7 @@ import logging
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from colabstage.errors import CancelledError, OptionError, ended, printable
 from colabstage.io.arguments import takes
@@ -295,6 +295,14 @@ class StagedDataset:
             from colabstage.load.dataset import dataset_h5
 
         return dataset_h5(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse, with the line to write if `name` is a split: one called "path" would be out of reach."""
+        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+        # Copying and pickling ask for names of an object that is still empty.
+        if not name.startswith("_") and name in self.splits:
+            msg = f"data.{name} is no attribute; write data[{name!r}] for the split."
+        raise AttributeError(msg, name=name, obj=self)
 
     def __contains__(self, split: object) -> bool:
         """Tell whether there is a split of that name."""
