@@ -8,13 +8,12 @@ time, whatever the clock says.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from colabstage.errors import CancelledError, OptionError
+from colabstage.errors import CancelledError, OptionError, printable
 from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set
 from colabstage.io.page import Board, NotebookProgress, in_notebook, row_text
 
@@ -216,48 +215,100 @@ class NullProgress:
         return _NullStep()
 
 
-# In a log lines come no more often than this: one or two for a step of seconds, ten for a step of hours.
+class _TqdmStep:
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        # tqdm's own update is not safe to call from several threads.
+        self._lock = threading.Lock()
+
+    def advance(self, amount: int = 1) -> None:
+        with self._lock:
+            self._bar.update(amount)
+
+    def start_at(self, amount: int) -> None:
+        """Count what was done before, as `start_at` does."""
+        with self._lock:
+            self._bar.initial += amount
+            self._bar.n += amount
+            self._bar.refresh()
+
+    def note(self, text: str) -> None:
+        """Show a text after the bar."""
+        with self._lock:
+            self._bar.set_postfix_str(printable(text), refresh=False)
+
+    def remove(self) -> None:
+        """Remove the bar; its work continues unseen."""
+        with self._lock:
+            self._bar.leave = False
+            self._bar.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._bar.close()
+
+
+class TqdmProgress:
+    """One tqdm bar for each step, as text on stderr; in notebooks too, where tqdm's widgets do not survive a reload."""
+
+    def __init__(self) -> None:
+        """Start without a bar."""
+        self._steps: list[_TqdmStep] = []
+
+    def background(self) -> Progress:
+        """Remove the bars, and return lines of text: what the caller prints from now on would break a bar."""
+        for step in self._steps:
+            step.remove()
+        self._steps.clear()
+        return LineProgress()
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        from tqdm.std import tqdm
+
+        class Bar(tqdm):  # type: ignore[misc]
+            # tqdm's own thread is only needed for bars that skip updates; with `miniters=0` none are skipped.
+            monitor_interval = 0
+
+        scaled = unit == "B"
+        bar = Bar(
+            total=total,
+            desc=printable(name),
+            unit=unit if scaled else f" {unit}",
+            unit_scale=scaled,
+            unit_divisor=1000,
+            dynamic_ncols=True,
+            mininterval=0.2,
+            miniters=0,
+        )
+        self._steps.append(step := _TqdmStep(bar))
+        return step
+
+
+# Lines come no more often than this: one or two for a step of seconds, ten for a step of hours.
 _BETWEEN_LINES_S = 2.0
 
 
-class TerminalProgress(Board):
-    """Write steps to stderr: each as a line when it has ended, and the newest that runs below them, in its place.
-
-    Where nothing can be drawn in place, as in a log, or must not be, a line is written at each tenth of a step.
-    """
+class LineProgress(Board):
+    """Print a line at each tenth of a step, and one at its end."""
 
     def __init__(self) -> None:
-        """Start without writing anything, until the first step."""
-        super().__init__(self._write)
-        self._is_terminal = sys.stderr.isatty()
-        self._in_place = self._is_terminal
-        self._written: dict[int, tuple[int, float]] = {}
+        """Start without a line."""
+        super().__init__(self._print)
+        self._printed: dict[int, tuple[int, float]] = {}
 
-    def background(self) -> Self:
-        """Return this, which from now on writes whole lines: what the caller prints would break one in place."""
-        self._in_place = False
-        return self
+    def _print(self, rows: tuple[Row, ...]) -> None:
+        from tqdm.std import tqdm
 
-    def _write(self, rows: tuple[Row, ...]) -> None:
-        clear = "\r\x1b[K" if self._is_terminal else ""
-        text = "".join(f"{clear}{row_text(row)}\n" for number, row in enumerate(rows) if self._is_due(number, row))
-        running = [row for row in rows if row.state == "running"]
-        if self._in_place:
-            width = shutil.get_terminal_size().columns - 1
-            text += clear + (row_text(running[-1])[:width] if running else "")
-        # A terminal of another encoding has no marks and no letters of other languages.
-        encoding = sys.stderr.encoding or "utf-8"
-        sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
-        sys.stderr.flush()
-
-    def _is_due(self, number: int, row: Row) -> bool:
-        """Tell whether a row is to be written as a line now; it is then taken to be written."""
-        tenths, seconds = self._written.get(number, (0, 0.0))
-        reached = 11 if row.state != "running" else 0 if self._in_place else int(10 * (row.fraction or 0.0))
-        due = reached > tenths and (reached > 10 or row.seconds - seconds >= _BETWEEN_LINES_S)
-        if due:
-            self._written[number] = reached, row.seconds
-        return due
+        for number, row in enumerate(rows):
+            printed, at_s = self._printed.get(number, (0, 0.0))
+            tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
+            if tenths > printed and (tenths > 10 or row.seconds - at_s >= _BETWEEN_LINES_S):
+                self._printed[number] = tenths, row.seconds
+                # Above the caller's own bar, not into it.
+                tqdm.write(row_text(row), file=sys.stderr)
 
 
 def background_of(progress: Progress) -> Progress:
@@ -298,7 +349,7 @@ def resolve_progress(progress: bool | Progress) -> Progress:
         if in_notebook():
             return NotebookProgress()
         # A process without a terminal may have no such stream at all: a daemon, or `pythonw`.
-        return NullProgress() if sys.stderr is None or sys.stderr.closed else TerminalProgress()
+        return NullProgress() if sys.stderr is None or sys.stderr.closed else TqdmProgress()
     if progress is False:
         return NullProgress()
     if not callable(getattr(progress, "step", None)):

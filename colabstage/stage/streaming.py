@@ -70,9 +70,10 @@ class _UntilHandedOut:
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         return self._shown.step(name, total=total, unit=unit)
 
-    def fall_silent(self) -> None:
-        """Show no further steps."""
-        self._shown = NullProgress()
+    def move_to_background(self) -> Progress:
+        """Show no further steps, and return where the one row of the background goes."""
+        shown, self._shown = self._shown, NullProgress()
+        return background_of(shown)
 
 
 class Arriving(Arrival, Protocol):
@@ -131,7 +132,7 @@ class BackgroundPack:
         self._report = report
         self._progress = _UntilHandedOut(shown)
         self._wanted = not isinstance(shown, NullProgress)
-        self._background = background_of(shown)
+        self._background: Progress = NullProgress()
         self._planned: Future[PackInfo] = Future()
         self._handed_out: StagedDataset | None = None
         self._began = SYSTEM_CLOCK.now()
@@ -321,7 +322,7 @@ class BackgroundPack:
     def _let_in(self, arrival: Arriving) -> None:
         self._arrival = arrival
         # Before the dataset is handed out: from then on what is printed belongs to the user's cells.
-        self._progress.fall_silent()
+        self._background = self._progress.move_to_background()
         self._report.arrival, self._report.state = self.figures, "arriving"
         self._report.note(
             f"Handed out after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} {arrival.verb}"

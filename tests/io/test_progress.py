@@ -15,27 +15,18 @@ from colabstage.errors import CancelledError, OptionError
 from colabstage.io.page import Row
 from colabstage.io.progress import (
     Cancellation,
+    LineProgress,
     NullProgress,
-    TerminalProgress,
+    TqdmProgress,
+    annotate,
     background_of,
     resolve_progress,
 )
 
 
-class Terminal(io.StringIO):
-    """A screen, which shows what was written last in each of its lines."""
-
-    def isatty(self) -> bool:
-        return True
-
-    @property
-    def lines(self) -> list[str]:
-        return [line.rpartition("\r\x1b[K")[2] for line in self.getvalue().split("\n")]
-
-
 def test_the_argument_chooses_what_is_shown() -> None:
     own = NullProgress()
-    assert isinstance(resolve_progress(True), TerminalProgress)
+    assert isinstance(resolve_progress(True), TqdmProgress)
     assert isinstance(resolve_progress(False), NullProgress)
     assert resolve_progress(own) is own
 
@@ -47,46 +38,53 @@ def test_what_cannot_show_progress_is_named(value: object) -> None:
         resolve_progress(value)  # type: ignore[arg-type]
 
 
-def test_a_terminal_shows_what_runs_below_what_has_ended() -> None:
-    with redirect_stderr(Terminal()) as screen:
-        progress = TerminalProgress()
-        with progress.step("copy", total=3_000_000, unit="B") as step, ThreadPoolExecutor(4) as pool:
+def test_a_bar_counts_every_unit_of_every_thread() -> None:
+    """Reports of several threads add up; bytes have a decimal unit; an error finishes the line."""
+    with redirect_stderr(io.StringIO()) as screen, suppress(ValueError):
+        with TqdmProgress().step("copy", total=3_000_000, unit="B") as step, ThreadPoolExecutor(4) as pool:
             list(pool.map(step.advance, [1000] * 3000))
-        assert isinstance(screen, Terminal)
-        with suppress(ValueError), progress.step("pack", total=2, unit="images") as step:
+        with TqdmProgress().step("pack", total=2, unit="images") as step:
             step.advance()
-            assert screen.lines[1].startswith("▸ pack")
+            annotate(step, "training: 9 samples/s")
             raise ValueError("bad")
-    copied, packed, rest = screen.lines
-    assert copied.startswith("✓ copy  3 MB")
-    assert packed.startswith("✗ pack  1 of 2 images")
+    copied, packed, rest = (line.rpartition("\r")[2] for line in screen.getvalue().split("\n"))
+    assert "copy: 100%" in copied
+    assert "3.00M/3.00M" in copied
+    assert "1/2" in packed
+    assert "training: 9 samples/s" in packed
     assert rest == ""
 
 
-def test_a_narrow_screen_and_one_of_another_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    for encoding in ("utf-8", "ascii"):
-        screen = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-        screen.isatty = lambda: True  # type: ignore[method-assign]
-        with redirect_stderr(screen), TerminalProgress().step("a long name of a file.zip", total=None, unit="B"):
-            screen.seek(0)
-            assert len(screen.read().rpartition("\x1b[K")[2]) == 19
+def test_a_bar_starts_no_thread() -> None:
+    """tqdm's monitor thread, which would outlive the step, is not started, and its setting for others stays."""
+    from tqdm.auto import tqdm
+
+    before, interval = threading.enumerate(), tqdm.monitor_interval
+    with redirect_stderr(io.StringIO()), TqdmProgress().step("copy", total=2, unit="B") as step:
+        step.advance()
+        assert threading.enumerate() == before
+    assert tqdm.monitor_interval == interval > 0
 
 
 def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
     """In a terminal the caller prints meanwhile; a `Progress` of its own is asked whether it has room."""
     row = Row("pack", "images", 100, 0, "running", 0.0, 0.0)
     with redirect_stderr(io.StringIO()) as screen:
-        progress = TerminalProgress()
+        progress = TqdmProgress()
+        step = progress.step("copy", total=2, unit="B")
+        lines = background_of(progress)
+        assert isinstance(lines, LineProgress)
+        step.advance()  # unseen from now on
+        screen.seek(0)
+        screen.truncate()
         # Nothing yet; a tenth; too soon for another line; later; the same tenth; the end, at once.
         for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0)):
-            progress._write((replace(row, done=done, seconds=seconds, note="training: 9 samples/s"),))
-        progress._write((replace(row, done=100, seconds=9.5, state="done"),))
-    lines = screen.getvalue().splitlines()
-    assert [line.split("  ")[1].partition(" ")[0] for line in lines] == ["10", "30", "100"]
-    assert lines[0].endswith("training: 9 samples/s")
+            lines._print((replace(row, done=done, seconds=seconds, note="training: 9 samples/s"),))
+        lines._print((replace(row, done=100, seconds=9.5, state="done"),))
+    shown = screen.getvalue().splitlines()
+    assert [line.split("  ")[1].partition(" ")[0] for line in shown] == ["10", "30", "100"]
+    assert shown[0].endswith("training: 9 samples/s")
     assert "\r" not in screen.getvalue()
-    assert background_of(progress) is progress
     for silent in (NullProgress(), object()):
         assert isinstance(background_of(silent), NullProgress)  # type: ignore[arg-type]
 
