@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "queries and a gallery": ("{query,gallery,train}/{0,1}.png", {}, r"'gallery', 'query', 'train' are names of parts of a dataset"),
     "two resolutions": ("{LR,HR}/{0,1}.png", {}, r"'HR', 'LR' are names of parts of a dataset"),
     "clips in folders of roles": ("", {"{labels,train}/1.wav": WAV}, r"'labels', 'train' are names of parts.*layout=\"audio\" takes"),
-    "a table and masks": ("{images,masks}/{0..3}.png", {"l.csv": rows("path,label", "images/{0..3}.png,{a,b}")}, r'labels in a table and masks.*layout="table" or layout="pairs"'),
+    "a table and masks": ("{images,masks}/{0..3}.png", {"l.csv": rows("path,label", "images/{0..3}.png,{a,b}")}, r'layout="table" or layout="pairs"'),
     "paths of another form": (SIX, {"l.csv": rows("file,label", "{00000,00001}.png,cat")}, r"The first row of 'l\.csv' is '00000.png', 'cat', and a file is called 'images/0\.jpg'"),
     "a list with a file of another class": (FOOD, listed(train=TRAIN, test="ribs/10002 ribs/20002"), r"^The list .*test\.txt' names 'ribs/10002'.*another folder.*layout='image_folder'"),
     "a file in two lists": (FOOD, listed(train=TRAIN, test="pie/{10000,10002} ribs/20002"), r"names 'food/images/pie/10000\.jpg', and so does"),
