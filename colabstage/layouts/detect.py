@@ -215,7 +215,7 @@ def _unless(case: Case, found: Found, rival: Found | None, who: str, layout: str
         return found
     ways = " or ".join(f'layout="{name}"' for name in (found.table.layout, layout) if name)
     return refuse(
-        f"The {found.table.unit} of '{case.source.label}' are labelled by {found.who} and by {who}. Say which is meant: "
+        f"The {found.table.unit} of '{case.source.label}' have labels by {found.who} and by {who}. Say what is meant: "
         f"{ways}; or, for classes in paths, layout=file_names(PATTERN), from colabstage.options."
     )
 
@@ -310,8 +310,10 @@ def _weigh_masks(case: Case) -> Found:
     found = case.masks
     if isinstance(found, Miss):
         return found
-    images = Source(case.source.tree, hidden=lambda name: name in found.used)
-    found = _unless(case, found, gather(lambda: names_state(images)), "the images' names", "file_names")
+    used = found.used
+    images = Source(case.source.tree, hidden=lambda name: name in used)
+    named = gather(lambda: names_state(images))
+    found = _unless(case, found, named, "the images' names", "file_names")
     # As folders of classes the masks would be samples.
     return _unless(case, found, _classes_of_masks(found), "folders that look like classes", "")
 
