@@ -67,7 +67,7 @@ from colabstage.layouts.lookup import Lookup
 from colabstage.layouts.names import names_state, nothing_states, splits_of_folders, why_not_bare
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, LeadingTable, TableSearch, tables_agree
-from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, Values
 from colabstage.layouts.words import (
     ARCHIVES,
     IMAGES,
@@ -221,11 +221,16 @@ def _unless(case: Case, found: Found, rival: Found | None, who: str, layout: str
 
 
 def _weigh_boxes(case: Case) -> Found:
-    """Weigh boxes: unless most images have masks as well."""
+    """Weigh boxes: unless a table labels the images otherwise, or most have masks as well."""
     found = _state_boxes(case)
     # Pascal VOC also has masks, but people who stage it want the boxes.
     is_voc = any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
-    return found if is_voc or isinstance(found, Miss) else _unless(case, found, case.masks, "masks", "pairs")
+    if is_voc or isinstance(found, Miss):
+        return found
+    rows = case.rows if case.source.ending_in(TABLES) else None
+    is_same = isinstance(rows, Evidence) and isinstance(rows.table.targets, Boxes)
+    found = _unless(case, found, None if is_same else rows, "a table", TABLE.layout)
+    return found if isinstance(found, Miss) else _unless(case, found, case.masks, "masks", "pairs")
 
 
 def _weigh_rows(case: Case) -> Found:

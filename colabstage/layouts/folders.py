@@ -469,16 +469,16 @@ class _Levels:
         )
 
     def strange_split(self) -> str:
-        """Find a split that has no class in common with `train`."""
+        """Find a split most of whose classes are not in `train`."""
         pairs = set(zip(self.table.splits or (), self.labels.tolist(), strict=False))
-        # Tested classes must be trained, so without a common class the folders are something else.
+        # Tested classes must be trained, so without them the folders are something else.
         known = {label for split, label in pairs if split == "train"}
         for odd in dict.fromkeys(split for split, _ in sorted(pairs)):
             own = {label for split, label in pairs if split == odd}
-            if known and not own & known:
+            if known and 2 * len(own & known) < len(own):
                 names, trained = (listed([self.classes[label] for label in sorted(one)]) for one in (own, known))
                 return (
-                    f"the split '{odd}' ({names}) has no class in common with 'train' ({trained}). Name its folders as "
+                    f"most classes of the split '{odd}' ({names}) are not in 'train' ({trained}). Name its folders as "
                     "those of 'train', or move it away."
                 )
         return ""

@@ -22,8 +22,13 @@ from colabstage.layouts.table import Boxes, BrokenDatasetError, SampleTable
 from colabstage.layouts.words import (
     ANNOTATIONS,
     ARCHIVES,
+    IMAGES,
     TEXTS,
+    before_last_word,
+    folder_of,
+    holds_images,
     is_note,
+    is_role,
     is_table,
     normal,
     split_name,
@@ -98,6 +103,12 @@ def _left_over(source: Source, found: Evidence) -> str:
             f"Nothing among the arrays of '{source.label}' is their targets, and '{others.names[0]}' may be, in a form "
             "that is not read beside arrays. Save it as an array too, numpy.save('y.npy', y), in the order of the rows."
         )
+    masks = _left_over_masks(source, found)
+    if masks:
+        return (
+            f"'{masks[0]}' and {len(masks) - 1:,} more images beside those that {found.who} labels may be their masks, "
+            "and would be left out. For images and masks give layout=image_masks(FOLDER), from colabstage.options."
+        )
     opened = {posixpath.basename(part.label) for part in source.tree.parts()} | found.used
     archives = files_called(source, ARCHIVES).where(lambda name: opened.isdisjoint({name, posixpath.basename(name)}))
     if not archives:
@@ -107,6 +118,22 @@ def _left_over(source: Source, found: Evidence) -> str:
         f"'{archives.names[0]}' beside the {table.unit} of '{source.label}' is an archive, which may hold more of them "
         f"or their labels. Give it in a list of sources, ['{folder}', '{folder}/{archives.names[0]}']."
     )
+
+
+def _left_over_masks(source: Source, found: Evidence) -> list[str]:
+    """Return the images that a table does not name and that look like masks of those that it does, if there are as many
+    as half of these: in a folder of masks, or called after them."""
+    if found.table.layout != "table":
+        return []
+    rest = set(source.ending_in(IMAGES).names) - set(found.table.keys) - found.used
+    stems = {posixpath.splitext(name)[0] for name in found.table.keys}
+    masks = [
+        name
+        for name in rest
+        if (is_role(folder_of(name)) and not holds_images(folder_of(name)))
+        or (before_last_word(posixpath.splitext(name)[0]) in stems)
+    ]
+    return sorted(masks) if 2 * len(masks) >= len(stems) else []
 
 
 # Of so many images with boxes the size is looked at.
@@ -185,6 +212,9 @@ def named_elsewhere(
     by_stem = {stem_of(name): name for name in others.names}
     # A file in one class's folder, or a readme, does not list samples of several classes.
     classes = set(found.table.classes)
+    of_parts = others.where(lambda name: _is_beside_parts(name, classes)).names
+    if of_parts:
+        return _says_more(of_parts[0], f"{len(of_parts):,} files such as this"), []
     of_many = others.ending_in(TEXTS).where(lambda name: classes.isdisjoint(name.split("/")[:-1]) and not is_note(name))
     texts = sorted(of_many, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
     # The beginning is enough; some lists have a million lines.
@@ -209,13 +239,23 @@ def named_elsewhere(
         competing = own
     if competing:
         what = f"{len(competing):,} files such as this" if competing is own else "this file"
-        return (
-            f"'{competing[0]}' names them too, in a form that is not read here, and may hold their labels: {what} "
-            "would be left out. Write a table with a path and a label in each row beside the images, or give a "
-            "function as layout=."
-        ), []
+        return _says_more(competing[0], what), []
     agreeing = [name for name, state in states.items() if state == "same" and split_name(stem_of(name)).split]
     return "", sorted({*folds, *agreeing})
+
+
+def _says_more(name: str, what: str) -> str:
+    return (
+        f"'{name}' names them too, in a form that is not read here, and may hold their labels: {what} would be left "
+        "out. Write a table with a path and a label in each row beside the images, or give a function as layout=."
+    )
+
+
+def _is_beside_parts(name: str, classes: set[str]) -> bool:
+    """Tell whether a file is in a folder of annotations inside of a class's: MOT17-02/gt/gt.txt."""
+    *folders, _ = name.split("/")
+    places = [place for place, folder in enumerate(folders) if folder in classes]
+    return bool(places) and any(is_role(folder) and not holds_images(folder) for folder in folders[places[0] + 1 :])
 
 
 def _words(line: str) -> list[str]:

@@ -16,6 +16,7 @@ from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Images, SampleTable, class_indices, known_splits
 from colabstage.layouts.words import (
     HARMLESS,
+    before_last_word,
     is_note,
     shared_folders,
     split_name,
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 # The only unambiguous form: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
-# A last word of a name that is not just a number.
-_AFTER_STEM = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 # The part before the last number of a name: pug in pug_12, 25_0_2 in 25_0_2_20170116.
 _BEFORE_NUMBER = re.compile(r"(.*?[A-Za-z0-9])[ _.()-]*\d+\D*$")
 # The same of whole names, for who has to write it.
@@ -162,11 +161,11 @@ def _pairs_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
         by_stem[posixpath.splitext(name)[0]].append(name)
     pairs: dict[str, list[tuple[str, str]]] = {"": []}
     for stem, same in by_stem.items():
-        after = _AFTER_STEM.search(stem)
+        before = before_last_word(stem)
         if len(same) > 1:
             pairs[""].append((same[0], same[1]))
-        elif after is not None and stem[: after.start()] in by_stem:
-            pairs.setdefault(after[0], []).append((by_stem[stem[: after.start()]][0], same[0]))
+        elif before in by_stem:
+            pairs.setdefault(stem.removeprefix(before), []).append((by_stem[before][0], same[0]))
     return max(pairs.values(), key=len)
 
 

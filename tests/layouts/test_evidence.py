@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
                                     r"Which of the columns 'colour', 'size'"),
     "tables of many and of few": ("{00..11}.jpg", {"all.csv": rows("image,colour", "{00..11}.jpg,{red,blue}"), "few.csv": "image,label\n03.jpg,cat\n"}, r"Several tables.*table_rows\(table="),
     "JSON beside each image": ("{cat,dog}/{0..3}.jpg", {"{cat,dog}/{0..3}.json": "{}"}, r"files such as this would be left out"),
-    "a split of other classes": ("train/{cat,dog}/{0,1}.jpg test/{katze,hund}/{0,1}.jpg", {}, r"'test' \('hund', 'katze'\) has no class in common with 'train'"),
+    "a split of other classes": ("train/{cat,dog}/{0,1}.jpg test/{katze,hund}/{0,1}.jpg", {}, r"'test' \('hund', 'katze'\) are not in 'train'"),
     "captions beside classes": ("red/a{0..3}.jpg blue/b{0..3}.jpg", {"captions.jsonl": "".join(f'{{"file_name": "a{n}.jpg", "text": "a dog"}}\n' for n in range(4))}, r"'captions.jsonl' leads to.*'text' holds texts"),
     "a cell too many": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{a,b,a,x;,b}").replace(";", ",y")}, r"3 cells in row 5 and 2 in the first.*quotes"),
     "an empty label in words": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{a,b,,b,a,b}")}, r"^'l.csv' leads.*1 of 6 rows has no label in 'label' \(the first is that of 'images/2\.jpg'\).*Fill"),
