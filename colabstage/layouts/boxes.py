@@ -222,7 +222,6 @@ _SIDES = {
 }  # fmt: skip
 # x1 and y1 are the first corner beside x2 and y2, and the second beside x0 and y0.
 _FIRST = {"x1": 0, "x_1": 0, "y1": 1, "y_1": 1}
-_EXTENTS = frozenset({"w", "h", "width", "height", "box_width", "box_height"})
 _AROUND = re.compile(r"^(bbox|box|roi|rect|face|object|obj|bounding_box)_?|_?(bbox|box|roi)$")
 # Landmarks are as many of these as there are points.
 _POINT = re.compile(r"[xy]_?\d+")
