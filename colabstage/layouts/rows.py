@@ -189,7 +189,7 @@ class TableSearch:
         columns = first.columns
         # Four columns of corners are boxes, unless the user named them as labels or the files are audio clips.
         boxes = find_box_columns(columns) if self.labels is None and self.kind.layout == TABLE.layout else None
-        roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(columns, notes)
+        roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(found, notes)
         found = self._labelled(found, roles, notes)
         rows = self._rows_with_files(found, roles)
         notes += self._notes(found, rows, roles, () if boxes is None else boxes.corners)
@@ -257,12 +257,15 @@ class TableSearch:
         differ = f" {other:,} of them {'has' if other == 1 else 'have'} other labels." if other else ""
         return [f"{again:,} {more} that another row names as well; each row is a sample.{differ}"]
 
-    def _roles(self, columns: Mapping[str, Column], notes: list[str]) -> ColumnRoles:
+    def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
         submission.
         """
+        columns = found[0].columns
+        # What a competition's test.csv has is known of the images that are to be labelled: age, sex.
+        inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
         try:
-            return find_roles(columns, labels=self.labels)
+            return find_roles(columns, labels=self.labels, inputs=inputs)
         except LayoutError:
             for entry in self.source.ending_in(TABLES).where(is_submission):
                 first = self.source.head(entry, _HEADER_BYTES).decode("utf-8-sig", "replace").partition("\n")[0]
