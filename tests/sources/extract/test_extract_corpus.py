@@ -22,8 +22,8 @@ import pytest
 import zstandard
 
 from colabstage.errors import ArchiveError
-from colabstage.sources import tree as files
-from colabstage.sources.extract.archive import extract_archive
+from colabstage.sources import to_folder as files
+from colabstage.sources.extracting import extract_archive
 from colabstage.trees.names import ArchiveLimits
 
 if TYPE_CHECKING:
