@@ -203,6 +203,7 @@ def extract_archive(
         only=parts,
         zip_encoding=zip_encoding,
         limits=limits,
+        single_files=False,
     )
 
     def extract() -> ExtractReport:

@@ -124,6 +124,8 @@ class Opening:
     """The encoding of a zip's names where it declares none."""
     limits: ArchiveLimits = DEFAULT_LIMITS
     """How much an archive's headers may announce, and its content hold."""
+    single_files: bool = True
+    """Whether a file of arrays or records counts as the files in it, as it does alone; in a list it never does."""
     sparing: bool = False
     """Whether all of a source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
     through in place."""
@@ -360,7 +362,7 @@ class Part(Closing):
             content,
             spool=spool,
             limits=self.opening.limits,
-            single_files=alone,
+            single_files=alone and self.opening.single_files,
             name=self.file.facts.name,
             zip_encoding=self.opening.zip_encoding,
             cancellation=self.opening.cancellation,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from colabstage import extract_archive
 from colabstage.errors import (
     ArchiveError,
     CancelledError,
@@ -28,7 +29,6 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.io.progress import Cancellation
-from colabstage.sources.extracting import extract_archive
 from simulated_drive.knobs import DriveFaults, OpFault
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ _RAR = zlib.decompress(
 
 _KILLED = """
 import os, signal, sys
-from colabstage.sources.extracting import extract_archive
+from colabstage import extract_archive
 from tests_progress import Dying
 extract_archive(sys.argv[1], sys.argv[2], progress=Dying(int(sys.argv[3])))
 """
@@ -351,7 +351,7 @@ def test_threads_do_it_where_no_process_can_be_started(tmp_path: Path, monkeypat
 
 _LARGE = """
 import resource, sys
-from colabstage.sources.extracting import extract_archive
+from colabstage import extract_archive
 extract_archive(sys.argv[1], sys.argv[2], progress=False)
 # Not ru_maxrss for this process: that begins with what the process that started it has held.
 own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
