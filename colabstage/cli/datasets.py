@@ -244,7 +244,7 @@ def extract(
       colabstage extract photos.zip train --only photos/train
     """
     with exit_codes(debug=debug):
-        from colabstage.sources.extract.archive import extract_archive
+        from colabstage.sources.extracting import extract_archive
 
         done = extract_archive(
             archive,

@@ -44,7 +44,7 @@ from colabstage.pack.plan import (
     plan_target,
     why_kept,
 )
-from colabstage.sources.opening import Opening, open_part
+from colabstage.sources.opening import OpenedSource, Opening
 from colabstage.sources.parse import LocalSource
 
 if TYPE_CHECKING:
@@ -144,17 +144,21 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
     named = LocalSource(str(place), place.name, str(place), place)
     opening = Opening(None, NullProgress(), Cancellation(), only=options.parts, zip_encoding=options.zip_encoding)
     # For the unpacked form of a compressed tar; made only where there is such a tar.
-    with open_spool(beside.with_name(f"{beside.name}-spool")) as spool, open_part(named, opening) as part:
+    with (
+        open_spool(beside.with_name(f"{beside.name}-spool")) as spool,
+        OpenedSource(named, opening, unpack=True) as opened,
+    ):
 
         def identity() -> dict[str, int]:
+            part = opened.parts[0]
             if part.file is None:
                 return {}
-            if problem := part.relisted():
+            if problem := part.changes():
                 msg = f"{problem} Then pack it again."
                 raise SourceChangedError(msg)
             return {"nbytes": part.file.facts.size or 0, "mtime_ns": part.file.facts.mtime_ns}
 
-        yield OpenSource(part.open_tree(spool), None, layout, part.reads_slowly, identity)
+        yield OpenSource(opened.open_tree(spool), None, layout, opened.cost.reads_slowly, identity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from colabstage.load.partial import PartialPack
     from colabstage.pack.stream import PackStream
     from colabstage.sources.identity import SourceIdentity
-    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import Source
     from colabstage.stage.request import StageRequest
 
@@ -65,10 +65,10 @@ class SourceOnce(Closing):
     def __init__(self, call: StageCall) -> None:
         self._call = call
         self._stack = contextlib.ExitStack()
-        self.opened: OpenSource | None = None
+        self.opened: OpenedSource | None = None
         """The source, once it is open."""
 
-    def open(self, report: StageReport | None = None) -> OpenSource:
+    def open(self, report: StageReport | None = None) -> OpenedSource:
         """Return the source, open; the step goes to `report`, by default that of the call."""
         if self.opened is not None:
             return self.opened
@@ -108,10 +108,10 @@ class SourceListingError(SourceChangedError):
     """A folder on a mount no longer lists the files that it listed when it was opened."""
 
 
-def check_listing(source: OpenSource) -> None:
+def check_listing(source: OpenedSource) -> None:
     """Raise `SourceListingError` where names, sizes or times differ from what was read."""
     # A mounted Google Drive sometimes lists only a part of a folder, without an error.
-    problem = source.relisted()
+    problem = source.changes()
     if problem:
         raise SourceListingError(problem)
 

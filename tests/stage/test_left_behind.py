@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.opening import OpenedSource
     from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.record import StagedFiles
@@ -134,7 +134,7 @@ def test_a_restore_that_was_left_behind_changes_nothing(
         if awakes == "before the new staging":
 
             def awake_and_make(
-                call: Any, source: OpenSource, cache: Cache | None = None
+                call: Any, source: OpenedSource, cache: Cache | None = None
             ) -> StagedFiles | CachedPack | None:
                 hanging.awake()
                 wait_until_over()

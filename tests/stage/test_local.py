@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import extract_archive
 from colabstage.errors import (
     ArchiveError,
     CorruptArchiveError,
@@ -35,7 +36,6 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import manifest_path
 from colabstage.io.arguments import GOES_ON
-from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.publish import publish_file, restore_file
 from colabstage.stage.run import stage_dataset
