@@ -22,10 +22,9 @@ from colabstage.errors import DecodeError, LayoutError, PackFormatError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
     check_extent,
-    check_parts,
     check_type,
     follow,
-    is_elsewhere,
+    home_of,
     open_alone,
     open_with_any_locking,
 )
@@ -298,7 +297,8 @@ class _Hdf5File:
         """Read rows by their place in the file where they have one, which needs no lock of HDF5's; else through
         h5py."""
         # A dataset that a link leads to tells its place in another file.
-        has_place = not (dataset.chunks or dataset.external or dataset.is_virtual or is_elsewhere(dataset, file))
+        is_own = home_of(dataset, Path(file.filename)) is None
+        has_place = is_own and not (dataset.chunks or dataset.external or dataset.is_virtual)
         offset = dataset.id.get_offset() if has_place else None
         if along_last or offset is None or dataset.file.userblock_size:
             return _rows_in_blocks(dataset, name, stamp_of(self.entry), along_last=along_last)
@@ -331,7 +331,6 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
             if isinstance(node, h5py.Dataset):
                 check_type(node, key, path)
                 check_extent(node, key, path)
-                check_parts(node, key, path)
         except PackFormatError as error:
             yield key, error
             continue
