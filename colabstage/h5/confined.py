@@ -90,7 +90,9 @@ class Reach:
             return
         source = (h5f.get_name(node), h5o.get_info(node).addr)
         if source in self._above or len(self._above) > _MAX_STEPS:
-            msg = f"{_name_of(node)} in '{self._label}' is put together from itself, by way of {len(self._above)} others."
+            msg = (
+                f"{_name_of(node)} in '{self._label}' is put together from itself, by way of {len(self._above)} others."
+            )
             raise PackFormatError(msg)
         if source not in self._sound:
             self._above.append(source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,37 +21,16 @@ if TYPE_CHECKING:
 Content = bytes | NDArray[Any]
 
 
-class SampleSource(Protocol):
-    """The contents of N samples by number. Every method may be called from any thread, and `read` from many at once."""
-
-    def __len__(self) -> int:
-        """Return N, the number of samples."""
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the lengths in bytes of what `read` returns, int64 `(N,)`; exact if it returns bytes, otherwise
-        approximate."""
-
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """Return int64 `(N,)` such that reading by ascending position is sequential in the source."""
-
-    def name(self, index: int) -> str:
-        """Return the name of this content for messages: a file's name, a row's number."""
-
-    def stamp(self, index: int) -> str:
-        """Return a text that changes whenever the content may have changed; compared when a pack is continued."""
-
-    def read(self, index: int) -> Content:
-        """Return the whole content."""
-
-
-class Samples:
-    """Contents given by columns and functions.
+class SampleSource:
+    """The contents of N samples by number. Every method may be called from any thread, and `read` from many at once.
 
     Args:
-        sizes, positions: as in `SampleSource`.
-        name, stamp, read: called with a number.
+        sizes: the lengths in bytes of what `read` returns, int64 `(N,)`; exact if it returns bytes, otherwise
+            approximate.
+        positions: int64 `(N,)` such that reading by ascending position is sequential in the source.
+        name: called with a number, returns the name of this content for messages: a file's name, a row's number.
+        stamp: returns a text that changes whenever the content may have changed; compared when a pack is continued.
+        read: returns the whole content.
     """
 
     def __init__(
@@ -64,29 +43,17 @@ class Samples:
         read: Callable[[int], Content],
     ) -> None:
         self.sizes, self.positions = sizes, positions
-        self._name, self._stamp, self._read = name, stamp, read
+        self.name, self.stamp, self.read = name, stamp, read
 
     def __len__(self) -> int:
-        return len(self.positions)
-
-    def name(self, index: int) -> str:
-        """Return what a content is called."""
-        return self._name(index)
-
-    def stamp(self, index: int) -> str:
-        """Return what changes with a content."""
-        return self._stamp(index)
-
-    def read(self, index: int) -> Content:
-        """Return a content."""
-        return self._read(index)
+        return len(self.sizes)
 
 
 def take_samples(source: SampleSource, chosen: NDArray[np.integer[Any]]) -> SampleSource:
     """Return some contents of a source: sample i is `chosen[i]` there."""
     if isinstance(source, TreeFiles):
         return TreeFiles(source.tree, source.entries.take(chosen))
-    return Samples(
+    return SampleSource(
         source.sizes[chosen],
         source.positions[chosen],
         name=lambda index: source.name(int(chosen[index])),
@@ -95,9 +62,9 @@ def take_samples(source: SampleSource, chosen: NDArray[np.integer[Any]]) -> Samp
     )
 
 
-def map_samples(source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> Samples:
+def map_samples(source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> SampleSource:
     """Return the contents of a source, each brought into another form: byte order, axes, a part of it."""
-    return Samples(
+    return SampleSource(
         source.sizes,
         source.positions,
         name=source.name,
@@ -134,10 +101,10 @@ def join_samples(parts: Sequence[SampleSource]) -> SampleSource:
         return part.read(own)
 
     sizes = np.concatenate([part.sizes for part in parts])
-    return Samples(sizes, np.concatenate(moved), name=name, stamp=stamp, read=read)
+    return SampleSource(sizes, np.concatenate(moved), name=name, stamp=stamp, read=read)
 
 
-def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Callable[[int], Content]) -> Samples:
+def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Callable[[int], Content]) -> SampleSource:
     """Return N contents of about the same size that have numbers instead of names.
 
     Args:
@@ -147,7 +114,7 @@ def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Calla
         nbytes: about how many bytes one takes.
         read: returns one.
     """
-    return Samples(
+    return SampleSource(
         np.full(count, nbytes, np.int64),
         np.arange(count, dtype=np.int64),
         name=lambda index: f"{name}[{index}]",
@@ -156,7 +123,7 @@ def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Calla
     )
 
 
-def rows_of_array(values: NDArray[Any], name: str, stamp: str) -> Samples:
+def rows_of_array(values: NDArray[Any], name: str, stamp: str) -> SampleSource:
     """Return the rows of an array in memory; `stamp` differs whenever the file may have changed that it was read
     from."""
     return numbered_samples(
@@ -202,7 +169,7 @@ def rows_of_file(
             raise SourceReadError(msg)
         return np.frombuffer(data, dtype).reshape(shape).astype(given, copy=False)
 
-    return Samples(
+    return SampleSource(
         np.full(count, nbytes, np.int64),
         positions,
         name=lambda index: f"{file.label}[{index}]",
@@ -216,31 +183,21 @@ def stamp_of(entry: FileEntry) -> str:
     return f"{entry.name!r} {entry.size} {entry.mtime_ns}"
 
 
-class TreeFiles:
+class TreeFiles(SampleSource):
     """One file of a tree for each sample; sample i is `entries[i]`."""
 
     def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
         self.tree = tree
         # In columns, because a list of a million entries would take 300 MB.
-        self.entries = FileEntries.of(entries)
-        self.sizes = self.entries.sizes
+        self.entries = found = FileEntries.of(entries)
+        super().__init__(
+            found.sizes,
+            found.positions,
+            name=lambda index: found.names[index],
+            stamp=lambda index: stamp_of(found[index]),
+            read=lambda index: tree.read(found[index]),
+        )
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """Return their positions in the tree."""
-        return self.entries.positions
-
-    def name(self, index: int) -> str:
-        """Return the file's name in its tree."""
-        return self.entries.names[index]
-
-    def stamp(self, index: int) -> str:
-        """Return the file's name, length and time."""
-        return stamp_of(self.entries[index])
-
-    def read(self, index: int) -> bytes:
-        """Return the whole file."""
-        return self.tree.read(self.entries[index])
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A planned shard is sent to the worker that packs it.
+        return TreeFiles, (self.tree, self.entries)

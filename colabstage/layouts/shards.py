@@ -15,7 +15,7 @@ from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.layouts.reading import open_from_start
-from colabstage.layouts.samples import Samples, stamp_of
+from colabstage.layouts.samples import SampleSource, stamp_of
 from colabstage.layouts.words import SPLITS
 from colabstage.trees.folder import FolderFile
 
@@ -145,7 +145,7 @@ class ScanWindow:
 
 def samples_of_shards(
     shards: Sequence[ShardFile], parts: Sequence[Part] | NDArray[np.int64], names: Sequence[str]
-) -> Samples:
+) -> SampleSource:
     """Return a part of one of several files for each sample, as bytes.
 
     Args:
@@ -185,4 +185,4 @@ def samples_of_shards(
             raise SourceReadError(msg)
         return data
 
-    return Samples(sizes, positions, name=lambda index: names[index], stamp=stamp, read=read)
+    return SampleSource(sizes, positions, name=lambda index: names[index], stamp=stamp, read=read)

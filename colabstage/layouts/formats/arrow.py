@@ -20,10 +20,10 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.boxes import as_corners, find_form
 from colabstage.layouts.evidence import require_files
-from colabstage.layouts.records import Label, Labels, make_labels, records_state
-from colabstage.layouts.samples import Samples, join_samples
+from colabstage.layouts.records import Label, Labels, make_boxes, make_labels, records_state
+from colabstage.layouts.samples import SampleSource, join_samples
 from colabstage.layouts.shards import ScanWindow, ShardFile, open_shard, scan_each
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, offsets_of
+from colabstage.layouts.table import BrokenDatasetError, Images
 from colabstage.layouts.words import IMAGES, label_names, plain_name
 from colabstage.trees.bytes import SourceFile
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
-    from colabstage.layouts.samples import SampleSource
 
 NAME = "arrow"
 EXTENSIONS = (".parquet", ".arrow")
@@ -239,9 +238,9 @@ class _ArrowFile:
         self._starts = np.concatenate([[0], np.cumsum([len(one) for one in sizes])]).astype(np.int64)
         return _joined(labels)
 
-    def samples(self) -> Samples:
+    def samples(self) -> SampleSource:
         """Return the images by row."""
-        return Samples(
+        return SampleSource(
             self.sizes,
             np.arange(len(self.sizes), dtype=np.int64),
             name=lambda row: f"{self.name}[{row}]",
@@ -398,12 +397,13 @@ def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, c
             "layout= a function that says what they are, or write COCO's JSON beside image files."
         )
         raise BrokenDatasetError(msg)
-    targets, names = make_labels(
-        [label for label, _ in labels], [owner for _, owner in labels], names=dict(enumerate(classes))
+    return make_boxes(
+        [len(found) for found in boxes],
+        as_corners(np.concatenate(boxes), form),
+        [label for label, _ in labels],
+        [owner for _, owner in labels],
+        names=dict(enumerate(classes)),
     )
-    numbers = getattr(targets, "values", np.zeros(0, np.int64))
-    corners = as_corners(np.concatenate(boxes), form)
-    return Labels(Boxes(offsets_of([len(found) for found in boxes]), corners, {"labels": numbers}), names)
 
 
 def _label(value: Any, name: str) -> Label:

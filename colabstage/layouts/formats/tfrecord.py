@@ -18,9 +18,8 @@ from colabstage.io.files import read_with_retry
 from colabstage.io.units import counted
 from colabstage.layouts.evidence import left_out_notes, require_files
 from colabstage.layouts.mask_values import find_masks
-from colabstage.layouts.protobuf import BadMessageError, ByteSpan, message_fields, read_varint
-from colabstage.layouts.records import Label, Labels, all_have, make_labels, names_of, records_state
-from colabstage.layouts.samples import Samples
+from colabstage.layouts.records import Label, Labels, all_have, make_boxes, make_labels, names_of, records_state
+from colabstage.layouts.samples import SampleSource
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
     Part,
@@ -30,14 +29,14 @@ from colabstage.layouts.shards import (
     samples_of_shards,
     scan_each,
 )
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, offsets_of
+from colabstage.layouts.table import BrokenDatasetError, Images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
-    from colabstage.layouts.samples import Content, SampleSource
+    from colabstage.layouts.samples import Content
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntries, FileEntry
 
@@ -63,9 +62,6 @@ _SIZES = (
     ("depth", "channels", "image/channels", "image/depth"),
 )
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
-
-Feature = list[ByteSpan] | list[int] | list[float]
-
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
@@ -117,6 +113,66 @@ def _check_record(stored: bytes, name: str) -> bytes:
 
 # --- examples ---------------------------------------------------------------------------------------------------------
 
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class ByteSpan(NamedTuple):
+    """A byte string inside a record's data."""
+
+    start: int
+    end: int
+    """The byte behind its last."""
+
+
+class BadMessageError(ValueError):
+    """The bytes are no such message."""
+
+
+def _message_fields(data: bytes, span: ByteSpan) -> Iterator[tuple[int, ByteSpan | int]]:
+    """Yield the fields of a protobuf message: number, and a span of bytes or a whole number."""
+    at = span.start
+    while at < span.end:
+        tag, at = _read_varint(data, at)
+        field, kind = tag >> 3, tag & 7
+        value: ByteSpan | int
+        if kind == _VARINT:
+            value, at = _read_varint(data, at)
+        elif kind == _BYTES:
+            length, at = _read_varint(data, at)
+            value = ByteSpan(at, at + length)
+            at += length
+        elif kind in (_FIXED32, _FIXED64):
+            length = 4 if kind == _FIXED32 else 8
+            value = int.from_bytes(data[at : at + length], "little")
+            at += length
+        else:
+            msg = f"a field of kind {kind}"
+            raise BadMessageError(msg)
+        # A length that reaches too far would be taken for other fields' bytes.
+        if at > span.end or field == 0:
+            msg = f"a field at byte {at:,} ends after its message, of {span.end:,} bytes"
+            raise BadMessageError(msg)
+        yield field, value
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a whole number, and where the next field begins."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+        shift += 7
+        # Ten bytes hold 64 bits; damage may have no end.
+        if shift > 63:
+            msg = f"a number at byte {at:,} that never ends"
+            raise BadMessageError(msg)
+
+
+Feature = list[ByteSpan] | list[int] | list[float]
+
 
 def parse_example(data: bytes) -> dict[str, Feature]:
     """Return the features of an Example by name; of byte strings only their spans. Any other bytes are a
@@ -124,11 +180,11 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     # Byte strings stay where they are, since an image would otherwise be copied once more.
     found: dict[str, Feature] = {}
     try:
-        for field, features in message_fields(data, ByteSpan(0, len(data))):
+        for field, features in _message_fields(data, ByteSpan(0, len(data))):
             # Fields that are not known are passed over, as protobuf wants it: newer writers may add some.
             if field != 1 or not isinstance(features, ByteSpan):
                 continue
-            for number, entry in message_fields(data, features):
+            for number, entry in _message_fields(data, features):
                 # A map is written as messages of key and value.
                 if number == 1 and isinstance(entry, ByteSpan):
                     name, feature = _entry(data, entry)
@@ -140,10 +196,10 @@ def parse_example(data: bytes) -> dict[str, Feature]:
 
 
 def _entry(data: bytes, entry: ByteSpan) -> tuple[str, Feature]:
-    spans = {number: value for number, value in message_fields(data, entry) if isinstance(value, ByteSpan)}
+    spans = {number: value for number, value in _message_fields(data, entry) if isinstance(value, ByteSpan)}
     name = data[slice(*spans.get(1, (0, 0)))].decode()
     found: Feature = []
-    for kind, values in message_fields(data, spans.get(2, ByteSpan(0, 0))):
+    for kind, values in _message_fields(data, spans.get(2, ByteSpan(0, 0))):
         if isinstance(values, ByteSpan):
             # Of several values in one feature the last counts, as protobuf has it for a oneof.
             found = {1: _strings, 2: _floats, 3: _integers}.get(kind, _strings)(data, values)
@@ -151,12 +207,12 @@ def _entry(data: bytes, entry: ByteSpan) -> tuple[str, Feature]:
 
 
 def _strings(data: bytes, values: ByteSpan) -> Feature:
-    return [value for _, value in message_fields(data, values) if isinstance(value, ByteSpan)]
+    return [value for _, value in _message_fields(data, values) if isinstance(value, ByteSpan)]
 
 
 def _floats(data: bytes, values: ByteSpan) -> Feature:
     found: list[float] = []
-    for _, value in message_fields(data, values):
+    for _, value in _message_fields(data, values):
         # Packed, as every writer of today has it; one by one is what the format allows as well.
         if isinstance(value, ByteSpan):
             found += struct.unpack(f"<{(value.end - value.start) // 4}f", data[value.start : value.end])
@@ -167,13 +223,13 @@ def _floats(data: bytes, values: ByteSpan) -> Feature:
 
 def _integers(data: bytes, values: ByteSpan) -> Feature:
     found: list[int] = []
-    for _, value in message_fields(data, values):
+    for _, value in _message_fields(data, values):
         if not isinstance(value, ByteSpan):
             found.append(_signed(value))
             continue
         at = value.start
         while at < value.end:
-            number, at = read_varint(data, at)
+            number, at = _read_varint(data, at)
             found.append(_signed(number))
     return found
 
@@ -397,7 +453,7 @@ def _scan_shard(shard: ShardFile, number: int, image: str) -> tuple[list[_Record
 
 def _within(
     records: SampleSource, spans: Sequence[ByteSpan], shapes: Sequence[tuple[int, int, int] | None] = ()
-) -> Samples:
+) -> SampleSource:
     """Return a span of each record, or the pixels there; reading one verifies its whole record."""
 
     def read(index: int) -> Content:
@@ -406,7 +462,7 @@ def _within(
         return data if shape is None else np.frombuffer(data, np.uint8).reshape(shape)
 
     sizes = np.array([span.end - span.start for span in spans], np.int64)
-    return Samples(sizes, records.positions, name=records.name, stamp=records.stamp, read=read)
+    return SampleSource(sizes, records.positions, name=records.name, stamp=records.stamp, read=read)
 
 
 def _labels_of_records(records: Sequence[_Record], stored: SampleSource, notes: list[str]) -> Labels:
@@ -444,11 +500,12 @@ def _labels_of_records(records: Sequence[_Record], stored: SampleSource, notes: 
 def _boxes_of_records(records: Sequence[_Record]) -> Labels:
     boxes = [(record.name, box) for record in records for box in record.boxes or []]
     labels = [box.label for _, box in boxes]
-    # A box has no name of its own, and its record has.
-    values, classes = make_labels(
-        labels, [name for name, _ in boxes], names=names_of(labels, [box.text for _, box in boxes])
+    return make_boxes(
+        [len(record.boxes or []) for record in records],
+        np.array([box.corners for _, box in boxes], np.float64).reshape(-1, 4),
+        labels,
+        # A box has no name of its own, and its record has.
+        [name for name, _ in boxes],
+        names=names_of(labels, [box.text for _, box in boxes]),
+        relative=True,
     )
-    offsets = offsets_of([len(record.boxes or []) for record in records])
-    corners = np.array([box.corners for _, box in boxes], np.float64).reshape(-1, 4)
-    numbers = getattr(values, "values", np.zeros(0, np.int64))
-    return Labels(Boxes(offsets, corners, {"labels": numbers}, relative=True), classes)

@@ -5,18 +5,15 @@ One tar may be the tree itself, several may be joined to it, or any number of th
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import posixpath
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.io.given import show_content
-from colabstage.io.whole_imports import whole_imports
 from colabstage.layouts.clips import ClipOptions, clip_rows
 from colabstage.layouts.evidence import left_out_notes, near
 from colabstage.layouts.mask_values import find_masks
@@ -38,9 +35,7 @@ from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
     from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
@@ -54,7 +49,7 @@ _KEY_AND_REST = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 # The kinds of content by the rest of a name, by preference; WebDataset's own examples ask for "jpg;png".
 _KINDS = (
     dict.fromkeys(("jpg", "jpeg", "png", "webp", *(ending[1:] for ending in IMAGES)), "image")
-    | {"npy": "npy", "pth": "pth", "pt": "pth"}
+    | {"npy": "npy"}
     | dict.fromkeys(sorted(ending[1:] for ending in SOUNDS), "sound")
 )
 _NUMBERS, _DOCUMENT, _TEXT = ("cls", "class", "label"), "json", "txt"
@@ -62,7 +57,7 @@ _LABELS = (*_NUMBERS, _DOCUMENT, _TEXT)
 _MASKS = ("seg.png", "mask.png", "segmentation.png", "labels.png")
 _LABEL_ENDS = tuple(f".{rest}" for rest in (*_LABELS, *_MASKS))
 # Samples that WebDataset's own decoders read, and nothing here.
-_UNREAD = frozenset({"pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
+_UNREAD = frozenset({"pth", "pt", "pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
 _LABELS_IN_JSON = ("label", "labels", "cls", "class_id", "class_index", "class", "target", "category")
 _NAMES_IN_JSON = ("class_name", "classname", "label_name", "label_text", "class", "category")
 # What is longer is not a label.
@@ -80,7 +75,7 @@ class PackedSample(NamedTuple):
     """Of that, in its shard."""
     content: Part
     kind: str
-    """"image", "npy", "pth" or "sound"."""
+    """"image", "npy" or "sound"."""
     mask: Part | None
     label: Label
     """From its cls or json."""
@@ -215,9 +210,9 @@ def _document_label(address: str, content: str, *, needed: bool) -> tuple[Label,
 def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Found:
     """Read a tar, or the tars in a tree, as WebDataset's `TarWriter` makes them.
 
-    x is a sample's jpg, jpeg, png, webp or other image, or else its npy, its pth (a tensor) or its wav, flac or other
-    clip, of which `sound` says what rows are; y its mask (seg.png), or its cls, the label in its json, or its txt,
-    where that is a class and no caption. Splits are those that all shards are called after
+    x is a sample's jpg, jpeg, png, webp or other image, or else its npy, or its wav, flac or other clip, of which
+    `sound` says what rows are; y its mask (seg.png), or its cls, the label in its json, or its txt, where that is a
+    class and no caption. Splits are those that all shards are called after
     (train-000001.tar, val/000.tar). Keys name the shard and the image in it; the samples' own need not be unique.
     """
     tars = _Shards(source)
@@ -274,42 +269,12 @@ def _make_inputs(source: SampleSource, kinds: Sequence[str], sound: ClipOptions,
         rows, note = clip_rows(source, sound)
         notes.append(note)
         return rows
-    decode: Callable[[Any], NDArray[Any]] = decode_npy if kinds[0] == "npy" else _decode_tensor
     try:
-        first = decode(source.read(0))
+        first = decode_npy(source.read(0))
     except DecodeError as error:
         msg = f"'{source.name(0)}' cannot be used: {error}"
         raise BrokenDatasetError(msg) from error
-    return Arrays(source, first.shape, first.dtype, decode=decode)
-
-
-# What torch raises for a file that it does not read.
-_OF_TORCH = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError)
-
-
-def _decode_tensor(content: bytes) -> NDArray[Any]:
-    """Return the tensor that `torch.save` wrote. Nothing in the file is run."""
-    try:
-        with whole_imports():
-            import torch
-    except ImportError as error:
-        msg = "Tensors in .pth files are read by torch. Install it with: pip install torch"
-        raise MissingDependencyError(msg) from error
-    # A pickle may hold calls of any function. With weights_only=True torch makes tensors and plain values, and refuses
-    # everything else.
-    try:
-        value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except _OF_TORCH as error:
-        msg = f"It is not a file that torch.load(weights_only=True) reads: {str(error).partition(chr(10))[0]}"
-        raise DecodeError(msg) from error
-    if not isinstance(value, torch.Tensor):
-        msg = f"It holds a {type(value).__name__}; expected one tensor."
-        raise DecodeError(msg)
-    try:
-        return value.detach().resolve_conj().resolve_neg().numpy()
-    except (TypeError, RuntimeError) as error:
-        msg = f"It holds a tensor of {value.dtype}, {value.layout}, which numpy has no type for; save it as float32."
-        raise DecodeError(msg) from error
+    return Arrays(source, first.shape, first.dtype, decode=decode_npy)
 
 
 class _Shards:
