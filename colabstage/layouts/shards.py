@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -16,7 +15,7 @@ from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.layouts.reading import open_from_start
 from colabstage.layouts.samples import SampleSource, stamp_of
-from colabstage.layouts.words import SPLITS
+from colabstage.layouts.words import split_name
 from colabstage.trees.folder import FolderFile
 
 if TYPE_CHECKING:
@@ -82,12 +81,8 @@ def split_of_shard(name: str) -> str | None:
     ('test', None)
     """
     *folders, base = name.lower().split("/")
-    for text in (base, *reversed(folders)):
-        found = {SPLITS[word] for word in re.split(r"[^a-z]+", text) if word in SPLITS}
-        # A name with two splits (train_val) belongs to neither.
-        if len(found) == 1:
-            return found.pop()
-    return None
+    # A name with two splits (train_val) belongs to neither.
+    return next((split for part in (base, *reversed(folders)) if (split := split_name(part).split)), None)
 
 
 def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:
