@@ -196,23 +196,18 @@ _MAX_BLOCK_BYTES = 128 * 1024 * 1024
 _BLOCKS_KEPT = 3
 
 
-def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[StoredArray]:
-    """Return every dataset of one dimension or more; MATLAB's with axes as MATLAB shows them, samples first.
-
-    Soft and external links are followed, to what no other name has led to.
-    """
-    return _Hdf5File(tree, entry).arrays(takes_packs=takes_packs)
-
-
-class _Hdf5File:
+@dataclass(frozen=True, slots=True)
+class Hdf5File:
     """The datasets of one HDF5 file."""
 
-    def __init__(self, tree: Tree, entry: FileEntry) -> None:
-        self.tree = tree
-        self.entry = entry
+    tree: Tree
+    entry: FileEntry
 
     def arrays(self, *, takes_packs: bool) -> list[StoredArray]:
-        """Return every dataset of one dimension or more."""
+        """Return every dataset of one dimension or more; MATLAB's with axes as MATLAB shows them, samples first.
+
+        Soft and external links are followed, to what no other name has led to.
+        """
         file = self._open()
         if FORMAT_ATTRIBUTE in file.attrs and not takes_packs:
             file.close()
