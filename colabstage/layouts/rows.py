@@ -545,8 +545,8 @@ def _have_classes(
         for place in range(len(first.table.columns))
     ]
     if first.has_header:
-        names = zip(agrees, first.table.header, strict=True)
-        return any(fits and not LABEL_WORDS.isdisjoint(words_of(name)) for fits, name in names)
+        titles = zip(agrees, first.table.header, strict=True)
+        return any(fits and not LABEL_WORDS.isdisjoint(words_of(title)) for fits, title in titles)
     others = [one for one, fits in zip(first.table.columns, agrees, strict=True) if not fits and one is not first.path]
     return any(agrees) and all(column.is_numeric for column in others)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,29 +49,33 @@ class SampleSource:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
+        """Return some of the contents: sample i is `chosen[i]` here."""
+        at = [partial(_call_at, function, chosen) for function in (self.name, self.stamp, self.read)]
+        return SampleSource(self.sizes[chosen], self.positions[chosen], name=at[0], stamp=at[1], read=at[2])
 
-def take_samples(source: SampleSource, chosen: NDArray[np.integer[Any]]) -> SampleSource:
-    """Return some contents of a source: sample i is `chosen[i]` there."""
-    if isinstance(source, TreeFiles):
-        return TreeFiles(source.tree, source.entries.take(chosen))
-    return SampleSource(
-        source.sizes[chosen],
-        source.positions[chosen],
-        name=lambda index: source.name(int(chosen[index])),
-        stamp=lambda index: source.stamp(int(chosen[index])),
-        read=lambda index: source.read(int(chosen[index])),
-    )
+
+def _call_at(function: Callable[[int], Any], chosen: NDArray[np.integer[Any]], index: int) -> Any:
+    return function(int(chosen[index]))
+
+
+class _Mapped(SampleSource):
+    """The contents of a source, each brought into another form."""
+
+    def __init__(self, source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> None:
+        self._source, self._convert = source, convert
+        super().__init__(source.sizes, source.positions, name=source.name, stamp=source.stamp, read=self._converted)
+
+    def _converted(self, index: int) -> NDArray[Any]:
+        return self._convert(self._source.read(index))
+
+    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
+        return _Mapped(self._source.take(chosen), self._convert)
 
 
 def map_samples(source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> SampleSource:
     """Return the contents of a source, each brought into another form: byte order, axes, a part of it."""
-    return SampleSource(
-        source.sizes,
-        source.positions,
-        name=source.name,
-        stamp=source.stamp,
-        read=lambda index: convert(source.read(index)),
-    )
+    return _Mapped(source, convert)
 
 
 def join_samples(parts: Sequence[SampleSource]) -> SampleSource:
@@ -78,30 +83,22 @@ def join_samples(parts: Sequence[SampleSource]) -> SampleSource:
     if len(parts) == 1:
         return parts[0]
     ends = np.cumsum([len(part) for part in parts])
-
-    def find(index: int) -> tuple[SampleSource, int]:
-        place = int(np.searchsorted(ends, index, side="right"))
-        return parts[place], index - int(ends[place] - len(parts[place]))
-
     moved, start = [], 0
     for part in parts:
         moved.append(np.asarray(part.positions, np.int64) + start)
         start = int(moved[-1].max(initial=start)) + 1
 
-    def name(index: int) -> str:
-        part, own = find(index)
-        return part.name(own)
+    def ask(what: str, index: int) -> Any:
+        number = int(np.searchsorted(ends, index, side="right"))
+        return getattr(parts[number], what)(index - int(ends[number] - len(parts[number])))
 
-    def stamp(index: int) -> str:
-        part, own = find(index)
-        return part.stamp(own)
-
-    def read(index: int) -> Content:
-        part, own = find(index)
-        return part.read(own)
-
-    sizes = np.concatenate([part.sizes for part in parts])
-    return SampleSource(sizes, np.concatenate(moved), name=name, stamp=stamp, read=read)
+    return SampleSource(
+        np.concatenate([part.sizes for part in parts]),
+        np.concatenate(moved),
+        name=partial(ask, "name"),
+        stamp=partial(ask, "stamp"),
+        read=partial(ask, "read"),
+    )
 
 
 def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Callable[[int], Content]) -> SampleSource:
@@ -186,6 +183,8 @@ def stamp_of(entry: FileEntry) -> str:
 class TreeFiles(SampleSource):
     """One file of a tree for each sample; sample i is `entries[i]`."""
 
+    read: Callable[[int], bytes]
+
     def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
         self.tree = tree
         # In columns, because a list of a million entries would take 300 MB.
@@ -198,6 +197,9 @@ class TreeFiles(SampleSource):
             read=lambda index: tree.read(found[index]),
         )
 
+    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
+        return TreeFiles(self.tree, self.entries.take(chosen))
+
     def __reduce__(self) -> tuple[Any, ...]:
-        # A planned shard is sent to the worker that packs it.
+        # A planned shard of a set is sent to the worker that packs it.
         return TreeFiles, (self.tree, self.entries)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from colabstage.errors import SourceReadError
+from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
@@ -17,6 +19,7 @@ from colabstage.layouts.reading import open_from_start
 from colabstage.layouts.samples import SampleSource, stamp_of
 from colabstage.layouts.words import split_name
 from colabstage.trees.folder import FolderFile
+from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,19 +47,31 @@ _MAX_SCANNERS = 16
 _SCAN_STALL_S = 3600.0
 
 
-class ShardFile(NamedTuple):
-    """One of the files that hold the samples."""
+class ShardFile:
+    """One of the files that hold the samples, opened when it is first read.
 
-    name: str
-    """Its entry in the tree."""
-    stamp: str
-    """Differs whenever the file does."""
-    content: ByteSource
+    Args:
+        name: its entry in the tree.
+        stamp: differs whenever the file does.
+        opens: opens it; to be sent to another process it has to be pickled.
+    """
+
+    def __init__(self, name: str, stamp: str, opens: Callable[[], ByteSource]) -> None:
+        self.name, self.stamp, self._opens = name, stamp, opens
+
+    @cached_property
+    def content(self) -> ByteSource:
+        """Return its bytes, unpacked."""
+        return self._opens()
 
     def rest(self) -> None:
         """Release its handle, which is opened again when it is read again."""
-        if isinstance(self.content, FolderFile):
-            self.content.close()
+        content = self.__dict__.get("content")
+        if isinstance(content, FolderFile):
+            content.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardFile, (self.name, self.stamp, self._opens)
 
 
 class Part(NamedTuple):
@@ -68,8 +83,18 @@ class Part(NamedTuple):
 
 
 def open_shard(tree: Tree, entry: FileEntry) -> ShardFile:
-    """Open a file of a tree as a shard; raises as `open_from_start`."""
-    return ShardFile(entry.name, stamp_of(entry), open_from_start(tree, entry))
+    """Return a file of a tree as a shard; raises as `open_from_start` where it is opened."""
+    return ShardFile(entry.name, stamp_of(entry), partial(_open_listed, tree, entry))
+
+
+def _open_listed(tree: Tree, entry: FileEntry) -> ByteSource:
+    # In another process the tree was listed again, and places of samples in another file are not theirs.
+    at = bisect_left(tree.entries.names, entry.name)
+    listed = tree.entries[at] if at < len(tree.entries) else entry
+    if (listed.name, listed.size) != (entry.name, entry.size):
+        msg = f"'{entry.name}' in '{tree.label}' is another file than the one that was listed. Start again."
+        raise SourceChangedError(msg)
+    return open_from_start(tree, entry)
 
 
 def split_of_shard(name: str) -> str | None:
@@ -138,46 +163,57 @@ class ScanWindow:
         self._source.close()
 
 
-def samples_of_shards(
-    shards: Sequence[ShardFile], parts: Sequence[Part] | NDArray[np.int64], names: Sequence[str]
-) -> SampleSource:
-    """Return a part of one of several files for each sample, as bytes.
+class ShardParts(SampleSource):
+    """A part of one of several files for each sample, as bytes.
 
     Args:
         shards: the files.
         parts: where each sample's content lies; or int64 `(N, 3)`, with the fields of a `Part`.
         names: what each sample is called.
     """
-    table = np.asarray(parts, np.int64).reshape(-1, 3)
-    bases = np.concatenate([[0], np.cumsum([shard.content.size for shard in shards])]).astype(np.int64)
-    # Columns instead of tuples, so that each of millions of samples takes 20 bytes besides its name.
-    numbers, sizes = table[:, 0].astype(np.uint32), table[:, 2].copy()
-    # One shard after the other is fastest for a disk, and keeps few files open.
-    positions = bases[numbers] + table[:, 1]
-    lock = threading.Lock()
-    in_use: OrderedDict[int, None] = OrderedDict()
 
-    def part(index: int) -> Part:
-        number = numbers.item(index)
-        return Part(number, positions.item(index) - bases.item(number), sizes.item(index))
+    def __init__(
+        self, shards: Sequence[ShardFile], parts: Sequence[Part] | NDArray[np.int64], names: Sequence[str]
+    ) -> None:
+        table = np.asarray(parts, np.int64).reshape(-1, 3)
+        # Columns instead of tuples, so that each of millions of samples takes 20 bytes besides its name.
+        self._numbers, self._starts = table[:, 0].astype(np.uint32), table[:, 1].copy()
+        self._shards, self._names = shards, names
+        self._lock = threading.Lock()
+        self._in_use: OrderedDict[int, None] = OrderedDict()
+        # One shard after the other is fastest for a disk, and keeps few files open.
+        ends = np.zeros(len(shards) + 1, np.int64)
+        np.maximum.at(ends[1:], self._numbers, table[:, 1] + table[:, 2])
+        super().__init__(
+            table[:, 2].copy(),
+            np.cumsum(ends)[self._numbers] + self._starts,
+            name=names.__getitem__,
+            stamp=self._stamp,
+            read=self._read,
+        )
 
-    def stamp(index: int) -> str:
-        number, start, size = part(index)
-        return f"{shards[number].stamp} {start} {size}"
+    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
+        parts = np.stack([self._numbers[chosen], self._starts[chosen], self.sizes[chosen]], axis=1)
+        return ShardParts(self._shards, parts, take_strings(self._names, chosen))
 
-    def read(index: int) -> bytes:
-        number, start, size = part(index)
-        content = shards[number].content
-        with lock:
-            in_use[number] = None
-            in_use.move_to_end(number)
-            idle = in_use.popitem(last=False)[0] if len(in_use) > _OPEN_FILES else None
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = np.stack([self._numbers, self._starts, self.sizes], axis=1)
+        return ShardParts, (self._shards, parts, self._names)
+
+    def _stamp(self, index: int) -> str:
+        return f"{self._shards[self._numbers.item(index)].stamp} {self._starts[index]} {self.sizes[index]}"
+
+    def _read(self, index: int) -> bytes:
+        number, start, size = self._numbers.item(index), self._starts.item(index), self.sizes.item(index)
+        with self._lock:
+            self._in_use[number] = None
+            self._in_use.move_to_end(number)
+            idle = self._in_use.popitem(last=False)[0] if len(self._in_use) > _OPEN_FILES else None
+            content = self._shards[number].content
         if idle is not None:
-            shards[idle].rest()
+            self._shards[idle].rest()
         data = content.pread(size, start) if size else b""
         if len(data) != size:
-            msg = f"'{content.label}' ends before byte {start + size:,}, where '{names[index]}' does."
+            msg = f"'{content.label}' ends before byte {start + size:,}, where '{self._names[index]}' does."
             raise SourceReadError(msg)
         return data
-
-    return SampleSource(sizes, positions, name=lambda index: names[index], stamp=stamp, read=read)

@@ -64,4 +64,3 @@ def parse_xml(name: str, content: bytes, root: str, take: Callable[[Element], No
         raise
     except (ValueError, LookupError) as error:
         fail(f"it is not text in the encoding that it declares ({show(error)})", 1, error)
-

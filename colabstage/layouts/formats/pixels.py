@@ -19,7 +19,7 @@ from colabstage.layouts.columns import class_numbers, show
 from colabstage.layouts.evidence import Evidence, near
 from colabstage.layouts.reading import decode_text, open_unpacked
 from colabstage.layouts.samples import join_samples, map_samples, stamp_of
-from colabstage.layouts.shards import ShardFile, samples_of_shards
+from colabstage.layouts.shards import ShardFile, ShardParts
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values, known_splits
 from colabstage.layouts.words import IMAGES, split_name
 from colabstage.trees.listing import only_line
@@ -196,8 +196,8 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
                 msg = f"Line {number} of '{entry.name}' has the usage {show(usage)!r}, which is not a known split."
                 raise BrokenDatasetError(msg)
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
-    file = ShardFile(entry.name, stamp_of(entry), source)
-    lines = samples_of_shards([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
+    file = ShardFile(entry.name, stamp_of(entry), lambda: source)
+    lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
     images = map_samples(lines, functools.partial(_pixels_of, columns))
     return _Table(entry.name, columns.shape, images, labels if columns.label is not None else None, splits)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -25,14 +25,16 @@ from colabstage.layouts.shards import (
     Part,
     ScanWindow,
     ShardFile,
+    ShardParts,
     open_shard,
-    samples_of_shards,
     scan_each,
 )
 from colabstage.layouts.table import BrokenDatasetError, Images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
@@ -384,7 +386,7 @@ def tfrecord_state(source: Source) -> Evidence:
         raise BrokenDatasetError(msg)
     notes = left_out_notes((sum(count for _, count in scanned), "records", f"without '{image}'"))
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
-    stored = samples_of_shards(shards, parts, [record.name for record in records])
+    stored = ShardParts(shards, parts, [record.name for record in records])
     labels = _labels_of_records(records, stored, notes)
     pixels = _within(stored, [record.image for record in records], [record.shape for record in records])
     inputs = Images(pixels, decoded=any(record.shape is not None for record in records))
@@ -451,18 +453,33 @@ def _scan_shard(shard: ShardFile, number: int, image: str) -> tuple[list[_Record
     return records, count - len(records)
 
 
-def _within(
-    records: SampleSource, spans: Sequence[ByteSpan], shapes: Sequence[tuple[int, int, int] | None] = ()
-) -> SampleSource:
-    """Return a span of each record, or the pixels there; reading one verifies its whole record."""
+class _Within(SampleSource):
+    """A span of each record, or the pixels there; reading one verifies its whole record.
 
-    def read(index: int) -> Content:
-        data = _check_record(bytes(records.read(index)), records.name(index))[slice(*spans[index])]
-        shape = shapes[index] if shapes else None
-        return data if shape is None else np.frombuffer(data, np.uint8).reshape(shape)
+    Args:
+        records: the records, with their checksums.
+        spans: first and last (exclusive) byte of each in its record, `(N, 2)`.
+        shape: height, width and depth of the pixels of each, `(N, 3)`; zeros of image files.
+    """
 
-    sizes = np.array([span.end - span.start for span in spans], np.int64)
-    return SampleSource(sizes, records.positions, name=records.name, stamp=records.stamp, read=read)
+    def __init__(self, records: SampleSource, spans: NDArray[np.int64], shapes: NDArray[np.int64]) -> None:
+        self._records, self._spans, self._shapes = records, spans, shapes
+        sizes = spans[:, 1] - spans[:, 0]
+        super().__init__(sizes, records.positions, name=records.name, stamp=records.stamp, read=self._read)
+
+    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
+        return _Within(self._records.take(chosen), self._spans[chosen], self._shapes[chosen])
+
+    def _read(self, index: int) -> Content:
+        stored = bytes(self._records.read(index))
+        data = _check_record(stored, self._records.name(index))[slice(*self._spans[index])]
+        shape = self._shapes[index]
+        return np.frombuffer(data, np.uint8).reshape(shape) if shape.any() else data
+
+
+def _within(records: SampleSource, spans: Sequence[ByteSpan], shapes: Sequence[tuple[int, int, int] | None]) -> _Within:
+    columns = [np.array(spans, np.int64), np.array([shape or (0, 0, 0) for shape in shapes], np.int64)]
+    return _Within(records, columns[0].reshape(-1, 2), columns[1].reshape(-1, 3))
 
 
 def _labels_of_records(records: Sequence[_Record], stored: SampleSource, notes: list[str]) -> Labels:
@@ -483,7 +500,7 @@ def _labels_of_records(records: Sequence[_Record], stored: SampleSource, notes: 
         notes += [f"{counted(bare, 'records', 'have')} no features of boxes: kept without boxes."] if bare else []
         return _boxes_of_records(records)
     if all_have(masks, names, "mask"):
-        found = find_masks(_within(stored, [mask for mask in masks if mask]), spread=False)
+        found = find_masks(_within(stored, [mask for mask in masks if mask], [None] * len(masks)), spread=False)
         return Labels(found, found.classes)
     odd = next((record for record in records if record.classes != records[0].classes), None)
     if odd is not None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import DecodeError, EmptySourceError, LayoutError
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError, SourceChangedError
 from colabstage.io.given import show_content
 from colabstage.layouts.clips import ClipOptions, clip_rows
 from colabstage.layouts.evidence import left_out_notes, near
@@ -27,7 +28,7 @@ from colabstage.layouts.records import (
     parse_label,
     records_state,
 )
-from colabstage.layouts.shards import Part, ScanWindow, ShardFile, open_shard, samples_of_shards, scan_each
+from colabstage.layouts.shards import Part, ScanWindow, ShardFile, ShardParts, open_shard, scan_each
 from colabstage.layouts.stored import decode_npy
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images
 from colabstage.layouts.words import IMAGES, SOUNDS, label_names, plain_name
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
     from colabstage.layouts.samples import SampleSource
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import Tree
 
 NAME = "webdataset"
 _SHARDS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -227,7 +230,7 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
     notes: list[str] = []
     masks = [sample.mask for sample in samples]
     if all_have(masks, names, "mask"):
-        found = find_masks(samples_of_shards(shards, [mask for mask in masks if mask], names), spread=False)
+        found = find_masks(ShardParts(shards, [mask for mask in masks if mask], names), spread=False)
         labels = Labels(found, found.classes)
         if any(sample.label is not None for sample in samples):
             notes.append("The samples have masks and labels; the masks are the targets, and the labels were left out.")
@@ -241,7 +244,7 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
     if labels.targets is None:
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
     parts = np.array([sample.content for sample in samples], np.int64)
-    inputs = _make_inputs(samples_of_shards(shards, parts, names), [one.kind for one in samples], sound, notes)
+    inputs = _make_inputs(ShardParts(shards, parts, names), [one.kind for one in samples], sound, notes)
     shard_names = [shard.name for shard in shards]
     who = "fields of the samples"
     return records_state(NAME, who, inputs, labels, shards=shard_names, shard_of=parts[:, 0], field="cls", notes=notes)
@@ -321,8 +324,17 @@ class _Shards:
     def scan(self, number: int) -> tuple[ShardFile, ShardSamples]:
         """Open one of them, and find its samples."""
         if self._own:
-            name, tar = self._names[number], self._own[number]
-            shard = ShardFile(name, f"{name!r} {tar.size}", tar)
+            name, size = self._names[number], self._own[number].size
+            shard = ShardFile(name, f"{name!r} {size}", partial(_own_tar, self._source.tree, number, size))
         else:
             shard = open_shard(self._source.tree, self._inside[number])
         return shard, scan_shard(shard, number)
+
+
+def _own_tar(tree: Tree, number: int, size: int) -> ByteSource:
+    """Return one of the tars that a tree is made of."""
+    found = tree.parts()[number].source
+    if found is None or found.size != size:
+        msg = f"'{tree.label}' is made of other tars than those that were scanned. Start again."
+        raise SourceChangedError(msg)
+    return found

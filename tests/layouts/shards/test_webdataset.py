@@ -63,7 +63,7 @@ def write(path: Path, content: Sequence[Mapping[str, Any]]) -> Path:
 
 def write_tar(path: Path, files: Sequence[tuple[str, bytes]]) -> Path:
     """Make a tar of files that WebDataset's writer would refuse."""
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as archive:
         for name, content in files:
             member = tarfile.TarInfo(name)
@@ -88,7 +88,7 @@ def test_a_sample_of_many_is_one_small_object_while_they_are_scanned(
     monkeypatch.setattr("colabstage.layouts.shards._FAR_BYTES", 1 << 15)
     files = [(f"{n // 2:06d}.{('png', 'cls')[n % 2]}", b"1") for n in range(4_000)]
     path = write_tar(tmp_path / "shards" / "a.tar", files)
-    shard = ShardFile(path.name, "", LocalBytes(path))
+    shard = ShardFile(path.name, "", lambda: LocalBytes(path))
     tracemalloc.start()
     try:
         found = scan_shard(shard, 0)
