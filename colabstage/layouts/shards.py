@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -18,6 +18,7 @@ from colabstage.io.progress import Cancellation
 from colabstage.layouts.reading import open_from_start
 from colabstage.layouts.samples import SampleSource, stamp_of
 from colabstage.layouts.words import split_name
+from colabstage.machine.resources import read_resources
 from colabstage.trees.folder import FolderFile
 from colabstage.trees.listing import take_strings
 
@@ -39,12 +40,63 @@ IMAGE_HEADS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", 
 _NEAR_BYTES = 32 * 1024
 _FAR_BYTES = 4 * 1024 * 1024
 _FAR_S = 0.001
+# What gives less, as a mounted Drive does, is held in memory, in a part of what is free.
+_SLOW_BYTES_PER_S = 150e6
+_HELD_PART = 0.25
 # Shards are read one after the other, so only a few are in use at once.
 _OPEN_FILES = 64
 # On a mount each file takes time; more than this at once are slower.
 _MAX_SCANNERS = 16
 # One scan may read a file of a hundred gigabytes, over a mount.
 _SCAN_STALL_S = 3600.0
+
+
+class ScanMemory:
+    """Room for what is read of slow files while they are scanned: packing then reads from memory, and no file twice."""
+
+    def __init__(self) -> None:
+        self._left = int(read_resources().free_memory_bytes * _HELD_PART)
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> bool:
+        """Take some of the room, unless there is not as much."""
+        with self._lock:
+            fits = nbytes <= self._left
+            self._left -= nbytes if fits else 0
+        return fits
+
+
+class HeldBytes:
+    """A `ByteSource` over another one that gives what is held of it from memory."""
+
+    def __init__(self, source: ByteSource, memory: ScanMemory) -> None:
+        self.label, self.size, self.source = source.label, source.size, source
+        self._memory = memory
+        self._starts: list[int] = []
+        self._pieces: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def hold(self, data: bytes, offset: int) -> None:
+        """Hold what was read at an offset, where there is room."""
+        with self._lock:
+            at = bisect_right(self._starts, offset)
+            if self._starts[at - 1 : at] != [offset] and self._memory.take(len(data)):
+                self._starts.insert(at, offset)
+                self._pieces.insert(at, data)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Read up to `length` bytes at `offset`; shorter only at the end."""
+        end = min(offset + length, self.size)
+        with self._lock:
+            at = bisect_right(self._starts, offset) - 1
+            start, piece = (self._starts[at], self._pieces[at]) if at >= 0 else (0, b"")
+        if offset <= end <= start + len(piece):
+            return piece[offset - start : end - start]
+        return self.source.pread(length, offset)
+
+    def close(self) -> None:
+        """Release the source's handle."""
+        self.source.close()
 
 
 class ShardFile:
@@ -54,21 +106,25 @@ class ShardFile:
         name: its entry in the tree.
         stamp: differs whenever the file does.
         opens: opens it; to be sent to another process it has to be pickled.
+        memory: room for what is read of it while it is scanned.
     """
 
-    def __init__(self, name: str, stamp: str, opens: Callable[[], ByteSource]) -> None:
-        self.name, self.stamp, self._opens = name, stamp, opens
+    def __init__(
+        self, name: str, stamp: str, opens: Callable[[], ByteSource], memory: ScanMemory | None = None
+    ) -> None:
+        self.name, self.stamp, self._opens, self._memory = name, stamp, opens, memory
 
     @cached_property
     def content(self) -> ByteSource:
         """Return its bytes, unpacked."""
-        return self._opens()
+        return self._opens() if self._memory is None else HeldBytes(self._opens(), self._memory)
 
     def rest(self) -> None:
         """Release its handle, which is opened again when it is read again."""
         content = self.__dict__.get("content")
-        if isinstance(content, FolderFile):
-            content.close()
+        file = content.source if isinstance(content, HeldBytes) else content
+        if isinstance(file, FolderFile):
+            file.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardFile, (self.name, self.stamp, self._opens)
@@ -82,9 +138,9 @@ class Part(NamedTuple):
     size: int
 
 
-def open_shard(tree: Tree, entry: FileEntry) -> ShardFile:
+def open_shard(tree: Tree, entry: FileEntry, memory: ScanMemory) -> ShardFile:
     """Return a file of a tree as a shard; raises as `open_from_start` where it is opened."""
-    return ShardFile(entry.name, stamp_of(entry), partial(_open_listed, tree, entry))
+    return ShardFile(entry.name, stamp_of(entry), partial(_open_listed, tree, entry), memory)
 
 
 def _open_listed(tree: Tree, entry: FileEntry) -> ByteSource:
@@ -153,8 +209,12 @@ class ScanWindow:
             started = time.perf_counter()
             self._data = read_with_retry(lambda: self._source.pread(wanted, offset), self.label)
             self._start = offset
-            if time.perf_counter() - started > _FAR_S:
+            took = time.perf_counter() - started
+            if took > _FAR_S:
                 self._window = _FAR_BYTES
+            is_slow = self._window == _FAR_BYTES and len(self._data) < took * _SLOW_BYTES_PER_S
+            if is_slow and isinstance(self._source, HeldBytes):
+                self._source.hold(self._data, offset)
         begin = offset - self._start
         return self._data[begin : begin + length]
 

@@ -22,7 +22,7 @@ from colabstage.layouts.boxes import as_corners, find_form
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.records import Label, Labels, make_boxes, make_labels, records_state
 from colabstage.layouts.samples import SampleSource
-from colabstage.layouts.shards import ScanWindow, ShardFile, open_shard, scan_each
+from colabstage.layouts.shards import ScanMemory, ScanWindow, ShardFile, open_shard, scan_each
 from colabstage.layouts.table import BrokenDatasetError, Images
 from colabstage.layouts.words import IMAGES, label_names, plain_name
 from colabstage.trees.bytes import SourceFile
@@ -73,8 +73,8 @@ def arrow_state(source: Source) -> Evidence:
     if len(source.ending_in(IMAGES)) > len(entries):
         msg = f"'{source.label}' holds separate image files beside its parquet or Arrow files."
         raise LayoutError(msg)
-    kept = _Kept()
-    files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry), kept))
+    kept, memory = _Kept(), ScanMemory()
+    files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry, memory), kept))
     roles = _find_roles(source.label, files[0].schema)
     # A different schema would otherwise appear as a missing column in the middle of packing.
     for other in files:

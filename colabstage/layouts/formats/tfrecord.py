@@ -23,6 +23,7 @@ from colabstage.layouts.samples import SampleSource
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
     Part,
+    ScanMemory,
     ScanWindow,
     ShardFile,
     ShardParts,
@@ -370,7 +371,8 @@ def tfrecord_state(source: Source) -> Evidence:
     (train-00000-of-01024).
     """
     shards = _record_files(source)
-    first = _example_at(ScanWindow(shards[0].content), *next(_scan_records(shards[0].content)), f"{shards[0].name}[0]")
+    window = ScanWindow(shards[0].content)
+    first = _example_at(window, *next(_scan_records(window)), f"{shards[0].name}[0]")
     image = first.image_feature()
     if not image:
         msg = (
@@ -408,8 +410,10 @@ def _record_files(source: Source) -> list[ShardFile]:
     # Writers that share rows among many files leave some empty.
     filled = [entry for entry in entries if entry.size]
 
+    memory = ScanMemory()
+
     def look(_: int, entry: FileEntry) -> tuple[ShardFile, bool]:
-        shard = open_shard(source.tree, entry)
+        shard = open_shard(source.tree, entry, memory)
         head = read_with_retry(lambda: shard.content.pread(_HEADER.size, 0), shard.name)
         shard.rest()
         return shard, _is_record_head(head)

@@ -28,7 +28,7 @@ from colabstage.layouts.records import (
     parse_label,
     records_state,
 )
-from colabstage.layouts.shards import Part, ScanWindow, ShardFile, ShardParts, open_shard, scan_each
+from colabstage.layouts.shards import Part, ScanMemory, ScanWindow, ShardFile, ShardParts, open_shard, scan_each
 from colabstage.layouts.stored import decode_npy
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images
 from colabstage.layouts.words import IMAGES, SOUNDS, label_names, plain_name
@@ -285,6 +285,7 @@ class _Shards:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self._memory = ScanMemory()
         parts = source.tree.parts()
         # Tars that are opened themselves are not searched again inside the tree that they make up.
         tars = [part.source for part in parts if part.kind == "tar" and part.source is not None]
@@ -325,9 +326,11 @@ class _Shards:
         """Open one of them, and find its samples."""
         if self._own:
             name, size = self._names[number], self._own[number].size
-            shard = ShardFile(name, f"{name!r} {size}", partial(_own_tar, self._source.tree, number, size))
+            shard = ShardFile(
+                name, f"{name!r} {size}", partial(_own_tar, self._source.tree, number, size), self._memory
+            )
         else:
-            shard = open_shard(self._source.tree, self._inside[number])
+            shard = open_shard(self._source.tree, self._inside[number], self._memory)
         return shard, scan_shard(shard, number)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zipfile
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pickle import dumps, loads
@@ -12,12 +13,15 @@ import pytest
 from colabstage.errors import SourceChangedError
 from colabstage.layouts.detect import detect_layout
 from colabstage.pack.run import pack_dataset
-from tests.layouts.readers import picture
+from colabstage.trees.folder import FolderTree
+from tests.layouts.readers import contents, picture
 from tests.layouts.shards.test_webdataset import write_tar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from colabstage.trees.listing import FileEntry
 
 ROWS = 24
 
@@ -91,6 +95,34 @@ def test_workers_read_what_was_planned_and_scan_nothing(
     )
     assert len(one) == 3
     assert one == other
+
+
+class _SlowTree(FolderTree):
+    """A folder on a mount that takes its time, and counts what is read of its files."""
+
+    read_bytes = 0
+
+    def open(self, entry: FileEntry) -> Any:
+        file = super().open(entry)
+        read = file.pread
+
+        def pread(length: int, offset: int) -> bytes:
+            time.sleep(0.005)
+            data = read(length, offset)
+            self.read_bytes += len(data)
+            return data
+
+        file.pread = pread  # type: ignore[method-assign]
+        return file
+
+
+@pytest.mark.parametrize("make", [tars, records, parquet])
+def test_files_on_a_slow_mount_are_read_once(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    """What was read to find the samples is what they are read from, the beginnings of files apart."""
+    folder = make(tmp_path / "source")
+    tree = _SlowTree(folder)
+    assert contents(detect_layout(tree)) == contents(detect_layout(FolderTree(folder)))
+    assert tree.read_bytes < 1.5 * sum(path.stat().st_size for path in folder.iterdir())
 
 
 class _WritesMeanwhile(Executor):
