@@ -57,13 +57,8 @@ def records_state(
 ) -> Evidence:
     """Return what records state, each named as its content is.
 
-    Args:
-        layout, who: the format, and what states the labels, for messages.
-        inputs, labels: what the fields of the records became.
-        shards: the names of the files.
-        shard_of: the number of the file of each record.
-        field: the name of the field of the labels.
-        notes: sentences for the user.
+    `who`: what states the labels. `shard_of`: the number of the file of each record, in `shards`. `field`: the name of
+    the field of the labels.
     """
     splits = [split_of_shard(name) for name in shards]
     values = labels.targets.values if isinstance(labels.targets, Values) else None

@@ -104,12 +104,7 @@ def join_samples(parts: Sequence[SampleSource]) -> SampleSource:
 def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Callable[[int], Content]) -> SampleSource:
     """Return N contents of about the same size that have numbers instead of names.
 
-    Args:
-        name: the name of all of them.
-        stamp: changes whenever any of them may have changed.
-        count: how many there are.
-        nbytes: about how many bytes one takes.
-        read: returns one.
+    `name`: of all of them. `stamp`: changes whenever any of them may have changed. `nbytes`: about how many one takes.
     """
     return SampleSource(
         np.full(count, nbytes, np.int64),

@@ -238,10 +238,8 @@ def arrays_state(
     images; all others are stored as they are. Targets of one number for each sample become `(N,)`, integers int64;
     words become classes; integers of the shape of the images' pixels are masks.
 
-    Args:
-        source: the files.
-        published: arrays of files that well-known datasets are published as.
-        x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised.
+    `published`: arrays of files that well-known datasets are published as. `x`, `y`: the names of the arrays, or keys
+    in their file, that hold inputs and targets, if they are not recognised.
     """
     if not source.ending_in(_SUFFIXES) and not published:
         msg = f"'{source.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."

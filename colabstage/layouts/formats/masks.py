@@ -114,10 +114,8 @@ def masks_state(
     Folders of splits are recognised, and lists of them; images of a split without any mask are left out. Samples come
     sorted by the images' names.
 
-    Args:
-        source: the files.
-        tables: the columns of tables whose name has the word class.
-        x, y: the folder of the images, and of the masks, or the end of their names, if they are not recognised.
+    `tables`: the columns of tables whose name has the word class. `x`, `y`: the folder of the images, and of the masks,
+    or the end of their names, if they are not recognised.
     """
     sides = _sides(source, x, y)
     pairs = _match(sides)

@@ -291,10 +291,6 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are used as they are; otherwise .txt and
     .jsonl files are text. Each split is one stream, its files sorted by name, cut into rows of one length; the
     remainder at its end is left out.
-
-    Args:
-        source: the files.
-        options: the form of the rows.
     """
     tree = source.tree
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)

@@ -104,12 +104,7 @@ _Found = tuple[str, Part] | bytes | None
 
 
 def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
-    """Find every sample of a shard, in one pass over it.
-
-    Args:
-        shard: a tar, not compressed.
-        number: which of the shards it is.
-    """
+    """Find every sample of a shard, in one pass over it."""
     window = ScanWindow(shard.content)
     # One small dict for each sample: there may be a million, and the words for their kinds are the same for all.
     groups: dict[str, dict[str, _Found]] = {}
