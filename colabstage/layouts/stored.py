@@ -11,7 +11,7 @@ import functools
 import math
 import struct
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -365,9 +365,9 @@ def _rows_in_blocks(dataset: Any, name: str, stamp: str, *, along_last: bool) ->
     # Whole chunks where that stays within bounds: a part of one would be unpacked twice.
     rows = math.ceil(max(1, _BLOCK_BYTES // row_bytes) / chunk) * chunk
     step = rows if rows * row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // row_bytes)
-    blocks: OrderedDict[int, NDArray[Any]] = OrderedDict()
     lock = threading.Lock()
 
+    @functools.lru_cache(maxsize=_BLOCKS_KEPT)
     def read_block(number: int) -> NDArray[Any]:
         part = slice(number * step, (number + 1) * step)
         try:
@@ -380,11 +380,7 @@ def _rows_in_blocks(dataset: Any, name: str, stamp: str, *, along_last: bool) ->
     def read(index: int) -> NDArray[Any]:
         number, place = divmod(index, step)
         with lock:
-            if number not in blocks:
-                blocks[number] = read_block(number)
-                while len(blocks) > _BLOCKS_KEPT:
-                    blocks.popitem(last=False)
-            row: NDArray[Any] = blocks[number][place]
+            row: NDArray[Any] = read_block(number)[place]
         return row
 
     return numbered_samples(name, f"{stamp} {dataset.name}", count, row_bytes, read)
