@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import io
 import math
 import struct
 import threading
 from collections import deque
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
 NPY = ".npy"
 # A header longer than this is not one that anybody writes; numpy's own limit is 10,000 characters.
 MAX_HEADER_BYTES = 64 * 1024
-# In parts, so that beside the array itself only one of them is held.
-_READ_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +91,9 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
         return rows_of_file(file, header.start, shape[0], shape[1:], header.dtype, stamp=stamp_of(entry))
 
     def whole() -> NDArray[Any]:
-        file = open_member(tree, entry)
-        try:
-            values: NDArray[Any] = np.empty(int(np.prod(header.shape, dtype=np.int64)), header.dtype)
-            view = values.view(np.uint8)
-            for start in range(0, len(view), _READ_BYTES):
-                part = view[start : start + _READ_BYTES]
-                part[:] = np.frombuffer(file.pread(len(part), header.start + start), np.uint8)
-        finally:
-            file.close()
-        return values.astype(native, copy=False).reshape(header.shape, order="F" if header.fortran else "C")
+        with closing(open_member(tree, entry)) as file:
+            values: NDArray[Any] = np.load(io.BufferedReader(SourceFile(file)), allow_pickle=False)
+        return values.astype(native, copy=False)
 
     return StoredArray(name, header.shape, native, rows, whole, header.trouble)
 
