@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import time
 import zipfile
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
 from pickle import dumps, loads
+from shutil import copyfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import pack_dataset
 from colabstage.errors import SourceChangedError
-from colabstage.layouts.detect import detect_layout
-from colabstage.pack.run import pack_dataset
-from colabstage.trees.folder import FolderTree
-from tests.layouts.readers import contents, picture
+from tests.layouts.readers import picture
 from tests.layouts.shards.test_webdataset import write_tar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
-
-    from colabstage.trees.listing import FileEntry
 
 ROWS = 24
 
@@ -70,70 +68,32 @@ def parquet(folder: Path) -> Path:
 KINDS = [tars, one_tar, tars_in_a_zip, records, parquet]
 
 
+def files_of(out: Path) -> list[tuple[str, bytes]]:
+    return [(path.name, path.read_bytes()) for path in sorted(out.parent.glob("*.h5"))]
+
+
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 @pytest.mark.parametrize("make", KINDS)
-def test_workers_read_what_was_planned_and_scan_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], encoding: str
-) -> None:
-    """The shards are those of one process, byte for byte, and the layout is detected once."""
+def test_workers_write_what_one_process_does(tmp_path: Path, make: Callable[[Path], Path], encoding: str) -> None:
+    """Byte for byte."""
     source = make(tmp_path / "source")
-    detected: list[str] = []
-
-    def counted(tree: Any, *arguments: Any, **options: Any) -> Any:
-        detected.append(tree.label)
-        return detect_layout(tree, *arguments, **options)
-
-    monkeypatch.setattr("colabstage.pack.job.detect_layout", counted)
-    for name, pool in (("alone", None), ("workers", ThreadPoolExecutor(2))):
-        out = tmp_path / name / "set.h5"
+    outs = [tmp_path / name / "set.h5" for name in ("alone", "workers")]
+    for out, pool in zip(outs, (None, ThreadPoolExecutor(2)), strict=True):
         out.parent.mkdir()
         report = pack_dataset(source, out, shards=3, executor=pool, encoding=encoding, progress=False)
         assert sum(report.samples.values()) == ROWS
-    assert len(detected) == 2
-    one, other = (
-        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.h5")} for name in ("alone", "workers")
-    )
-    assert len(one) == 3
-    assert one == other
+    assert len(files_of(outs[0])) == 3
+    assert files_of(outs[0]) == files_of(outs[1])
 
 
-class _SlowTree(FolderTree):
-    """A folder on a mount that takes its time, and counts what is read of its files."""
+class _Meanwhile(Executor):
+    """Runs a task in this thread, sent as to another process, once something has happened to the source."""
 
-    read_bytes = 0
-
-    def open(self, entry: FileEntry) -> Any:
-        file = super().open(entry)
-        read = file.pread
-
-        def pread(length: int, offset: int) -> bytes:
-            time.sleep(0.005)
-            data = read(length, offset)
-            self.read_bytes += len(data)
-            return data
-
-        file.pread = pread  # type: ignore[method-assign]
-        return file
-
-
-@pytest.mark.parametrize("make", [tars, records, parquet])
-def test_files_on_a_slow_mount_are_read_once(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    """What was read to find the samples is what they are read from, the beginnings of files apart."""
-    folder = make(tmp_path / "source")
-    tree = _SlowTree(folder)
-    assert contents(detect_layout(tree)) == contents(detect_layout(FolderTree(folder)))
-    assert tree.read_bytes < 1.5 * sum(path.stat().st_size for path in folder.iterdir())
-
-
-class _WritesMeanwhile(Executor):
-    """Runs a task in this thread, sent as to another process, once a file has grown."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self._happens = happens
 
     def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        with self._path.open("ab") as file:
-            file.write(bytes(10_240))
+        self._happens()
         future: Future[Any] = Future()
         try:
             future.set_result(function(*loads(dumps(arguments))))
@@ -142,12 +102,43 @@ class _WritesMeanwhile(Executor):
         return future
 
 
+@pytest.mark.parametrize("make", [tars, records, parquet])
+def test_workers_scan_nothing_again(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    """A file that was added since the set was planned is in no row of it; who looks for samples again would find it."""
+    source = make(tmp_path / "source")
+    first = min(source.iterdir())
+    adds = _Meanwhile(lambda: copyfile(first, source / f"more{first.suffix}"))
+    report = pack_dataset(source, tmp_path / "set.h5", shards=2, executor=adds, image_size=(8, 8), progress=False)
+    assert sum(report.samples.values()) == ROWS
+
+
 @pytest.mark.parametrize("make", [tars, one_tar])
 def test_another_file_than_was_planned_is_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     """Places of samples in the old one say nothing of the new one."""
     source = make(tmp_path / "source")
     changed = source if source.is_file() else min(source.iterdir())
+    grows = _Meanwhile(lambda: changed.write_bytes(changed.read_bytes() + bytes(10_240)))
     with pytest.raises(SourceChangedError):
-        pack_dataset(
-            source, tmp_path / "set.h5", shards=2, executor=_WritesMeanwhile(changed), image_size=(8, 8), progress=False
-        )
+        pack_dataset(source, tmp_path / "set.h5", shards=2, executor=grows, image_size=(8, 8), progress=False)
+
+
+@pytest.mark.parametrize("make", [tars, records, parquet])
+def test_files_on_a_slow_mount_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path]
+) -> None:
+    """What was read to find the samples is what they are read from, the beginnings of files apart."""
+    folder = make(tmp_path / "source")
+    counts: list[int] = []
+    pread = os.pread
+
+    def slow(handle: int, length: int, offset: int) -> bytes:
+        data = pread(handle, length, offset)
+        if Path(f"/proc/self/fd/{handle}").resolve().parent == folder:
+            time.sleep(0.005)
+            counts.append(len(data))
+        return data
+
+    monkeypatch.setattr("os.pread", slow)
+    pack_dataset(folder, tmp_path / "out.h5", image_size=(8, 8), progress=False)
+    nbytes = sum(path.stat().st_size for path in folder.iterdir())
+    assert nbytes <= sum(counts) < 1.5 * nbytes
