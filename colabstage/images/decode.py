@@ -493,7 +493,7 @@ def _open_pillow(data: bytes) -> Image.Image:
             missing = " It is AVIF, which needs Pillow 11.3 or newer. Update it with: pip install -U pillow"
         elif data[:4] in (b"II*\0", b"MM\0*"):
             missing = (
-                " It is a TIFF that Pillow does not read, as of more than four channels (bands). Read it with tifffile: "
+                " It is a TIFF that Pillow does not read, as of more than four channels (bands). Use tifffile: "
                 "give pack_dataset an object whose items are (x, y), x = tifffile.imread(path)."
             )
         msg = f"{found} no image format that can be read here.{missing}"

@@ -256,7 +256,6 @@ def test_files_are_read_rightly_or_refused(
     assert is_right, str(packed)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="prepare= gets bytes of which the lower half is gone")
 def test_twelve_bits_are_scaled_by_prepare(tmp_path: Path) -> None:
     """As the note says that is given for such images: X-rays of 12 bits in 16."""
     rng = np.random.default_rng(0)
