@@ -125,7 +125,6 @@ def test_a_restore_that_was_left_behind_changes_nothing(
     place: str,
     awakes: str,
 ) -> None:
-    """The source is staged anew; what the restore leaves is never taken for whole, and goes with the next call."""
     photos = make_images(tmp_path / "photos", 40, size=(400, 400))
     options: dict[str, Any] = {"cache_dir": tmp_path / "content" / "drive" / "MyDrive" / "cache", "progress": False}
     expected = state_of(stage_dataset(photos, **options))[-1]
