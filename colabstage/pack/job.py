@@ -185,8 +185,14 @@ def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) 
         kind = "masks" if isinstance(table.targets, Masks) else "boxes"
         msg = f"prepare= changes the inputs, and the {kind} on them would not follow."
         raise OptionError(msg)
-    source, prepared = table.inputs.source, _Prepared(table.inputs, prepare, options)
-    first = prepared(read_with_retry(lambda: source.read(0), source.name(0), policy=RetryPolicy()))
+    source = table.inputs.source
+    content = read_with_retry(lambda: source.read(0), source.name(0), policy=RetryPolicy())
+    # Of 12 bits in 16 the upper half is nearly black: whoever scales them needs all.
+    if isinstance(content, bytes) and isinstance(table.inputs, Images) and options.color_mode == "auto":
+        is_deep = probe_image(content).dtype == np.uint16
+        options = replace(options, color_mode="keep") if is_deep else options
+    prepared = _Prepared(table.inputs, prepare, options)
+    first = prepared(content)
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{source.name(0)}'; expected an array of numbers."
         raise LayoutError(msg)

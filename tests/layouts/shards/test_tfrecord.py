@@ -19,8 +19,7 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.formats.tfrecord import parse_example
-from colabstage.layouts.protobuf import BadMessageError
+from colabstage.layouts.formats.tfrecord import BadMessageError, parse_example
 from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
