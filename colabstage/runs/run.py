@@ -440,9 +440,9 @@ class Run:
         if saver is None:
             self._obey()
             return
-        if saver.lost is not None:
+        if (taker := saver.heartbeat.lost) is not None:
             msg = (
-                f"Session {saver.lost.session}, on {saver.lost.host}, has taken this run over, so it stops here. Enter "
+                f"Session {taker.session}, on {taker.host}, has taken this run over, so it stops here. Enter "
                 "it again with take_over=True to take it back."
             )
             raise RunInUseError(msg)

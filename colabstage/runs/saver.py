@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Progress
-    from colabstage.runs.lease import Heartbeat, Lease
+    from colabstage.runs.lease import Heartbeat
 
 # What Drive may take for gigabytes at 2 MB/s; a version that is not there by then is on its way all the same.
 _UPLOAD_S = 1800.0
@@ -74,6 +74,7 @@ class Saver:
     Attributes:
         newest: the version that was saved last, `None` before the first.
         problem: why the last try failed, with the time since when nothing was saved; empty after one that did not.
+        heartbeat: what holds the run for this process.
         began: when the version that is on its way was handed over, in seconds since 1970; `None` if there is none.
     """
 
@@ -83,7 +84,7 @@ class Saver:
         self.newest: Saved | None = None
         self.problem = ""
         self.began: float | None = None
-        self._folder, self._heartbeat, self._local, self._keep, self._whole = folder, heartbeat, local, keep, set(whole)
+        self._folder, self.heartbeat, self._local, self._keep, self._whole = folder, heartbeat, local, keep, set(whole)
         self._root = drive_root(folder)
         self._error: Exception | None = None
         self._failing_since: float | None = None
@@ -98,11 +99,6 @@ class Saver:
     def busy(self) -> bool:
         """Return whether a version is on its way."""
         return self._job is not None
-
-    @property
-    def lost(self) -> Lease | None:
-        """Return the lease of the session that has taken the run over."""
-        return self._heartbeat.lost
 
     def save(self, job: Job, progress: Progress | None = None) -> None:
         """Begin to save a version; the one before has been saved, or has failed."""
@@ -138,7 +134,7 @@ class Saver:
                     self._changed.wait()
                 job = self._job
             if job is None:
-                self._heartbeat.leave()
+                self.heartbeat.leave()
                 return
             self._try(job)
 
@@ -163,7 +159,7 @@ class Saver:
             _write(job.content, local)
         finally:
             job.written()
-        self._heartbeat.check()
+        self.heartbeat.check()
         self._check_mounted()
         try:
             report = publish_file(
@@ -183,7 +179,7 @@ class Saver:
             proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
         self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof, job.version in self._whole)
         if job.version in self._whole:
-            self._heartbeat.note(job.version.name, job.epoch, job.version.step)
+            self.heartbeat.note(job.version.name, job.epoch, job.version.step)
         self._remove_superseded()
 
     def _check_mounted(self) -> None:

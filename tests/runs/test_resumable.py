@@ -159,6 +159,7 @@ def test_a_damaged_version_is_passed_over(data: Path, whole: dict[str, Any], tmp
         (tmp_path / f"{newest.name}.json").unlink()
     else:
         file.unlink()
+        assert not versions(tmp_path)[0].complete
         (tmp_path / f"{newest.name}.json").unlink()
     parts, run = session(tmp_path, data)
     assert run.resumed_from is not None
