@@ -29,11 +29,8 @@ _IMAGE_AXES = 3
 
 
 def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """Rebuild a batch with `change` applied to every element that is not a list, tuple or mapping.
-
-    Containers keep their types; keys of mappings stay. What has a method `to` of its own, such as torch's
-    `PackedSequence`, counts as one thing, whatever it derives from.
-    """
+    """Rebuild a batch with `change` applied to every element that is not a list, tuple or mapping; these keep their
+    types. What has a method `to` of its own, such as torch's `PackedSequence`, counts as one thing."""
     if not isinstance(batch, list | tuple | Mapping) or moves_itself(batch):
         return change(batch)
     filled: Any
@@ -134,11 +131,7 @@ def _tensors(values: Any) -> Any:
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor over the same memory.
-
-    Raises:
-        OptionError: torch has no such dtype.
-    """
+    """Return a tensor over the same memory; an OptionError where torch has no such dtype."""
     try:
         return torch.from_numpy(array)
     except TypeError as error:
@@ -150,11 +143,8 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
 
 
 def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
-    """Return the floating-point dtype that is meant by torch's, numpy's or a name of it; `None` for `None`.
-
-    Raises:
-        OptionError: it is none.
-    """
+    """Return the floating-point dtype that is meant by torch's, numpy's or a name of it, an OptionError if it is none;
+    `None` for `None`."""
     if dtype is None:
         return None
     name: object = dtype

@@ -37,11 +37,7 @@ RATIOS = (3 / 4, 4 / 3)
 
 
 def check_crop_ranges(scale: tuple[float, float], ratio: tuple[float, float]) -> None:
-    """Refuse ranges that no crop can be drawn from.
-
-    Raises:
-        OptionError: with the value and what is expected.
-    """
+    """Refuse ranges that no crop can be drawn from."""
     if not 0 < scale[0] <= scale[1] <= 1:
         msg = f"scale={scale!r} cannot work; expected (least, most) part of the image's area, above 0 and up to 1."
         raise OptionError(msg)
@@ -222,16 +218,8 @@ def _repacked(column: torch.Tensor, order: torch.Tensor, real: torch.Tensor) -> 
 
 
 def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
-    """Mirror some of the images.
-
-    Args:
-        images: `(B, C, H, W)`.
-        chosen: `(B,)`, which ones.
-        axis: -1 swaps left and right, -2 top and bottom.
-
-    Returns:
-        A new tensor; `images` itself when none is chosen.
-    """
+    """Mirror the `chosen` images of `(B, C, H, W)` along an axis: -1 swaps left and right, -2 top and bottom. The
+    result is a new tensor; `images` itself when none is chosen."""
     # With a rare flip many batches have no image that is mirrored, and need no copy.
     if not chosen.any():
         return images
@@ -251,14 +239,8 @@ def mirror_by_mask(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -
 
 
 def cut(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
-    """Cut a window out of each image; what of it is outside is filled.
-
-    Args:
-        images: `(B, C, H, W)`.
-        corners: `(B, 2)`, top and left of the windows; negative ones begin outside.
-        size: height and width of the windows.
-        fill: value of what is outside.
-    """
+    """Cut a window of `size` out of each image of `(B, C, H, W)`. `corners`, `(B, 2)`, are top and left; negative ones
+    begin outside, where `fill` is put."""
     by_image = images.device.type == "cpu"
     return _cut_each(images, corners, size, fill) if by_image else cut_by_windows(images, corners, size, fill)
 
@@ -298,16 +280,9 @@ def _cut_each(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill
 
 
 def resize_crops(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    """Resize a part of each image to one size, with the triangle filter that torch calls antialiased bilinear.
-
-    Args:
-        images: `(B, C, H, W)`, integers or floats.
-        crops: `(B, 4)`: top, left, height and width of the parts.
-        size: height and width of the result.
-
-    Returns:
-        `(B, C, *size)` of the same dtype, in `channels_last` memory; integers are rounded.
-    """
+    """Resize a part of each image of `(B, C, H, W)` to one size, with the triangle filter that torch calls antialiased
+    bilinear. `crops`, `(B, 4)`, are top, left, height and width. The result is in `channels_last` memory; integers are
+    rounded."""
     if images.device.type == "cpu":
         return _resize_each(images, crops, size)
     return resize_by_weights(images, crops, size)

@@ -172,12 +172,7 @@ class _Bytes(io.RawIOBase):
 
 
 def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
-    """Find the rows of all splits in all files.
-
-    Raises:
-        NotEnoughSpaceError: what is not rows leaves no room for them.
-        PackFormatError, DamagedPackError: a file cannot be read.
-    """
+    """Find the rows of all splits in all files."""
     found: list[PackField] = []
     for number, path in enumerate(file.paths):
         with reading_contents(path), open_alone(_Bytes(file, number), str(path)) as pack:
@@ -209,13 +204,8 @@ def _without_small_targets(
 
 
 def _check_headers(file: BlockwiseFile | WholeFile, fields: Sequence[PackField], read: int) -> None:
-    """Refuse a limit for which there are too many files, before the headers of all of them are here.
-
-    `read`: how many files `fields` are of.
-
-    Raises:
-        NotEnoughSpaceError: the message says what would do.
-    """
+    """Refuse a limit for which there are too many files, before the headers of all of them are here. `read`: how many
+    files `fields` are of."""
     count = len(file.paths)
     kept = _kept_blocks(file, _without_small_targets(file, fields, read / count))
     # Files of one set are alike.

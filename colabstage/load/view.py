@@ -65,7 +65,7 @@ class EpochSampler(Sampler[int]):
     ranks by themselves, as Accelerate does."""
 
     def __init__(self, order: Order) -> None:
-        self._order = order
+        self.order = order
         self.epoch = 0
         # The argument of the last `set_epoch` that the loader has not followed yet.
         self.asked: int | None = None
@@ -75,10 +75,10 @@ class EpochSampler(Sampler[int]):
         self.epoch = self.asked = epoch
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._order.rows(self.epoch, Shard()).tolist())
+        return iter(self.order.rows(self.epoch, Shard()).tolist())
 
     def __len__(self) -> int:
-        return self._order.count
+        return self.order.count
 
 
 class RankSampler(EpochSampler, DistributedSampler[int]):

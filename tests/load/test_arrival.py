@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 
 from colabstage.errors import OptionError, SourceReadError
-from colabstage.io.progress import Cancellation, HandedOut
-from colabstage.load.arrival import FilledBatches, FirstEpochOrder, UnitOrder, even_window, mixing_of, visited_units
+from colabstage.io.progress import HandedOut
+from colabstage.load.arrival import FirstEpochOrder, UnitOrder, even_window, mixing_of, visited_units
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import RowOrder, Shard
 from colabstage.load.loader import make_loader
@@ -61,12 +61,10 @@ class InUnitsOfFour:
     reason: str = "2 units fit"
     first_epoch_only: bool = False
     readable_path: None = None
-    leaves_out: bool = False
     order_lasts: bool = True
     first_units: int = 1
     together: int = 1
     handed_out: HandedOut = field(default_factory=HandedOut)
-    broken: tuple[int, ...] = ()
     held: list[tuple[str, list[int]]] = field(default_factory=list)
     expected: list[Announcement] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
@@ -74,9 +72,6 @@ class InUnitsOfFour:
     def units(self, split: str) -> NDArray[np.intp]:
         assert split == "train"
         return np.arange(ROWS) // 4
-
-    def left_out(self, split: str, rows: NDArray[np.intp], *, cancellation: Any = None) -> NDArray[np.bool_]:
-        return np.isin(rows, self.broken)
 
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
@@ -371,16 +366,6 @@ def test_what_fails_is_raised_at_its_batch_and_the_next_call_goes_on(make_file: 
     arrival.fails = False
     loader.load_state_dict(loader.state_dict())
     assert got + [index.tolist() for _, index in loader] == whole
-
-
-def test_batches_are_filled_from_what_follows_and_a_place_among_them_is_found_again() -> None:
-    arrival = InUnitsOfFour(leaves_out=True, broken=(0, 1, 5, 9, 10, 11))
-    planned = [np.arange(start, min(start + 4, 12)) for start in range(0, 12, 4)]
-    batches = FilledBatches(arrival, "train", planned, 0, Cancellation())
-    assert [rows.tolist() for rows in batches] == [[2, 3, 4, 6], [7, 8]]
-    assert [rows.tolist() for rows in batches] == [[2, 3, 4, 6], [7, 8]]
-    left = FilledBatches(arrival, "train", planned, 1, Cancellation())
-    assert ([rows.tolist() for rows in left], len(left)) == ([[7, 8]], 2)
 
 
 def test_only_the_first_epoch_is_visited_by_units_where_all_is_here_after_it() -> None:

@@ -14,11 +14,10 @@ import torch
 from PIL import Image
 
 from colabstage.load.augment import Compose, Normalize, RandomFlip, RandomResizedCrop, first_crop
-from colabstage.load.choosing import choose_loader
+from colabstage.load.choosing import LoaderFacts, choose_loader
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import BatchPlace, Shard
 from colabstage.load.loader import make_loader
-from colabstage.load.plan import LoaderFacts, LoaderRequest
 from colabstage.load.reading.fields import EngineChoice
 
 if TYPE_CHECKING:
@@ -264,9 +263,9 @@ FACTS = LoaderFacts(
 
 def test_only_crops_count_in_memory() -> None:
     """What waits is as large as the crops are, not as their images."""
-    few, many = (choose_loader(replace(FACTS, crop_bytes=size), LoaderRequest(64)) for size in (150_528, None))
+    few, many = (choose_loader(replace(FACTS, crop_bytes=size), 64) for size in (150_528, None))
     assert (few.prefetch.value, many.prefetch.value) == (2, 1)
-    assert choose_loader(replace(FACTS, encoded=False), LoaderRequest(64)).decode is None
+    assert choose_loader(replace(FACTS, encoded=False), 64).decode is None
 
 
 class Other(RandomResizedCrop):

@@ -24,8 +24,9 @@ from colabstage.errors import (
 )
 from colabstage.h5.info import read_info
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
+from colabstage.load.frameworks.arrays import ArrayBatches
 from colabstage.load.loader import make_loader
+from colabstage.load.plan import ArrayOptions
 from colabstage.load.reading import fields, part
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
@@ -290,12 +291,12 @@ def test_frameworks_that_need_arrays_say_what_to_do(tmp_path: Path) -> None:
     """Batches for Keras and TensorFlow are arrays: a transform must make them, and then they are read."""
     path = write(tmp_path / "foreign.h5", rows_of("f4"))
     with pytest.raises(OptionError, match=r"inputs.*texts or have any length.*whose transform"):
-        ArrayBatches(path, ArrayRequest(4))
+        ArrayBatches(path, 4)
     with h5py.File(tmp_path / "named.h5", "w") as file:
         file["X_train"], file["Y_train"] = np.zeros((4, 2), np.float32), NAMES[:4]
     with pytest.raises(OptionError, match=r"targets.*texts or have any length.*target_transform"):
-        ArrayBatches(tmp_path / "named.h5", ArrayRequest(4))
-    batches = ArrayBatches(dataset_h5(path, len, target_transform=len), ArrayRequest(4, shuffle=False))
+        ArrayBatches(tmp_path / "named.h5", 4)
+    batches = ArrayBatches(dataset_h5(path, len, target_transform=len), 4, ArrayOptions(shuffle=False))
     x, y = batches.read(0, 0)
     assert x.tolist() == [len(row) for row in rows_of("f4")[:4]]
     assert y.tolist() == [len(name) for name in NAMES[:4]]

@@ -280,18 +280,8 @@ class SplitPart:
         number: int,
         allow_external: bool,
     ) -> None:
-        """Look at the file; no sample is read.
-
-        Args:
-            path, split, fields, resizer, allow_external: as of `SplitReader`.
-            beside_bytes: length of what is read at random beside this file, which the system's cache has to hold too.
-            arrival: brings rows that are not here yet, so that the file is written while it is read.
-            number: which of several parts this is.
-
-        Raises:
-            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
-            SplitNotFoundError: it has no such split; the message lists the splits.
-        """
+        """Look at the file; no sample is read. `beside_bytes`: what is read at random beside this file, which the
+        system's cache has to hold too. `number`: which of several parts this is. All else is as of `SplitReader`."""
         # Absolute, because a worker process may be in another folder.
         self.path = Path(path).expanduser().absolute()
         self._allow_external, self._in_part = allow_external, arrival is not None

@@ -81,27 +81,10 @@ class SplitReader:
         resizer: Resizer = "pillow",
         allow_external: bool = False,
     ) -> None:
-        """Open the files and read their headers; samples are read only with `in_memory`.
-
-        Args:
-            files: an HDF5 file with `X_<split>` and, if there are targets, `Y_<split>`; or a pattern or a list for
-                several files, in the order of their rows. Those without the split are skipped.
-            split: which split.
-            in_memory: read all inputs into memory now, in one sequential pass. Forked processes share them.
-            arrival: brings rows of a file that are not here yet; every read waits for its rows.
-            fields: names of inputs and targets, in files with names of their own.
-            resizer: resizes images that are resized when they are read. `"torch"` is faster, has to be imported, and
-                is within one grey level of `"pillow"`; images that torch cannot resize fall back to Pillow.
-            allow_external: also read files that are not in the folder of the one that leads to them.
-
-        Raises:
-            OptionError: `in_memory` with an `arrival` that does not have all rows.
-            DriveDisconnectedError: a mount that the files are on is dead, or does not answer.
-            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: a file cannot be read; several
-                differ (the message says how), or are shards of different sets.
-            SplitNotFoundError: no file has the split; the message lists the splits.
-            NotEnoughSpaceError: with `in_memory`, the inputs do not fit into memory; raised before reading.
-        """
+        """Open an HDF5 file with `X_<split>` and, if there are targets, `Y_<split>`, or a pattern or a list of such
+        files, and read the headers; samples are read only with `in_memory`. `fields`: names of inputs and targets, in
+        files with names of their own. `resizer`: `"torch"` is faster, has to be imported, and is within one grey level
+        of `"pillow"`."""
         check_files(files)
         # Before any other call to a mount, because a call to one that hangs would never return.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
@@ -179,22 +162,8 @@ class SplitReader:
     def read_x(
         self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO
     ) -> NDArray[Any] | list[Any]:
-        """Read inputs.
-
-        Args:
-            indices: B rows in the order wanted; negative ones count from the end, repeats are allowed.
-            out: where to put them, C-contiguous, writable `(B, *row_shape)` of `row_dtype`; a new array by default.
-            pool: threads that copy and decode; by default only the caller's.
-
-        Returns:
-            `out`, or a new array like it; a list of B arrays, or of B `str`, if `row_shape` is `None`.
-
-        Raises:
-            IndexError: an index is out of range.
-            ValueError: `out` has the wrong shape, dtype or order, or was given although rows have different shapes.
-            DecodeError: an encoded row is broken; the message names it.
-            DamagedPackError: a file changed since it was opened, or is cut off.
-        """
+        """Read inputs, in the order of `indices`, of which negative ones count from the end: into `out`, C-contiguous
+        `(B, *row_shape)`, or a new array; a list of B arrays, or of B `str`, if `row_shape` is `None`."""
         rows = resolve_rows(indices, len(self))
         if self.row_shape is None:
             refuse_out(out)
@@ -207,13 +176,8 @@ class SplitReader:
         return found
 
     def image_sizes(self, indices: Indices) -> NDArray[np.int64]:
-        """Read the height and width in pixels, int64 `(B, 2)`, of images that are decoded at their own sizes, from
-        their headers. Images are upright.
-
-        Raises:
-            IndexError, DecodeError: as `read_x`.
-            TypeError: these inputs are not image files.
-        """
+        """Read the height and width in pixels, int64 `(B, 2)`, of upright images that are decoded at their own sizes,
+        from their headers."""
         rows = resolve_rows(indices, len(self))
         with self._held(rows, SOLO):
             return self._image_sizes(rows, SOLO)
@@ -233,20 +197,9 @@ class SplitReader:
         *,
         pool: ThreadPool = SOLO,
     ) -> NDArray[np.uint8]:
-        """Read a crop of each image, resized. Only the crop is decoded, at no finer scale than `size` needs.
-
-        Args:
-            indices: B rows in the order wanted; negative ones count from the end, repeats are allowed.
-            size: height and width of the result in pixels.
-            choose: returns the crops, int64 `(B, 4)` of top, left, height and width, for the images' heights and
-                widths, int64 `(B, 2)`; all in pixels of the upright image.
-            out: where to put them, C-contiguous uint8 `(B, *size, C)`; a new array by default.
-            pool: threads that decode.
-
-        Raises:
-            IndexError, DecodeError, DamagedPackError, ValueError: as `read_x`.
-            TypeError: these inputs cannot be cropped when they are read (`whole_reason`).
-        """
+        """Read a crop of each image, resized to `size`, into `out`, uint8 `(B, *size, C)`. Only the crop is decoded, at
+        no finer scale than needed. `choose` returns the crops, int64 `(B, 4)` of top, left, height and width, for the
+        images' heights and widths, int64 `(B, 2)`."""
         if self.whole_reason is not None:
             msg = f"The inputs of '{self.path}' are not made of image files of their own sizes: {self.whole_reason}."
             raise TypeError(msg)
@@ -264,24 +217,10 @@ class SplitReader:
             return self._share_out(rows, target, read)  # type: ignore[no-any-return]
 
     def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO) -> TargetBatch:
-        """Read targets.
-
-        Args:
-            indices, pool: as in `read_x`.
-            out: where to put them, C-contiguous, writable `(B, *target_shape)` of `target_dtype`; a new array by
-                default.
-
-        Returns:
-            Targets as stored, `(B, *target_shape)`, in native byte order; -1 for each row if there are none. Masks of
-            several sizes: a list of B uint8 arrays `(H, W)`. Rows of variable length: a list of B arrays `(M,)`,
-            or of B `str`. Boxes: a list of B dicts, `boxes` float32 `(M, 4)` in pixels of the image that `read_x`
-            returns, and every other column, `(M, …)`.
-
-        Raises:
-            IndexError: an index is out of range.
-            ValueError: `out` has the wrong shape, dtype or order, or was given for targets of different shapes.
-            DecodeError: an encoded mask is broken, or the header of an image whose boxes are read.
-        """
+        """Read targets as stored, `(B, *target_shape)`, into `out` or a new array; -1 for each row if there are none.
+        Masks of several sizes are a list of B uint8 arrays `(H, W)`, rows of variable length one of B arrays `(M,)` or
+        `str`, boxes one of B dicts: `boxes` float32 `(M, 4)` in pixels of the image that `read_x` returns, and every
+        other column, `(M, …)`."""
         rows = resolve_rows(indices, len(self))
         if self.target_shape is None or self.target_dtype is None:
             refuse_out(out, "targets")
@@ -295,12 +234,7 @@ class SplitReader:
         return found
 
     def keys(self, indices: Indices | None = None) -> list[str]:
-        """Read the source keys of rows, by default of all: the name of the file that each row was made from.
-
-        Raises:
-            PackFormatError: a file has no keys.
-            IndexError: an index is out of range.
-        """
+        """Read the source keys of rows, by default of all: the name of the file that each row was made from."""
         if indices is None:
             return list(chain.from_iterable(part.keys() for part in self._parts))
         rows = resolve_rows(indices, len(self))
@@ -314,14 +248,9 @@ class SplitReader:
         return self.arrival.hold(self.split, rows, side=side, cancellation=pool.cancellation)
 
     def _share_out(self, rows: NDArray[np.intp], out: Any, read: Callable[..., Any]) -> Any:
-        """Read the rows of each file, and put them together in the order of `rows`.
-
-        Args:
-            rows: B rows, numbered through all files.
-            out: array to fill, `(B, …)`; `None` for a list, if rows have different shapes.
-            read: called with a file's part, the row numbers in that file, an array to fill or `None`, and the places of
-                these rows in `rows`; returns what it has read.
-        """
+        """Read the rows of each file, and put them together in the order of `rows`: in `out`, or in a list if rows have
+        different shapes. `read` is called with a part, the row numbers in it, an array to fill or `None`, and the
+        places of these rows."""
         if self._only is not None:
             return read(self._only, rows, out, slice(None))
         found: list[Any] = [None] * len(rows)
@@ -338,31 +267,18 @@ class SplitReader:
         return found if out is None else out
 
     def in_place(self) -> NDArray[Any] | None:
-        """Return the inputs of all rows without a copy, for frameworks that gather rows themselves.
-
-        Returns:
-            `(N, *row_shape)` of `row_dtype`, over a mapped file (read-only) or over memory of this process, which the
-            array keeps alive; it may be unaligned. `None` if inputs must be read, targets must be decoded, or rows
-            come from several files or are not all here.
-        """
+        """Return the inputs of all rows without a copy, for frameworks that gather rows themselves, over a mapped file
+        (read-only) or over memory of this process; it may be unaligned. `None` if inputs must be read, targets must be
+        decoded, or rows come from several files or are not all here."""
         return None if self._only is None or self.arrival is not None else self._only.in_place()
 
     def check(self) -> None:
-        """Make sure that inputs `in_place` are unchanged, before they are gathered.
-
-        Raises:
-            DamagedPackError: somebody has written to the file since it was opened.
-        """
+        """Raise DamagedPackError if somebody has written to the file of inputs that are read `in_place`."""
         if self._only is not None:
             self._only.check()
 
     def into_memory(self) -> SplitReader:
-        """Return a reader of the same rows with all inputs read into memory now; this one if they are there already.
-
-        Raises:
-            NotEnoughSpaceError: the inputs do not fit into memory; raised before reading.
-            OptionError: not all rows are here.
-        """
+        """Return a reader of the same rows with all inputs read into memory now; this one if they are there already."""
         if self.in_memory:
             return self
         loaded = copy.copy(self)
@@ -385,13 +301,8 @@ class SplitReader:
         return kept
 
     def warm_up(self, cancellation: Cancellation | None = None) -> None:
-        """Load mapped inputs into the system's page cache, if they fit and most are not there yet: file by file, in one
-        sequential pass. A file that does not stay in memory nevertheless is read row by row from then on.
-
-        Raises:
-            DamagedPackError: a file changed since it was opened.
-            CancelledError: `cancellation` was used.
-        """
+        """Load mapped inputs into the system's page cache, if they fit and most are not there yet, in one sequential
+        pass. A file that does not stay in memory nevertheless is read row by row from then on."""
         for part in self._parts:
             part.warm_up(cancellation or Cancellation())
 
@@ -436,13 +347,7 @@ def _files_of_one_set(
     paths: tuple[Path, ...], split: str, fields: NamedFields | None, *, allow_external: bool, in_part: bool
 ) -> list[tuple[Path, int]]:
     """Return the files that have a split, each with the length of the other files' inputs, after a check that they can
-    be read as one.
-
-    Raises:
-        PackFormatError: a file's samples are not like those of the others; the message names the difference.
-        DamagedPackError: the files are shards of different sets.
-        SplitNotFoundError: no file has the split.
-    """
+    be read as one."""
     # All headers are read before any engine is made, so that a difference is reported at once.
     infos = [read_info(path, fields, allow_external=allow_external, in_part=in_part) for path in paths]
     _check_one_set(infos)
@@ -457,11 +362,7 @@ def _files_of_one_set(
 
 
 def _check_one_set(infos: list[PackInfo]) -> None:
-    """Make sure that shards with the same name were written by one run.
-
-    Raises:
-        DamagedPackError: shards of one name and number come from different runs.
-    """
+    """Raise DamagedPackError if shards of one name come from different runs."""
     sets: dict[tuple[str, str, str], PackInfo] = {}
     for info in infos:
         # Files from other tools, and single files, belong to no set.
@@ -478,11 +379,7 @@ def _check_one_set(infos: list[PackInfo]) -> None:
 
 
 def fitting_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return `out`, or a new array if it is `None`.
-
-    Raises:
-        ValueError: `out` has another shape or dtype, is not C-contiguous, or is read-only.
-    """
+    """Return `out`, or a new array if it is `None`; a ValueError if it does not fit."""
     if out is None:
         return empty_array(shape, dtype)
     # Engines write into it by address, so anything else would be written in the wrong places.
