@@ -33,7 +33,7 @@ _LEAST_GAIN = 1.1
 _WORTH = 0.3
 _MEANWHILE = "batches would be made while the step runs"
 _WHAT = {"read": "reading", "decode": "decoding", "transform": "transforms", "collate": "collating"}
-_WHAT |= {"transfer": "the transfer to the device", "rest": "the rest of the pipeline"}
+_WHAT |= {"rest": "the rest of the pipeline"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,8 @@ class ProfileFacts:
     """The part of `both_s` in which the loop waits for its batch."""
     busy_s: float = 0.0
     """The part of `both_s` that the step takes."""
-    transfer_s: float | None = None
-    """Copying a batch to the device; `None` if not measured."""
     stages: Mapping[str, float] = field(default_factory=dict)
     """The stages of making a batch, done one after the other; empty if not known."""
-    gpu_busy: float | None = None
-    """The GPU's mean utilisation beside loader and step, 0 to 1; `None` without a GPU."""
 
     @property
     def batch_s(self) -> float:
@@ -150,8 +146,6 @@ def judge(facts: ProfileFacts) -> Verdict:
             return Verdict("compute-bound", None, None, f"Compute-bound: {took}. Faster loading gains nothing.")
         return Verdict("balanced", None, None, f"Balanced: {took}, and hardly any time is lost.")
     cause = _cause(facts, step_s)
-    if cause == "work" and (facts.transfer_s or 0.0) > max([0.5 * (now_s - step_s), *stages.values()]):
-        stage = "transfer"
     rate, headroom = (facts.batch_samples / (seconds or math.inf) for seconds in (now_s, step_s))
     could = f", {rate:,.0f} samples/s where the step could take {headroom:,.0f}" if headroom else ""
     sentence = f"Input-bound by {_words(facts, stage, cause)}: {lost:.0%} of the time is lost{could}."

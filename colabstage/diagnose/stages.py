@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, Self
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
-StageName = Literal["read", "decode", "transform", "collate", "transfer", "step"]
+StageName = Literal["read", "decode", "transform", "collate", "step"]
 
 # A file and a function in it (any if empty). First match wins.
 LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (

@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Subset
 
 from colabstage.errors import OptionError, SourceReadError
 from colabstage.io.progress import HandedOut
@@ -247,11 +245,6 @@ def test_a_window_is_as_short_as_keeps_sorted_classes_even(count: int, units: in
         assert mixing_of(labels[order], 64) > 0.5
 
 
-def test_a_window_over_a_shuffled_source_is_short_however_many_classes_and_rows_there_are() -> None:
-    labels = np.random.default_rng(0).permutation(100_000) % 100
-    assert even_window(np.arange(100_000) // 500, labels, 64, 4) == 12
-
-
 def _top_1(x: NDArray[Any], labels: NDArray[Any], order: NDArray[Any], held: NDArray[Any], classes: int) -> float:
     """Train two layers for an epoch, and return what part they tell right."""
     draw = np.random.default_rng(0)
@@ -290,23 +283,6 @@ def test_a_loader_announces_its_rows_and_holds_them(make_file: Callable[..., Any
     assert dataset.targets.shape == (ROWS,)
     assert dataset[-1][1] == ROWS - 1
     assert arrival.held == [("targets", list(range(ROWS))), ("row", [ROWS - 1]), ("targets", [ROWS - 1])]
-
-
-def test_a_loader_goes_on_where_it_was(make_file: Callable[..., Any]) -> None:
-    """The rest of an epoch is announced, and is what the first loader would have read; a subset has its own order."""
-    arrival = InUnitsOfFour()
-    dataset = dataset_h5(make_file("pack", ROWS).path, return_index=True, arrival=arrival)
-    loader = make_loader(dataset, 5, seed=1)
-    batches = iter(loader)
-    for _ in range(2):
-        next(batches)
-    resumed = make_loader(dataset, 5, seed=1, num_workers=3)
-    resumed.load_state_dict(loader.state_dict())
-    left = [index.tolist() for _, index in resumed]
-    assert left == [index.tolist() for _, index in batches]
-    assert arrival.expected[-1].rows == list(chain.from_iterable(left))
-    some = make_loader(Subset(dataset, [1, 2, 3, 20, 21, 22]), 2, shuffle="auto")
-    assert sorted(row for _, index in some for row in index.tolist()) == [1, 2, 3, 20, 21, 22]
 
 
 @dataclass

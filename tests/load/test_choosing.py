@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
-from colabstage.load.choosing import ArrivalFacts, DeviceFacts, LoaderFacts, choose_loader, prefetch_of_small
+from colabstage.load.choosing import ArrivalFacts, DeviceFacts, LoaderFacts, choose_loader
 from colabstage.load.epoch import Shard
 from colabstage.load.plan import DecodeChoice, LoaderOptions, LoaderPlan
 from colabstage.load.reading.fields import EngineChoice
@@ -29,12 +29,6 @@ FACTS = LoaderFacts(
 def choose(facts: LoaderFacts, batch_size: int = 64, **options: Any) -> LoaderPlan:
     """The plan of so many samples in a batch, with these options."""
     return choose_loader(facts, batch_size, LoaderOptions(**options))
-
-
-@pytest.mark.parametrize(("drop_last", "batches"), [(False, 16), (True, 15)])
-def test_number_of_batches(drop_last: bool, batches: int) -> None:
-    """The last, partial batch counts unless it is dropped."""
-    assert choose(FACTS, 64, drop_last=drop_last).batches == batches
 
 
 @pytest.mark.parametrize(
@@ -155,11 +149,6 @@ def test_memory_that_is_not_there_is_refused() -> None:
         choose(replace(FACTS, free_memory_bytes=5), strategy="memory")
 
 
-def test_no_samples_is_no_batch() -> None:
-    """An empty split has no batches, and that is fine."""
-    assert choose(replace(FACTS, rows=0), 64, drop_last=True).batches == 0
-
-
 NEEDED = 1000 * (196_608 + 8)
 GPU = DeviceFacts("cuda", 8 * NEEDED)
 
@@ -277,11 +266,6 @@ def test_every_choice_is_shown_with_its_reason() -> None:
 DIGITS = replace(FACTS, rows=60_000, row_bytes=784, stored_bytes=47_040_000)
 
 
-def test_empty_rows_are_small() -> None:
-    """Batches without bytes are no division by zero."""
-    assert prefetch_of_small(0, copied=True) == 256
-
-
 def test_small_batches_are_planned_together() -> None:
     """The plan of small batches prepares two groups ahead and says so; what was asked for stays."""
     plan = choose(DIGITS, 64)
@@ -313,8 +297,3 @@ def test_rows_that_cannot_be_gathered_are_not_planned_together(facts: LoaderFact
     assert choose(facts, 64, shuffle=False).prefetch.value == 2
     assert choose(facts, 64, shuffle=False, prefetch_factor=64).together == 1
     assert choose(DIGITS, 64, shuffle=False, prefetch_factor=64).together == 32
-
-
-def test_a_budget_for_decoded_images_leaves_groups_as_they_are() -> None:
-    """Pixels are not decoded, so a budget of none changes nothing."""
-    assert choose(DIGITS, 64, memory_budget=0).together == 128

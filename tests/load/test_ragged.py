@@ -22,7 +22,6 @@ from colabstage.errors import (
     OptionError,
     PackFormatError,
 )
-from colabstage.h5.info import read_info
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches
 from colabstage.load.loader import make_loader
@@ -169,13 +168,6 @@ def test_loader_visits_every_row_once(tmp_path: Path, shuffle: Any, strategy: An
     assert (seen == list(range(COUNT))) is (shuffle is False)
 
 
-def test_a_dtype_is_of_numbers(tmp_path: Path) -> None:
-    """Inputs that are texts come as they are, whatever type others are to have."""
-    dataset = dataset_h5(write(tmp_path / "foreign.h5", NAMES, np.arange(COUNT)))
-    batches = list(make_loader(dataset, 6, shuffle=False, dtype=torch.float64))
-    assert [name for x, _ in batches for name in x] == NAMES
-
-
 def test_transforms_take_rows_and_texts(tmp_path: Path) -> None:
     """A transform of one side makes what `default_collate` takes, and the other side stays rows of any length."""
     rows = rows_of("i4")
@@ -187,15 +179,6 @@ def test_transforms_take_rows_and_texts(tmp_path: Path) -> None:
     (x, y), *_ = make_loader(dataset_h5(path, transform=len), 5, shuffle=False)
     assert x.tolist() == [len(row) for row in rows[:5]]
     assert y == NAMES[:5]
-
-
-def test_fixed_rows_beside_a_target_transform_stay_one_tensor(tmp_path: Path) -> None:
-    """Rows of one shape are stacked, although each is one-dimensional too."""
-    with h5py.File(tmp_path / "table.h5", "w") as file:
-        file["X_train"], file["Y_train"] = np.ones((8, 5), np.float32), ["a"] * 8
-    (x, y), *_ = make_loader(dataset_h5(tmp_path / "table.h5", target_transform=len), 4)
-    assert x.shape == (4, 5)
-    assert y.tolist() == [1] * 4
 
 
 def test_several_files_read_as_one(tmp_path: Path) -> None:
@@ -315,13 +298,6 @@ def test_heap_that_is_broken(tmp_path: Path) -> None:
     dataset.close()
     with pytest.raises(DamagedPackError):
         dataset.read_batch(range(2000))
-
-
-def test_about_how_much_room_such_rows_take(tmp_path: Path) -> None:
-    """The look at a file estimates it from a few rows."""
-    path = write(tmp_path / "foreign.h5", rows_of("f4"))
-    info = read_info(path).split("train")
-    assert info.x.nbytes == pytest.approx(sum(row.nbytes for row in rows_of("f4")), abs=COUNT)
 
 
 def test_packing_them_is_refused_with_the_way_out(tmp_path: Path) -> None:

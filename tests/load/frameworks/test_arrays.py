@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 import subprocess
 import sys
@@ -13,10 +12,8 @@ import numpy as np
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.io.pipeline import ThreadPool
 from colabstage.load.batch import pad_boxes
-from colabstage.load.frameworks.arrays import ArrayBatches, ArraySpec, one_hot, to_keras
-from colabstage.load.frameworks.tensorflow import to_tf_data
+from colabstage.load.frameworks.arrays import ArrayBatches, ArraySpec, one_hot
 from colabstage.load.plan import ArrayOptions
 from colabstage.load.reading.reader import SplitReader
 
@@ -50,23 +47,6 @@ def labelled(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_batches_are_the_files_rows(make_file: Callable[..., Any], kind: str, threads: int) -> None:
-    """Bit for bit as h5py reads them, in the order of the epoch, the partial last one too."""
-    sample = make_file(kind, 23)
-    batches = batches_of(sample.path, seed=2)
-    with ThreadPool(threads) as pool:
-        for number in range(len(batches)):
-            rows = batches.rows(1, number)
-            x, y = batches.read(1, number, pool)
-            np.testing.assert_array_equal(x, sample.x[rows])
-            np.testing.assert_array_equal(y, sample.y[rows])
-            assert x.dtype == sample.x.dtype
-            assert y.dtype == (np.int64 if sample.y.ndim == 1 else sample.y.dtype)
-    assert [len(y) for _, y in epoch_of(batches)] == [5, 5, 5, 5, 3]
-
-
 @pytest.mark.parametrize(
     ("split", "shuffle", "in_order"), [("dev", None, True), ("train", None, False), ("dev", True, False)]
 )
@@ -86,12 +66,6 @@ def test_a_held_out_split_comes_in_the_files_order(
         visited = np.concatenate([y for _, y in epoch_of(batches, epoch)])
         assert sorted(visited) == list(range(40))
         assert (visited.tolist() == list(range(40))) is in_order
-
-
-@pytest.mark.parametrize("make", [to_keras, to_tf_data])
-def test_no_function_shuffles_every_split_by_default(make: Callable[..., Any]) -> None:
-    """They leave it to the split."""
-    assert inspect.signature(make).parameters["shuffle"].default is None
 
 
 @pytest.mark.torch
@@ -155,15 +129,6 @@ def test_transforms_are_called_where_a_batch_is_finished(make_file: Callable[...
     np.testing.assert_array_equal(y, expected_y)
 
 
-@pytest.mark.torch
-def test_a_dataset_with_indices_is_refused(make_file: Callable[..., Any]) -> None:
-    """Training takes (x, y)."""
-    from colabstage.load.dataset import dataset_h5
-
-    with pytest.raises(OptionError, match="return_index=True"):
-        batches_of(dataset_h5(make_file("pack", 23).path, return_index=True))
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_dtype_scales_bytes_to_one(make_file: Callable[..., Any], dtype: str) -> None:
     """uint8 becomes [0, 1]; floats keep their values."""
@@ -174,15 +139,6 @@ def test_dtype_scales_bytes_to_one(make_file: Callable[..., Any], dtype: str) ->
     floats = make_file("float32", 23)
     x, _ = batches_of(floats.path, shuffle=False, dtype="float32").read(0, 0)
     np.testing.assert_array_equal(x, floats.x[:5])
-
-
-def test_sixteen_bits_scale_to_one_in_half_precision(tmp_path: Path) -> None:
-    """65535 is beyond what float16 can hold."""
-    with h5py.File(tmp_path / "deep.h5", "w") as file:
-        file["X_train"] = np.array([0, 13107, 65535], np.uint16).reshape(3, 1, 1, 1)
-        file["Y_train"] = [0, 1, 2]
-    x, _ = batches_of(tmp_path / "deep.h5", shuffle=False, dtype="float16").read(0, 0)
-    np.testing.assert_allclose(x.ravel(), [0, 0.2, 1], rtol=1e-3)
 
 
 def test_a_batch_is_the_callers_own(tmp_path: Path) -> None:
@@ -334,14 +290,6 @@ def test_what_cannot_work_is_refused(make_file: Callable[..., Any], options: dic
     """With the value and what is expected."""
     with pytest.raises(OptionError, match=words):
         batches_of(make_file("pack", 23).path, **options)
-
-
-def test_other_things_are_refused(make_file: Callable[..., Any]) -> None:
-    """What is no dataset, and a split without samples."""
-    with pytest.raises(OptionError, match="=3 cannot work; expected a dataset_h5"):
-        batches_of(3)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="has no samples"):
-        batches_of(make_file("contiguous", 0).path)
 
 
 def test_torch_is_not_imported() -> None:
