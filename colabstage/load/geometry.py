@@ -191,30 +191,22 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
 
 
 def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any]:
-    boxes, lengths = target[BOXES], target[LENGTHS]
-    scale, shift = (part[:, None] for part in _scale_and_shift(movement, boxes))
-    moved = _moved(boxes, scale, shift)
-    kept = torch.arange(boxes.shape[1], device=boxes.device) < lengths.to(boxes.device)[:, None]
-    if movement.size is not None:
-        moved, inside = _cut(moved, movement.size)
-        kept = kept & inside
-    # Those that are left come first, in their order.
-    order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)
-    real = kept.gather(1, order)
-    columns = {**target, BOXES: moved}
-    del columns[LENGTHS]
-    return {name: _repacked(value, order, real) for name, value in columns.items()} | {
-        LENGTHS: kept.sum(dim=1).to(lengths)
-    }
+    counts = target[LENGTHS].tolist()
+    columns = {name: column for name, column in target.items() if name != LENGTHS}
+    rows = [{name: column[row, :count] for name, column in columns.items()} for row, count in enumerate(counts)]
+    moved = _move_list(rows, movement) if rows else []
+    # As wide as before, so that a batch keeps its shape.
+    padded = {name: _padded(column, [one[name] for one in moved]) for name, column in columns.items()}
+    return {**padded, LENGTHS: target[LENGTHS].new_tensor([len(one[BOXES]) for one in moved])}
 
 
-def _repacked(column: torch.Tensor, order: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Bring a padded column `(B, M, …)` into another order, and filled up again as `pad_boxes` does."""
-    extra = (1,) * (column.dim() - 2)
-    taken = column.gather(1, order.view(*order.shape, *extra).expand_as(column))
-    # As `pad_boxes` fills: -1 where the dtype has it, since 0 is a class.
-    filler = -1 if column.dtype.is_signed and not column.dtype.is_floating_point else 0
-    return taken.masked_fill(~real.view(*real.shape, *extra), filler)
+def _padded(like: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
+    """Return rows of different lengths as one tensor like this one, filled up as `pad_boxes` does."""
+    signed = like.dtype.is_signed and not like.dtype.is_floating_point
+    filled = torch.full_like(like, -1 if signed else 0)
+    for number, row in enumerate(rows):
+        filled[number, : len(row)] = row
+    return filled
 
 
 def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from colabstage.io.whole_imports import refuse_import
 
 try:
     import torch
-    from torch.utils.data import DataLoader, DistributedSampler, Subset
+    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, get_worker_info
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
@@ -25,6 +25,7 @@ from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, ref
 from colabstage.io.boundary import typed
 from colabstage.io.given import show_content
 from colabstage.io.page import facts_table, notes, page
+from colabstage.io.pipeline import SOLO
 from colabstage.io.progress import Demand
 from colabstage.io.units import format_count
 from colabstage.load.ahead import Ahead, Iterated, Iteration
@@ -61,7 +62,6 @@ from colabstage.load.epoch import (
 from colabstage.load.partial import lasting_order
 from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
 from colabstage.load.reading.fields import resolve_rows
-from colabstage.load.view import BatchDataset, EpochSampler, RankSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -491,6 +491,77 @@ def _mapped(groups: Generator[Group], change: Callable[[Group], Any]) -> Generat
     with closing(groups):
         # Not a loop: its variable would keep a batch alive while the next one is made.
         yield from map(change, groups)
+
+
+class BatchDataset(dataset_h5):
+    """Give a `DataLoader` whole batches instead of lists of samples.
+
+    A `DataLoader` asks `__getitems__` for a batch and hands what it gets to `collate_fn`: so one read makes a batch,
+    in any worker, also of loaders that frameworks build of these parts.
+    """
+
+    _form: Form
+
+    @classmethod
+    def over(cls, dataset: dataset_h5, form: Form) -> BatchDataset:
+        """Return a view of the same rows; the dataset itself stays what it is."""
+        view = cls.__new__(cls)
+        # Not by the constructor, which would look at the file again.
+        view.__dict__.update(dataset.__dict__)
+        view._form = form
+        return view
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return one sample, as of the dataset; of a slice the list of its samples."""
+        if isinstance(index, slice):
+            return self._samples(range(*index.indices(len(self))))
+        return self._samples([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Read a batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
+        `return_index`."""
+        x, y = self._form.batch(self.reader.read_x(indices, pool=SOLO), self.reader.read_y(indices, pool=SOLO))
+        # In the caller's own process nothing is sent.
+        if get_worker_info() is not None:
+            x, y = _as_views(x), _as_views(y)
+        return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
+
+
+def _as_views(rows: Any) -> Any:
+    """Return rows of variable length as views of one tensor: each tensor on its way between processes keeps a file
+    open."""
+    if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
+        return rows
+    return list(torch.split(torch.cat(rows), [len(row) for row in rows]))
+
+
+class EpochSampler(Sampler[int]):
+    """Give a whole epoch's rows, all ranks' together: for frameworks that take a loader apart and share rows out among
+    ranks by themselves, as Accelerate does."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.epoch = 0
+        # The argument of the last `set_epoch` that the loader has not followed yet.
+        self.asked: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration epoch `epoch`. If that is the next one anyway, its position is not lost."""
+        self.epoch = self.asked = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order.rows(self.epoch, Shard()).tolist())
+
+    def __len__(self) -> int:
+        return self.order.count
+
+
+class RankSampler(EpochSampler, DistributedSampler[int]):
+    """An `EpochSampler` for a loader that divides rows among ranks: frameworks leave a `DistributedSampler` alone."""
+
+    def __init__(self, order: Order, shard: Shard) -> None:
+        super().__init__(order)
+        self.rank, self.num_replicas = shard.rank, shard.world_size
 
 
 class Loader(Iterated, _Base):

@@ -55,6 +55,8 @@ _LONGEST_BATCH_S = 3600.0
 _OPENERS = 8
 # The folder of partial packs among staged datasets, and the record in each that names its source.
 PARTS, PART_RECORD = "partial", "part.json"
+# Characters of a digest that tell contents apart.
+_CONTENT_LENGTH = 8
 # The address of all shards of a set, as packing reports it, or with a star.
 _SHARDS = re.compile(r"(?P<stem>.+)-(?:\*|\?{5})-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
 
@@ -295,7 +297,7 @@ def open_partial(
             manifests = manifests or pool.run(find_manifest, wanted_files)
             pool.results([opening])
         wanted = FileSet(_name_files(sources, manifests), _label_of(files, sources))
-        folder = _folder_of(sources, base, wanted.digest[:8])
+        folder = _folder_of(sources, base, wanted.digest[:_CONTENT_LENGTH])
         make_folder(folder)
         # For the list of datasets: blocks alone do not say what they are of.
         if not (folder / PART_RECORD).exists():
@@ -374,8 +376,13 @@ def _folder_of(sources: Sequence[SingleSource], base: Path, content: str) -> Pat
     addresses = "\n".join(source.address for source in sources)
     mine = f"{sources[0].name}.part-{short_digest(addresses, 8)}-"
     folder = base / PARTS
-    for other in folder.glob(f"{mine}????????") if folder.is_dir() else ():
-        if other.name != mine + content:
+    # By its beginning and not by a pattern: a file may be called "photos[1].h5".
+    for other in folder.iterdir() if folder.is_dir() else ():
+        if (
+            other.name.startswith(mine)
+            and len(other.name) == len(mine) + _CONTENT_LENGTH
+            and other.name != mine + content
+        ):
             remove_vouched(other, is_part)
     return folder / (mine + content)
 

@@ -368,3 +368,13 @@ def test_means_may_be_arrays_and_other_names_are_not_there() -> None:
     listed, _ = Normalize((0.5,) * 3, (0.25,) * 3)(x, NONE)
     assert torch.equal(Normalize(np.full(3, 0.5), np.full(3, 0.25))(x, NONE)[0], listed)  # type: ignore[arg-type]
     assert not hasattr(transforms, "Resize")
+
+
+def test_by_hand_parameters_follow_torchs_seed() -> None:
+    x, y = torch.rand(16, 3, 8, 8), torch.arange(16)
+    made = []
+    for seed in (4, 4, 5):
+        torch.manual_seed(seed)
+        made.append(RandomFlip(0.5, 0.5)(x, y)[0])
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from tests.support.made_files import make_sparse_h5
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 KINDS = ["pack", "contiguous", "float32", "big-endian", "chunked", "gzip", "lzf", "virtual"]
 
@@ -412,3 +414,23 @@ def test_a_drawn_seed_is_taken_over_by_a_resumed_loader(large: Path) -> None:
     assert visited(second) == visited(first)
     with pytest.raises(OptionError, match="seed"):
         make_loader(dataset, 8, seed=3).load_state_dict(first.state_dict())
+
+
+def test_a_first_batch_enters_few_modules(large: Path) -> None:
+    """Who follows a batch from `make_loader` to the loop reads at most twelve modules of the loader's."""
+    entered: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/colabstage/load/" in frame.f_code.co_filename:
+            entered.add(frame.f_code.co_filename)
+
+    dataset = dataset_h5(large)
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        with make_loader(dataset, 8) as loader:
+            next(iter(loader))
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert 5 < len(entered) <= 12, sorted(entered)
