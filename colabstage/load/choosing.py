@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
+from colabstage.io.arguments import whole_number
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.epoch import Shard, count_batches
 from colabstage.load.plan import (
@@ -199,22 +200,15 @@ def _check(batch_size: int, options: LoaderOptions) -> None:
             msg = f"{name}={given!r} is unknown; {_GONE.get((name, str(given)), f'expected one of {known}.')}"
             raise OptionError(msg)
     # Nobody but the caller knows what a batch is.
-    _check_count("batch_size", batch_size, 1)
+    whole_number("batch_size", batch_size, least=1)
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         if (count := getattr(options, name)) not in ("auto", None):
-            _check_count(name, count, least, ', or "auto"')
+            whole_number(name, count, least=least, otherwise=', or "auto"')
     if options.num_workers == 0 and options.prefetch_factor not in ("auto", None):
         msg = (
             f"prefetch_factor={options.prefetch_factor} cannot go with num_workers=0, by which nothing is prepared "
             "ahead. Leave out one of them."
         )
-        raise OptionError(msg)
-
-
-def _check_count(name: str, given: object, least: int, otherwise: str = "") -> None:
-    # True is an int to Python, and a mistake here.
-    if not isinstance(given, int) or isinstance(given, bool) or given < least:
-        msg = f"{name}={given!r} cannot work; expected a whole number, {least} or more{otherwise}."
         raise OptionError(msg)
 
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import refuse_argument, takes_names
+from colabstage.io.arguments import refuse_argument, takes_names, whole_number
 from colabstage.io.progress import Demand
 from colabstage.io.whole_imports import refuse_import
 from colabstage.load.ahead import Ahead, Iterated, Iteration
@@ -444,9 +444,7 @@ def _check_queue(loader: object, queue_size: object) -> None:
     # Anything with __getitem__ may be iterable too, by counting up from 0.
     if not (isinstance(loader, Iterable) or hasattr(loader, "__getitem__")) or isinstance(loader, (str, bytes)):
         refuse_argument("loader", loader, "a loader of batches")
-    if not isinstance(queue_size, int) or isinstance(queue_size, bool) or queue_size < 1:
-        msg = f"queue_size={queue_size!r} cannot work; expected a whole number, 1 or more."
-        raise OptionError(msg)
+    whole_number("queue_size", queue_size, least=1)
 
 
 def _gives_new_batches(loader: Any) -> bool:

@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
-from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, takes
+from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, takes, whole_number
 from colabstage.io.boundary import typed
 from colabstage.io.given import show_content
 from colabstage.io.page import facts_table, notes, page
@@ -253,7 +253,7 @@ def _seed_of(seed: int | None, *, fixed: bool) -> int:
     rows are brought here."""
     if seed is None:
         return 0 if fixed else int(torch.randint(_SEEDS, ()))
-    return _whole_number("seed", seed)
+    return whole_number("seed", seed)
 
 
 def _order_of_some(
@@ -627,7 +627,7 @@ class Loader(Iterated, _Base):
         Raises:
             OptionError: a negative number, or none.
         """
-        epoch = _whole_number("epoch", epoch)
+        epoch = whole_number("epoch", epoch)
         if epoch != self._next.epoch:
             self._next = _EpochPlace(epoch, 0)
         self._done, self._follows = self._next, False
@@ -662,9 +662,9 @@ class Loader(Iterated, _Base):
             raise OptionError(msg)
         machine, seed = self._made_by, state.get("seed")
         if self._seed_drawn and isinstance(seed, int | np.integer):
-            machine = machine.with_seed(_whole_number("seed", seed))
+            machine = machine.with_seed(whole_number("seed", seed))
         shared_alike = machine.schedule.steps_as(state)
-        epoch = _whole_number("epoch", state.get("epoch"))
+        epoch = whole_number("epoch", state.get("epoch"))
         ours = {**machine.identity(epoch), **(machine.drawn(epoch) if "order" in state else {})}
         theirs = {name: state[name] for name in state if name not in _PLACE}
         # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
@@ -675,7 +675,7 @@ class Loader(Iterated, _Base):
             wanted: Any = ours.get(name)
             if not np.array_equal(saved, wanted) and not (shared_alike and name in ("batch_size", "world_size")):
                 raise OptionError(_why_refused(name, saved, wanted, epoch))
-        done = _whole_number("batches_done", state.get("batches_done"))
+        done = whole_number("batches_done", state.get("batches_done"))
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."
             raise OptionError(msg)
@@ -757,11 +757,3 @@ def _why_refused(name: str, theirs: int | None, ours: int | None, epoch: int) ->
             f"Begin that epoch again, loader.set_epoch({epoch}), or the next, loader.set_epoch({epoch + 1})."
         )
     return f"This state has {name}={show_content(theirs)}, the loader has {ours!r}; both must be the same."
-
-
-def _whole_number(name: str, value: object) -> int:
-    # Numpy's too, but as Python's own: a state is saved as JSON as well.
-    if isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 0:
-        return int(value)
-    msg = f"{name}={show_content(value)} cannot work; expected a whole number, 0 or more."
-    raise OptionError(msg)

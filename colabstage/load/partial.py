@@ -308,8 +308,8 @@ def open_partial(
             return _open_pack(file)
     finally:
         # Where another process fetches, it was not needed.
-        for remote in opened:
-            remote.close()
+        while opened:
+            opened.pop().close()
 
 
 def open_restored(source: SingleSource, manifest: Manifest, folder: Path, place: Path) -> PartialPack:

@@ -139,7 +139,7 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_crowded_folder, {}, "skip", "is not a folder"),
     (judge_crowded_folder, {"dataset": None}, "skip", "No path"),
     (judge_crowded_folder, {"dataset": UNREACHABLE}, "skip", "Not known"),
-    (judge_pack, {}, "ok", "untouched since it was staged here"),
+    (judge_pack, {}, "ok", "its manifest: agrees"),
     (judge_pack, {"dataset": replace(FILE, pack=replace(PACK, manifest="missing"))}, "warn", "5,000 samples"),
     (judge_pack, {"dataset": replace(FILE, pack=replace(PACK, manifest="missing", ours=False))}, "ok", "5,000 samples"),
     (judge_pack, {"dataset": replace(FILE, pack=replace(PACK, manifest="differs"))}, "fail", "5,000 samples"),
@@ -220,7 +220,7 @@ def test_a_machine_that_is_well_needs_no_remedy() -> None:
     report = judge_machine(WELL)
     assert report.exit_code == 0
     assert not any(finding.remedy for finding in report.findings)
-    assert str(report).splitlines()[0] == "All 13 checks passed."
+    assert str(report).splitlines()[0] == "All 12 checks passed."
 
 
 def test_warnings_do_not_fail() -> None:

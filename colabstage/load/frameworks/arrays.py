@@ -18,7 +18,7 @@ import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
-from colabstage.io.arguments import refuse_argument, takes
+from colabstage.io.arguments import refuse_argument, takes, whole_number
 from colabstage.io.boundary import typed
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.whole_imports import whole_imports
@@ -79,7 +79,7 @@ class ArrayBatches:
         options = options or ArrayOptions()
         self._dataset, reader = _resolved(source, split)
         if options.seed is not None:
-            check_count("seed", options.seed)
+            whole_number("seed", options.seed)
         if not len(reader):
             msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
             raise OptionError(msg)
@@ -278,30 +278,18 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
 
 def _check_arrays(reader: SplitReader) -> None:
     """Raise `OptionError` if samples are not arrays of one shape."""
-    if reader.row_shape is None and not reader.encoded:
-        msg = (
-            f"The inputs of '{reader.path}' are texts or have any length, and a batch here is one array. Give a "
-            "dataset_h5 whose transform makes arrays of one shape of them."
-        )
-        raise OptionError(msg)
-    if reader.row_shape is None:
-        msg = (
-            f"The images of '{reader.path}' have sizes of their own, and a batch here is one array. Pack them with "
-            "image_size=(height, width), or give a dataset_h5 whose transform makes them one size."
-        )
-        raise OptionError(msg)
-    if reader.has_free_targets:
-        msg = (
-            f"The targets of '{reader.path}' are texts or have any length, and a batch here is one array. Give a "
-            "dataset_h5 whose target_transform makes numbers of them, for example their place in a list of classes."
-        )
-        raise OptionError(msg)
-
-
-def check_count(name: str, value: object) -> None:
-    """Raise `OptionError` unless `value` is an integer of 0 or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        msg = f"{name}={value!r} cannot work; expected a whole number, 0 or more."
+    free = "texts or have any length"
+    odd = None
+    if reader.row_shape is None and reader.encoded:
+        size = "Pack them with image_size=(height, width), or give"
+        odd = "images", "have sizes of their own", f"{size} a dataset_h5 whose transform makes them one size."
+    elif reader.row_shape is None:
+        odd = "inputs", f"are {free}", "Give a dataset_h5 whose transform makes arrays of one shape of them."
+    elif reader.has_free_targets:
+        numbers = "makes numbers of them, for example their place in a list of classes."
+        odd = "targets", f"are {free}", f"Give a dataset_h5 whose target_transform {numbers}"
+    if odd is not None:
+        msg = f"The {odd[0]} of '{reader.path}' {odd[1]}, and a batch here is one array. {odd[2]}"
         raise OptionError(msg)
 
 
@@ -327,10 +315,7 @@ def _class_count(wanted: object, reader: SplitReader) -> int | None:
         return len(reader.classes)
     if wanted is None:
         return None
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-        msg = f'one_hot={wanted!r} cannot work; expected the number of classes, "auto" or None.'
-        raise OptionError(msg)
-    return wanted
+    return whole_number("one_hot", wanted, least=1, otherwise=', the number of classes, or "auto"')
 
 
 def _sampled(dataset: dataset_h5, x: Any, y: Any) -> Batch:

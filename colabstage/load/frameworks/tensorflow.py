@@ -14,11 +14,11 @@ from weakref import ref
 
 import numpy as np
 
-from colabstage.io.arguments import takes
+from colabstage.io.arguments import takes, whole_number
 from colabstage.io.boundary import typed
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.whole_imports import refuse_import, whole_imports
-from colabstage.load.frameworks.arrays import ArrayBatches, check_count
+from colabstage.load.frameworks.arrays import ArrayBatches
 from colabstage.load.plan import ArrayOptions
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def to_tf_data(
             import tensorflow as tf
     except ImportError as error:
         refuse_import("tensorflow", "to_tf_data needs", error)
-    check_count("epoch", epoch)
+    whole_number("epoch", epoch)
     batches = ArrayBatches(dataset, batch_size, ArrayOptions(**arguments), split=split)
     return begun_late(dataset_of(tf, batches, count(epoch).__next__))
 
