@@ -294,7 +294,8 @@ class Ours:
         """Open the file and read one row."""
         begin = time.perf_counter()
         self._case = case
-        self._reader = reader = SplitReader(case.path, in_memory=case.in_memory)
+        reader = SplitReader(case.path)
+        self._reader = reader = reader.into_memory() if case.in_memory else reader
         shape, dtype = reader.row_shape, reader.row_dtype
         if case.side == "y":
             shape, dtype = reader.target_shape, reader.target_dtype or np.dtype(np.uint8)

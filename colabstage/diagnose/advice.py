@@ -46,15 +46,12 @@ class ProfileFacts:
     prefetch: int = 0
     """How many batches each of them may prepare in advance."""
     persistent: bool = False
-    """Whether worker processes persist after an epoch."""
     stream: bool = False
     """Whether each worker iterates over the whole dataset, unless its code takes a part: torch's `IterableDataset`."""
     batches: int | None = None
-    """How many batches an epoch has; `None` if unknown."""
     batch_samples: int = 1
     batch_bytes: int = 0
     image_size: tuple[int, int] | None = None
-    """Height and width of the images in a batch."""
     packed: str | None = None
     """The expression of a packed dataset to read instead; `None` if there is none."""
     cores: int = 1
@@ -93,11 +90,9 @@ class Verdict:
     """What limits a loop."""
 
     bound: Bound
-    """What the loop waits for."""
     stage: str | None
     """The stage that takes most of the loading; `None` if the loader is not the limit, or its stages are unknown."""
     cause: Cause | None
-    """Why the step waits for it."""
     sentence: str
 
 

@@ -41,7 +41,6 @@ class Trial:
     """One way of loading, and the result of its last and longest trial."""
 
     options: Mapping[str, Any]
-    """Arguments of the function that makes the loader."""
     maker: str = "make_loader"
     """That function: `make_loader`, or torch's `DataLoader`."""
     batch_s: float = math.inf
@@ -64,7 +63,6 @@ class TunedLoader(Report):
     """The result of `autotune_loader`."""
 
     options: Mapping[str, Any]
-    """The best arguments, to be passed on."""
     call: str
     """The same as code to paste."""
     table: tuple[Trial, ...]

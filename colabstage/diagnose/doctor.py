@@ -55,7 +55,6 @@ class Ruling:
     status: Status
     """`ok`; `warn`, it works but is slow or risky; `fail`, it does not work; `skip`, there was nothing to check."""
     message: str
-    """One sentence with the figures."""
     remedy: str = ""
     """What to do about this finding, if it differs from the check's general advice."""
 
@@ -364,9 +363,7 @@ class DoctorReport(Report):
     """The findings of `doctor`. Prints as text, and as a table in a notebook."""
 
     findings: tuple[Finding, ...]
-    """One for each check, in order."""
     facts: MachineFacts
-    """The facts that they are based on."""
 
     @property
     def exit_code(self) -> int:

@@ -74,7 +74,6 @@ class GpuReading:
     memory_total_bytes: int | None = None
     power_w: float | None = None
     processes: tuple[GpuProcess, ...] = ()
-    """Those that this process may see."""
 
 
 # Returns the state of all GPUs by index, with the processes on them if the argument is true.
@@ -240,12 +239,9 @@ class GpuFigures:
     utilisation: float | None
     """The mean, 0 to 1."""
     idle: float | None
-    """Fraction of the samples below 5 %."""
     memory_bytes: int | None
-    """The peak of used memory."""
     memory_total_bytes: int | None
     power_w: float | None
-    """The mean."""
     processes: tuple[GpuProcess, ...]
     """The processes that computed on it, with the peak memory of each."""
 

@@ -70,11 +70,8 @@ class PackFacts:
     """An HDF5 file of `X_<split>`."""
 
     rows: int
-    """The samples of all splits."""
     row_bytes: int
-    """The bytes of one input as it is returned."""
     ours: bool
-    """Whether colabstage wrote it."""
     manifest: str
     """As `look_at_manifest` calls it: `agrees`, `differs`, `missing`, `unreadable` or `newer`."""
     manifest_detail: str
@@ -90,7 +87,6 @@ class DatasetFacts:
     nbytes: int = 0
     files: int = 0
     largest_folder: int = 0
-    """Number of entries in its largest folder."""
     counted: bool = True
     slow_mount: str | None = None
     """Why its mount is slow, or `None`."""
@@ -110,7 +106,6 @@ class MachineFacts:
     system: str
     python: str
     fast_dir: str
-    """Where datasets are staged."""
     fast_dir_problem: str | None = None
     """Why nothing can be written there; `None` if it is writable."""
     fast_dir_mount: str | None = None
@@ -134,15 +129,12 @@ class MachineFacts:
     folder: str
     """The current folder, according to the kernel."""
     folder_mount: str | None
-    """Why that is slow, or `None`."""
     mounts: tuple[MountFacts, ...] = ()
     versions: Mapping[str, str | None] = field(default_factory=dict)
     """Of packages, as loaded in this process, otherwise as installed; `None` for those that are not."""
     gpus: tuple[GpuReading, ...] = ()
     gpu_problem: str | None = None
-    """Why there is none."""
     pid: int = 0
-    """The id of this process."""
     dataset: DatasetFacts | None = None
 
 

@@ -173,11 +173,9 @@ class UnitOrder:
     window_units: int
     """Units among whose rows a row is put."""
     seed: int
-    """What the order depends on, together with the epoch."""
     subset: NDArray[np.intp] | None = None
     """Rows that are visited, `None` for all."""
     first_units: int = 1
-    """How many the first batch may wait for."""
     together: int = 1
     """How many neighbours are visited shortly after each other."""
 

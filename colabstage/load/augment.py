@@ -334,9 +334,7 @@ class FirstCrop:
     """What a batch transform begins with."""
 
     crop: RandomResizedCrop
-    """Its first step."""
     stream: tuple[int, ...]
-    """Of the numbers that this draws."""
     rest: Compose | None
     """What follows, with the numbers that it draws after the crop; `None` where nothing does."""
 

@@ -60,11 +60,8 @@ class Group(NamedTuple):
     """Consecutive batches that were read at once."""
 
     x: Any
-    """Inputs of all of them, as the reader gives them."""
     y: Any
-    """Targets of all of them."""
     rows: list[NDArray[np.intp]]
-    """The rows of each batch."""
 
     def parts(self) -> Iterator[tuple[Any, Any, NDArray[np.intp]]]:
         """Yield x, y and the rows of each batch."""

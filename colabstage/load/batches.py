@@ -62,11 +62,8 @@ class Form:
     """The form of a batch's targets, and what makes batches of a dataset's samples."""
 
     dataset: dataset_h5
-    """Whose transforms are applied."""
     ragged: Ragged = "list"
-    """The form of boxes."""
     label_offset: int = 0
-    """Added to the labels of boxes."""
 
     def tensors(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return what was read as tensors."""
@@ -197,9 +194,7 @@ class Finish:
     """Apply the last steps, dtype and batch transform, to batches `(x, y)` or `(x, y, index)`."""
 
     dtype: torch.dtype | None
-    """Of x, `None` to leave it."""
     batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
-    """Of `(x, y)`."""
 
     def scale(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the batch with x in its dtype, on the device that it is on."""

@@ -82,19 +82,14 @@ class LoaderFacts:
 
     rows: int
     row_bytes: int
-    """Bytes of one input in memory."""
     stored_bytes: int
-    """Bytes of all inputs as stored."""
     engine: EngineChoice
-    """How they are read."""
     encoded: bool
-    """Whether they are decoded on read."""
     per_sample: bool = False
     """Whether the dataset has a Python transform for each sample."""
     cores: int
     free_memory_bytes: int
     shard: Shard = field(default_factory=Shard)
-    """This rank's part."""
     target_bytes: int = 8
     decodes_targets: bool = False
     """Whether targets are mask files that are decoded on read."""
@@ -105,7 +100,6 @@ class LoaderFacts:
     sampled: bool = False
     """Whether a sampler decides their order."""
     device: DeviceFacts | None = None
-    """Where batches go; `None` for this computer's memory."""
     crop_bytes: int | None = None
     """Bytes of one crop, if the batch transform begins with a random resized crop."""
     whole_reason: str | None = None

@@ -194,7 +194,6 @@ class Staged(Generic[T]):
     """A batch on its way to a device."""
 
     batch: T
-    """With its tensors there, or on their way."""
     copied: CopyEvent | None
     """The event after which it is there, `None` on a CPU."""
 

@@ -39,9 +39,7 @@ class BatchPlace:
     """Seed, epoch and rows of a batch, on which its random parameters depend."""
 
     seed: int
-    """At least 0."""
     epoch: int
-    """At least 0."""
     rows: NDArray[np.intp]
     """`(B,)`, the samples' places in the dataset."""
     stream: tuple[int, ...] = ()
@@ -162,7 +160,6 @@ class RowOrder:
     count: int
     shuffle: bool
     seed: int
-    """What the random order depends on, together with the epoch."""
 
     def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
         return shard.every(epoch_order(self.count, shuffle=self.shuffle, seed=self.seed, epoch=epoch))
@@ -210,9 +207,7 @@ class Shard:
     """One rank's part of an epoch."""
 
     rank: int = 0
-    """Counted from 0."""
     world_size: int = 1
-    """How many ranks there are."""
 
     def every(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return every `world_size`-th value, from the `rank`-th on."""
@@ -319,11 +314,8 @@ class SampledOrder:
     """
 
     sampler: Any
-    """What was passed as `sampler=`."""
     samples: int
-    """How many there are to draw from."""
     seed: int
-    """What its draws depend on, together with the epoch."""
     _drawn: dict[int, NDArray[np.intp]] = field(default_factory=dict)
     """The rows of the last epoch that was drawn: a sampler may draw others the next time."""
 
@@ -386,13 +378,9 @@ class Schedule:
     """Share out rows into the batches of each epoch, for one rank."""
 
     order: Order
-    """In which rows are visited."""
     batch_size: int
-    """Rows in a batch."""
     drop_last: bool
-    """Whether batches that are not full are left out."""
     shard: Shard
-    """This rank's part."""
 
     @property
     def batches(self) -> int:

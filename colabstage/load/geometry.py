@@ -107,7 +107,6 @@ class BoxMovement:
     scale: NDArray[np.float64]
     """`(B, 2)`, x first."""
     shift: NDArray[np.float64]
-    """`(B, 2)`, x first."""
     size: Size | None = None
     """Height and width that boxes are cut at; boxes with nothing inside are dropped. `None` where all stay inside."""
 

@@ -335,12 +335,10 @@ class _Machine:
     device: torch.device
     seed: int
     crop: FirstCrop | None
-    """The crop that is cut while images are decoded, if it is."""
     stream: CopyStream | None = field(init=False)
     """For the copies of all iterations: a new one each time would strand the memory that is kept for the old one."""
     batcher: Batcher = field(init=False)
     resident: ResidentSplit | None = field(init=False, default=None)
-    """The split on the device, if it is there."""
     kept: list[KeptImages] = field(init=False, default_factory=list)
     """Memory with decoded images, which goes with the loader."""
 

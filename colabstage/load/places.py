@@ -40,19 +40,14 @@ class PackField:
     """A byte range of a file that holds rows of a split, of which some blocks are here."""
 
     split: str
-    """The split."""
     is_input: bool
-    """Whether the rows are inputs, and not targets."""
     start: int
     """The address at which they begin, as of `FileSet`."""
     nbytes: int
-    """The length of all rows together."""
     rows: int
-    """How many rows there are."""
     offsets: str | None
     """The dataset of offsets where rows begin; `None` where all rows have one length."""
     number: int = 0
-    """The number of the file."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -60,11 +55,8 @@ class _Span:
     """Blocks that the inputs, or the targets, of all rows of a split need, in all files."""
 
     is_input: bool
-    """Whether these are inputs, and not targets."""
     firsts: NDArray[np.int64]
-    """The first block of each row."""
     lasts: NDArray[np.int64]
-    """The last block of each row."""
 
 
 class Places:

@@ -179,7 +179,6 @@ class OrderChoice:
     arrive; `"file"` as stored; `"sampler"` as the sampler says."""
     reason: str
     window_units: int = 0
-    """Number of arriving units that are shuffled together."""
     mixing: float | None = None
     """How even the classes of a batch are, as in `load.arrival.mixing_of`; `None` if not measured."""
 
@@ -223,11 +222,8 @@ class LoaderPlan:
     batches: int
     """In an epoch, of this rank."""
     workers: ReasonedValue
-    """Threads that copy or decode at once."""
     prefetch: ReasonedValue
-    """Batches prepared ahead."""
     engine: EngineChoice
-    """How rows are read."""
     order: OrderChoice
     decode: DecodeChoice | None = None
     """`None` where inputs are no image files."""

@@ -61,7 +61,6 @@ class ArraySpec:
     shape: tuple[int | None, ...]
     """Its shape, with `None` for an axis whose length differs from batch to batch."""
     dtype: np.dtype[Any]
-    """Dtype of its values."""
 
 
 class ArrayBatches:

@@ -62,11 +62,8 @@ class Storage:
     """How HDF5 stores one dataset."""
 
     name: str
-    """Its name in the file that was opened."""
     shape: tuple[int, ...]
-    """Its shape; the first axis counts rows."""
     dtype: np.dtype[Any]
-    """Dtype of the values as they are read, in native byte order."""
     offset: int | None = None
     """Position of the first byte; `None` if the values are not one block of native values."""
     why_foreign: str = ""
@@ -90,11 +87,8 @@ class CacheState:
     """How much of a dataset is in the system's page cache."""
 
     resident_part: float
-    """Fraction of the dataset that is there, 0 to 1."""
     nbytes: int
-    """Length of the dataset in bytes."""
     free_memory_bytes: int
-    """Memory that this process may use, page cache included."""
 
     @property
     def warm(self) -> bool:
@@ -115,7 +109,6 @@ class EngineChoice:
     """`"mapped"` gathers rows from the mapped file, `"read"` reads many rows from the disk at once, `"h5py"` reads
     through HDF5, `"memory"` gathers from this process's memory."""
     reason: str
-    """The reason, in words that follow the name."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"

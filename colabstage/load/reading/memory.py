@@ -46,9 +46,7 @@ class FileStamp:
     """What changes when a file is replaced or written to."""
 
     inode: int
-    """Another one when the file was replaced."""
     size: int
-    """In bytes."""
     mtime_ns: int | None
     """When it was written to last; `None` of a file whose rows still arrive, which is written to all the time."""
 
@@ -349,7 +347,6 @@ class KeptImage(NamedTuple):
     pixels: NDArray[Any]
     """Read-only by convention: never handed out."""
     facts: Any
-    """What its decoder noted with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -357,20 +354,15 @@ class _Slab:
     """One mapping, filled from its start to its end."""
 
     memory: NDArray[np.uint8]
-    """All of it."""
     used: int = 0
-    """Bytes that are reserved."""
     keys: list[Key] = field(default_factory=list)
-    """The images in it."""
 
 
 class Room(NamedTuple):
     """Memory reserved for an image."""
 
     slab: _Slab
-    """The mapping that it is a part of."""
     memory: NDArray[np.uint8]
-    """`(n,)`, uninitialised."""
 
 
 class KeptImages:

@@ -9,6 +9,7 @@ import copy
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
 from colabstage.load.reading.fields import resolve_rows
 from colabstage.load.reading.memory import KeptImages, allow_open_files, check_memory, empty_array
-from colabstage.load.reading.part import SplitPart
+from colabstage.load.reading.part import RowFacts, SplitPart
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import read_resources
 
@@ -41,33 +42,19 @@ if TYPE_CHECKING:
     from colabstage.load.reading.fields import EngineChoice, Indices, TargetBatch
 
 
-class SplitReader:
+class SplitReader(RowFacts):
     """Read rows of one split in any order. Lazy, picklable, safe under fork and spawn and in threads.
 
     Attributes:
-        path: the file, or the first one of several.
-        paths: all files.
+        path, paths: the first file, and all files.
         arrival: brings rows that are not here yet; `None` if all are here.
         fields: names of inputs and targets, in files with names of their own.
         allow_external: whether files may lead to files that did not come with them.
         classes: names of the classes in label order.
         slow_mount: why reading from the mount of a file is slow; `None` for local disks.
-        encoded: whether inputs are image files that are decoded when they are read.
-        row_shape: shape of one input; `None` if inputs have different shapes, and are read as lists.
-        row_dtype: dtype of inputs, in native byte order; `object` for texts. Encoded 16-bit or float images are read
-            with their own dtypes.
         row_bytes: length of one input in memory; the mean if lengths differ, and for encoded rows that of the files.
         stored_bytes: memory that `into_memory` takes: the length of all inputs as stored, and of all targets of
             variable length.
-        target_shape: shape of one target, `()` for a number; `None` if there are no targets, or their shapes differ.
-        target_dtype: dtype of targets of one shape, in native byte order; otherwise `None`.
-        target_bytes: length of one target in memory; 0 if there are no targets, `None` if their lengths differ.
-        has_boxes: whether targets are boxes.
-        decodes_targets: whether targets are mask files that are decoded when they are read.
-        has_free_targets: whether targets are texts or arrays of variable length.
-        whole_reason: why `read_crops` cannot read these inputs; `None` if it can, as with encoded 8-bit images that
-            keep their own sizes.
-        crop_channels: number of channels that `read_crops` returns.
     """
 
     def __init__(
@@ -75,14 +62,13 @@ class SplitReader:
         files: Files,
         split: str = "train",
         *,
-        in_memory: bool = False,
         arrival: Arrival | None = None,
         fields: NamedFields | None = None,
         resizer: Resizer = "pillow",
         allow_external: bool = False,
     ) -> None:
         """Open an HDF5 file with `X_<split>` and, if there are targets, `Y_<split>`, or a pattern or a list of such
-        files, and read the headers; samples are read only with `in_memory`. `fields`: names of inputs and targets, in
+        files, and read the headers; no sample is read. `fields`: names of inputs and targets, in
         files with names of their own. `resizer`: `"torch"` is faster, has to be imported, and is within one grey level
         of `"pillow"`."""
         check_files(files)
@@ -98,18 +84,11 @@ class SplitReader:
             if len(paths) == 1
             else _files_of_one_set(paths, split, fields, allow_external=allow_external, in_part=arrival is not None)
         )
+        make = partial(
+            SplitPart, split=split, arrival=arrival, fields=fields, resizer=resizer, allow_external=allow_external
+        )
         parts = tuple(
-            SplitPart(
-                path,
-                split,
-                beside_bytes=beside,
-                arrival=arrival,
-                fields=fields,
-                resizer=resizer,
-                number=number,
-                allow_external=allow_external,
-            )
-            for number, (path, beside) in enumerate(with_split)
+            make(path, beside_bytes=beside, number=number) for number, (path, beside) in enumerate(with_split)
         )
         if len(paths) == 1:
             paths = (parts[0].path,)
@@ -119,22 +98,12 @@ class SplitReader:
         self._take_over(parts)
         self.classes = parts[0].classes
         # Several files have been checked to be alike.
-        facts = parts[0].facts
-        self.encoded, self.row_shape, self.row_dtype = facts.encoded, facts.row_shape, facts.row_dtype
-        self.target_shape, self.target_dtype = facts.target_shape, facts.target_dtype
-        self.target_bytes = facts.target_bytes
-        self.has_boxes, self.has_free_targets = facts.has_boxes, facts.has_free_targets
-        self._has_targets, self.decodes_targets = facts.has_targets, facts.decodes_targets
-        self.whole_reason, self.crop_channels = facts.whole_reason, facts.crop_channels
+        vars(self).update(vars(parts[0].facts))
         self.slow_mount = next((part.slow_mount for part in parts if part.slow_mount is not None), None)
         self.stored_bytes = sum(part.stored_bytes for part in parts)
-        # Of values, whose lengths differ from row to row.
-        self.has_free_rows = self.row_shape is None and not self.encoded and self.row_dtype != np.dtype(object)
         self.row_bytes = parts[0].row_bytes
         if self.row_shape is None and len(parts) > 1:
             self.row_bytes = sum(part.row_bytes * len(part) for part in parts) // max(1, len(self))
-        if in_memory:
-            self._load()
 
     def _take_over(self, parts: tuple[SplitPart, ...]) -> None:
         self._parts = parts
@@ -224,7 +193,7 @@ class SplitReader:
         rows = resolve_rows(indices, len(self))
         if self.target_shape is None or self.target_dtype is None:
             refuse_out(out, "targets")
-            if not self._has_targets:
+            if not self.has_targets:
                 return np.full(len(rows), -1, np.int64)
         else:
             out = fitting_array(out, (len(rows), *self.target_shape), self.target_dtype)
@@ -281,8 +250,25 @@ class SplitReader:
         """Return a reader of the same rows with all inputs read into memory now; this one if they are there already."""
         if self.in_memory:
             return self
+        if self.arrival is not None and not self.arrival.complete:
+            msg = (
+                f"The rows of '{self.path}' are here in part ({self.arrival.reason}), and all of them were to be read "
+                'into memory. Write strategy="auto" and leave out in_memory=: then they are read as they come. Of a '
+                "dataset that is staged with streaming=True, data.wait() waits for all of them."
+            )
+            raise OptionError(msg)
+        # A single file checks this itself, with its own message.
+        if self._only is None:
+            check_memory(
+                self.stored_bytes,
+                read_resources().free_memory_bytes,
+                f"The split '{self.split}' of {format_count(len(self._parts), 'files')}",
+                remedy="Leave in_memory=False: files on a local disk are read from the system's cache, as far as that "
+                "reaches.",
+            )
         loaded = copy.copy(self)
-        loaded._load()
+        loaded._take_over(tuple(part.into_memory() for part in self._parts))
+        loaded.in_memory = True
         return loaded
 
     def keep_images(self, most_bytes: int) -> KeptImages:
@@ -310,26 +296,6 @@ class SplitReader:
         """Close the files; the next read opens them again. Waits for reads in other threads."""
         for part in self._parts:
             part.close()
-
-    def _load(self) -> None:
-        if self.arrival is not None and not self.arrival.complete:
-            msg = (
-                f"The rows of '{self.path}' are here in part ({self.arrival.reason}), and all of them were to be read "
-                'into memory. Write strategy="auto" and leave out in_memory=: then they are read as they come. Of a '
-                "dataset that is staged with streaming=True, data.wait() waits for all of them."
-            )
-            raise OptionError(msg)
-        # A single file checks this itself, with its own message.
-        if self._only is None:
-            check_memory(
-                self.stored_bytes,
-                read_resources().free_memory_bytes,
-                f"The split '{self.split}' of {format_count(len(self._parts), 'files')}",
-                remedy="Leave in_memory=False: files on a local disk are read from the system's cache, as far as that "
-                "reaches.",
-            )
-        self._take_over(tuple(part.into_memory() for part in self._parts))
-        self.in_memory = True
 
     def _shares(self, rows: NDArray[np.intp]) -> Iterator[tuple[SplitPart, NDArray[np.intp], NDArray[np.intp]]]:
         """Yield for each file with any of `rows` its part, the row numbers in the file, and their places in `rows`."""

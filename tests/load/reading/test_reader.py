@@ -59,7 +59,8 @@ def fds() -> int:
 def test_every_engine_equals_h5py(make_file: Callable[..., Any], kind: str, in_memory: bool) -> None:
     """Shuffled, repeated, negative, last and no rows are bit for bit h5py's, whatever the storage."""
     sample = make_file(kind, 23)
-    reader = SplitReader(sample.path, in_memory=in_memory)
+    reader = SplitReader(sample.path)
+    reader = reader.into_memory() if in_memory else reader
     assert reader.engine.name == ("memory" if in_memory else sample.engine)
     assert reader.engine.reason
     for request in REQUESTS.values():
@@ -204,7 +205,7 @@ def test_file_replaced_while_open_keeps_its_old_rows(make_file: Callable[..., An
 def test_pickled_reader_carries_no_handles(make_file: Callable[..., Any]) -> None:
     """A used reader pickles small and reads on after."""
     sample = make_file("pack", 23)
-    reader = SplitReader(sample.path, in_memory=True)
+    reader = SplitReader(sample.path).into_memory()
     reader.read_x([0])
     data = pickle.dumps(reader)
     assert len(data) < 4000
@@ -225,7 +226,8 @@ def test_used_reader_works_in_child_processes(
     if method == "fork" and sys.version_info >= (3, 14):
         pytest.skip("needs a Python before 3.14, which forks: run it with 3.13")
     sample = make_file(kind, 23)
-    reader = SplitReader(sample.path, in_memory=in_memory)
+    reader = SplitReader(sample.path)
+    reader = reader.into_memory() if in_memory else reader
     reader.read_x([0])
     with multiprocessing.get_context(method).Pool(2) as pool:
         rows = [[1, 2], [22, 3], [5]]
@@ -260,7 +262,8 @@ def test_encoded_rows_of_one_size_come_as_one_array(
 ) -> None:
     """Images with a size in their options are decoded to it, by any engine and several threads."""
     path = make_encoded(9, size=(6, 7), compression=compression)
-    reader = SplitReader(path, in_memory=in_memory)
+    reader = SplitReader(path)
+    reader = reader.into_memory() if in_memory else reader
     assert reader.row_shape == (6, 7, 3)
     with ThreadPool(2) as pool:
         batch = reader.read_x([8, 3, 3, 0], pool=pool)
