@@ -128,7 +128,7 @@ def whole_number(name: str, given: object, *, least: int = 0, otherwise: str = "
     """Return a whole number of at least `least` as Python's own, which JSON can have; refuse anything else.
     `otherwise`: what else may be given, in words that end the sentence."""
     # Numpy's too. To Python `True` is one, but nobody means it as one.
-    if not isinstance(given, Integral) or isinstance(given, bool) or given < least:
+    if isinstance(given, bool) or not isinstance(given, Integral) or given < least:
         refuse_argument(name, given, f"a whole number, {least} or more{otherwise}")
     return int(given)
 

@@ -290,26 +290,25 @@ def open_partial(
     wanted_files = find_files(files)
     sources = [source for source, _ in wanted_files]
     first, opened = remote_opener(sources[0]), list[Any]()
-    try:
-        with DaemonPool(_OPENERS, "colabstage-open") as pool:
-            # At the same time, because each takes a round trip or more.
-            opening = pool.submit(lambda: opened.append(first()))
+    with DaemonPool(_OPENERS, "colabstage-open") as pool:
+        # At the same time, because each takes a round trip or more.
+        opening = pool.submit(lambda: opened.append(first()))
+        try:
             manifests = manifests or pool.run(find_manifest, wanted_files)
             pool.results([opening])
-        wanted = FileSet(_name_files(sources, manifests), _label_of(files, sources))
-        folder = _folder_of(sources, base, wanted.digest[:_CONTENT_LENGTH])
-        make_folder(folder)
-        # For the list of datasets: blocks alone do not say what they are of.
-        if not (folder / PART_RECORD).exists():
-            write_json(folder / PART_RECORD, {"address": sources[0].address, "samples": wanted.samples})
-        openers = [lambda: opened.pop() if opened else first(), *map(remote_opener, sources[1:])]
-        file = BlockwiseFile(wanted, folder, limit, openers=openers)
-        with file.shown(step):
-            return _open_pack(file)
-    finally:
-        # Where another process fetches, it was not needed.
-        while opened:
-            opened.pop().close()
+            wanted = FileSet(_name_files(sources, manifests), _label_of(files, sources))
+            folder = _folder_of(sources, base, wanted.digest[:_CONTENT_LENGTH])
+            make_folder(folder)
+            # For the list of datasets: blocks alone do not say what they are of.
+            if not (folder / PART_RECORD).exists():
+                write_json(folder / PART_RECORD, {"address": sources[0].address, "samples": wanted.samples})
+            openers = [lambda: opened.pop() if opened else first(), *map(remote_opener, sources[1:])]
+            file = BlockwiseFile(wanted, folder, limit, openers=openers)
+            with file.shown(step):
+                return _open_pack(file)
+        finally:
+            # Where another process fetches, or something failed, it is not needed, now or once it is open.
+            opening.add_done_callback(lambda _: [opened.pop().close() for _ in range(len(opened))])
 
 
 def open_restored(source: SingleSource, manifest: Manifest, folder: Path, place: Path) -> PartialPack:
