@@ -583,10 +583,10 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
 
 
 def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
-    from colabstage.sources.objects import ObjectTree, object_kind
+    from colabstage.sources.objects import object_kind, open_folder
 
     if object_kind(source.url) == "folder":
-        tree = ObjectTree(source.url, workers=SLOW_LISTERS, retry=PATIENT)
+        tree = open_folder(source.url, workers=SLOW_LISTERS, retry=PATIENT)
         return SourcePart(source, "object store", slow=True, opening=opening, tree=tree)
     file = open_remote(source, checksum=opening.checksum)
     return SourcePart(source, "object store", slow=True, opening=opening, file=file)
