@@ -158,7 +158,7 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class Prepared:
     """Makes what `prepare` returns of a sample's content."""
 
     inputs: Inputs
@@ -181,7 +181,7 @@ def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) 
         kind = "masks" if isinstance(table.targets, Masks) else "boxes"
         msg = f"prepare= changes the inputs, and the {kind} on them would not follow."
         raise OptionError(msg)
-    source, prepared = table.inputs.source, _Prepared(table.inputs, prepare, options)
+    source, prepared = table.inputs.source, Prepared(table.inputs, prepare, options)
     first = prepared(read_with_retry(lambda: source.read(0), source.name(0), policy=RetryPolicy()))
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{source.name(0)}'; expected an array of numbers."
