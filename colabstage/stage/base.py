@@ -14,12 +14,12 @@ from colabstage.io.units import format_bytes
 from colabstage.machine.resources import free_space
 from colabstage.pack.rows import parse_rows, read_rows
 from colabstage.pack.takeover import BasePack, Takeover, plan_takeover
-from colabstage.sources.identity import file_seal
 from colabstage.stage.cache import CachedPack, restore_pack
-from colabstage.stage.record import LocalRecord, cache_name, identity_of, read_record, seal_of, write_record
+from colabstage.stage.record import LocalRecord, cache_name, identity_of, seal_of, write_record
 from colabstage.stage.rows import keep_rows, read_cached_rows
 
 if TYPE_CHECKING:
+    from colabstage.h5.manifest import Manifest
     from colabstage.pack.job import PackJob
     from colabstage.stage.cache import Cache
     from colabstage.stage.request import StageRequest
@@ -31,6 +31,8 @@ class Base(NamedTuple):
 
     pack: BasePack
     """The pack on this machine, or its place there."""
+    manifest: Manifest
+    """What it was made from, and the hash of each block."""
     cached: CachedPack | None = None
     """Where it has to be copied from first; `None` where it is here."""
     record: bytes = b""
@@ -64,19 +66,18 @@ def find_base(call: StageCall, cache: Cache) -> Base | None:
         return None
     record = read_cached_rows(cached.place, request.pack_path.name, cached.manifest)
     rows = None if record is None else parse_rows(record, cached.manifest)
-    return None if record is None or rows is None else Base(BasePack(request.pack_path, rows), cached, record)
+    return (
+        None
+        if record is None or rows is None
+        else Base(BasePack(request.pack_path, rows), cached.manifest, cached, record)
+    )
 
 
 def _find_here(request: StageRequest) -> Base | None:
-    pack, record = request.pack_path, read_record(request)
-    with contextlib.suppress(NewerFormatError, FileNotFoundError):
-        manifest = read_manifest(pack)
-        rows = None if manifest is None or manifest.key != request.key else read_rows(pack, manifest)
-        if manifest is None or rows is None:
-            return None
-        # Copied bytes would be proved by nothing else.
-        is_sealed = record is not None and record.seal == file_seal(pack)
-        return Base(BasePack(pack, rows)) if is_sealed or is_whole(pack, manifest) else None
+    with contextlib.suppress(NewerFormatError):
+        manifest = read_manifest(request.pack_path)
+        rows = None if manifest is None or manifest.key != request.key else read_rows(request.pack_path, manifest)
+        return None if manifest is None or rows is None else Base(BasePack(request.pack_path, rows), manifest)
     return None
 
 
@@ -102,10 +103,16 @@ def plan_update(request: StageRequest, base: Base | None, job: PackJob, *, peak_
 
 
 def bring_base(call: StageCall, base: Base) -> BasePack | None:
-    """Copy an earlier pack from the cache, if it is not here, and return it; `None` where that fails."""
+    """Verify an earlier pack, copied from the cache if it is not here, and return it; `None` where that fails."""
     request, cached = call.request, base.cached
     if cached is None:
-        return base.pack
+        # Hashed, as nothing else would tell: the new pack's own hashes vouch for whatever is copied.
+        with call.report.timed("verify earlier pack", unit="B") as step:
+            step.amount = base.manifest.size
+            if is_whole(base.pack.path, base.manifest, call.cancellation):
+                return base.pack
+        call.report.note("The earlier pack is damaged, so everything is read")
+        return None
     try:
         with call.report.timed("copy earlier pack", unit="B") as step:
             size, kept = cached.place.ask(

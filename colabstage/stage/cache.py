@@ -548,7 +548,6 @@ def publish_pack(
             progress = NullProgress() if quietly else call.progress
             publish_rows(request.pack_path, place, progress)
             done = place.publish(request.pack_path, f"{request.name}.h5", progress=progress)
-            discard_rows(place, f"{request.name}.h5")
             step.amount = done.nbytes - done.kept_bytes
             step.note = f"'{place.label}/{request.name}.h5', read back and verified" + (
                 "; uploading" if done.uploading else ""
@@ -557,6 +556,8 @@ def publish_pack(
         except (ColabstageError, OSError) as error:
             step.note = "failed"
             call.report.note(f"Not cached, so the next session stages from the source again: {error}")
+        with contextlib.suppress(ColabstageError, OSError):
+            discard_rows(place, f"{request.name}.h5")
     call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"
     write_record(request, replace(record, published=done is not None, published_in=cache_name(request)))
     return done
