@@ -113,7 +113,8 @@ def is_rows(path: Path) -> bool:
     if not is_made_here(path) or not path.is_file():
         return False
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here, as numpy leaves a file open that it cannot read.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             head = json.loads(stored["head"].tobytes())
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return False
@@ -169,15 +170,15 @@ def _file_states(source: SampleSource) -> dict[str, NDArray[np.uint64]] | None:
         return None
     entries, listing = source.entries, source.tree.entries
     states = source.tree.file_states()
-    places = list(range(len(entries))) if entries.places is None else entries.places.tolist()
-    if entries is not listing:
-        # A part of a tree numbers its files as the whole does.
-        known = listing.names
-        places = [
-            place if 0 <= place < len(known) and known[place] == name else listing.find(name)
-            for place, name in zip(places, entries.names, strict=True)
-        ]
-    if None in places:
+    numbers = range(len(entries)) if entries.places is None else entries.places.tolist()
+    known = listing.names
+    # A part of a tree numbers its files as the whole does, and some listings do not number them.
+    found = (
+        number if 0 <= number < len(known) and known[number] == name else listing.find(name)
+        for number, name in zip(numbers, entries.names, strict=True)
+    )
+    places = [place for place in found if place is not None]
+    if len(places) < len(entries):
         return None
     names, sizes = entries.names, entries.sizes.tolist()
     digests, versions = ([column[place] for place in places] for column in states)

@@ -270,7 +270,7 @@ def _note(
     columns: list[tuple[SampleColumn | None, NDArray[Any] | None]] = [
         (work.facts, facts),
         (work.contents, base.rows["content"][rows]),
-        (work.levels, None if base.levels is None else base.levels[rows].view(LEVELS).reshape(-1)),
+        (work.levels, None if base.levels is None else base.levels[rows]),
     ]
     for column, values in columns:
         if column is not None and values is not None:
