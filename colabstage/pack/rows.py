@@ -181,19 +181,20 @@ def _file_states(source: SampleSource) -> dict[str, NDArray[np.uint64]] | None:
     if len(places) < len(entries):
         return None
     names, sizes = entries.names, entries.sizes.tolist()
-    digests, versions = ([column[place] for place in places] for column in states)
-    bare = [name.rpartition("/")[2] for name in names]
     return {
-        "name": _hash_each(zip(names, strict=True)),
+        "name": _hash_each(zip(names)),
         # By the bare name too, as 32 bits alone would be equal by chance among many files.
-        "digest": _hash_proofs(bare, sizes, digests),
-        "version": _hash_proofs(names, sizes, versions),
+        "digest": _hash_proofs((name.rpartition("/")[2] for name in names), sizes, states.digests, places),
+        "version": _hash_proofs(names, sizes, states.versions, places),
     }
 
 
-def _hash_proofs(names: Sequence[str], sizes: Sequence[int], proofs: Sequence[str]) -> NDArray[np.uint64]:
-    hashes = _hash_each(zip(names, sizes, proofs, strict=True))
-    return np.where(np.fromiter(map(bool, proofs), np.bool_, len(proofs)), hashes, np.uint64(0))
+def _hash_proofs(
+    names: Iterable[str], sizes: Sequence[int], proofs: Sequence[str], places: Sequence[int]
+) -> NDArray[np.uint64]:
+    hashes = _hash_each(zip(names, sizes, (proofs[place] for place in places), strict=True))
+    known = np.fromiter((proofs[place] != "" for place in places), np.bool_, len(places))
+    return np.where(known, hashes, np.uint64(0))
 
 
 def _hash_each(values: Iterable[tuple[Any, ...]]) -> NDArray[np.uint64]:

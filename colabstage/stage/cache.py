@@ -556,8 +556,7 @@ def publish_pack(
         except (ColabstageError, OSError) as error:
             step.note = "failed"
             call.report.note(f"Not cached, so the next session stages from the source again: {error}")
-        with contextlib.suppress(ColabstageError, OSError):
-            discard_rows(place, f"{request.name}.h5")
+        discard_rows(place, f"{request.name}.h5")
     call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"
     write_record(request, replace(record, published=done is not None, published_in=cache_name(request)))
     return done

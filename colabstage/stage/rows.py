@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import ColabstageError
 from colabstage.h5.manifest import read_manifest
-from colabstage.io.ownership import atomic_path
+from colabstage.io.ownership import atomic_path, sweep_orphans
+from colabstage.machine.mounts import drive_root
 from colabstage.pack.rows import is_rows, is_rows_name, parse_rows, read_rows, rows_name
 from colabstage.sources.remote_files import read_small_file
+from colabstage.stage.places import FolderPlace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,10 +50,14 @@ def publish_rows(pack: Path, place: CachePlace, progress: Progress) -> None:
 
 
 def discard_rows(place: CachePlace, pack: str) -> None:
-    """Remove the records of packs that are no longer in a cache under this name."""
-    (there,) = place.look([pack])
-    kept = None if there is None else rows_name(pack, there.manifest)
-    stale = [name for name in place.names() if is_rows_name(name, pack) and name != kept]
-    for one in place.look(stale):
-        if one is not None:
-            place.discard(one)
+    """Remove the records of packs that are no longer in a cache under this name, as far as possible."""
+    with contextlib.suppress(ColabstageError, OSError):
+        (there,) = place.look([pack])
+        kept = None if there is None else rows_name(pack, there.manifest)
+        stale = [name for name in place.names() if is_rows_name(name, pack) and name != kept]
+        for one in place.look(stale):
+            if one is not None:
+                place.discard(one)
+        # What was being removed, or copied there, when a process was killed has a name that is not looked for again.
+        if isinstance(place, FolderPlace):
+            sweep_orphans(place.folder, prefix=f"{pack}.", empty=drive_root(place.folder) is not None)

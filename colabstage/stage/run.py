@@ -75,7 +75,7 @@ from colabstage.stage.request import (
     make_request,
 )
 from colabstage.stage.room import beyond_limit, check_disk_limit, less_room
-from colabstage.stage.rows import keep_rows, read_cached_rows
+from colabstage.stage.rows import discard_rows, keep_rows, read_cached_rows
 from colabstage.stage.shards import pack_into_cache, plan_without_room
 from colabstage.stage.source import SourceListingError, SourceOnce, StageCall, check_listing
 from colabstage.stage.streaming import BackgroundPack
@@ -247,6 +247,8 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> Sta
         record = replace(record, seal=here.seal)
         if request.cache_dir is not None and not (found.seal and found.is_published_in(request)):
             published = is_published(request, cache, found.identity)
+            if published and cache.place is not None:
+                discard_rows(cache.place, request.pack_path.name)  # a kill may have come before that
             record = replace(record, published=published, published_in=cache_name(request))
     if source.opened is not None and here.freshness.proved:
         # The quick look was not enough this time; with the new times it will be next time.

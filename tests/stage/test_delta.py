@@ -71,7 +71,7 @@ def write_photos(folder: Path, count: int) -> None:
 
 @dataclass
 class Edits:
-    """Twenty of each: added, removed, rewritten with the same length and time where the disk has one, and relabelled."""
+    """So many of each: files added, removed, rewritten with the same length, and moved to the other class."""
 
     folder: Path
     count: int
