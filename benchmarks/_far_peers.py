@@ -32,6 +32,7 @@ _IMPORTS = {
     "colabstage": ("torch", "h5py", "s3fs", "colabstage.load.loader", "colabstage.load.partial"),
     "LitData": ("torch", "litdata"),
     "MosaicML Streaming": ("torch", "streaming"),
+    "Lance": ("torch", "lance"),
 }
 
 
@@ -99,7 +100,13 @@ def _mosaic(run: dict[str, Any], shape: Shape) -> Batches:
     )
 
 
-_OPEN = {"colabstage": _colabstage, "LitData": _litdata, "MosaicML Streaming": _mosaic}
+def _lance(run: dict[str, Any], shape: Shape) -> Batches:
+    from benchmarks._pixel_peers import Lance
+
+    return Lance.open(f"{run['address']}/samples.lance", shape, run["workers"])
+
+
+_OPEN = {"colabstage": _colabstage, "LitData": _litdata, "MosaicML Streaming": _mosaic, "Lance": _lance}
 
 
 def _say(**found: Any) -> None:
@@ -134,10 +141,14 @@ def main() -> None:
     if "address" in run:
         _train(run, shape)
         return
-    from benchmarks._pixel_peers import LitData, Mosaic
+    from benchmarks._pixel_peers import Lance, LitData, Mosaic
 
-    library = LitData if run["library"] == "LitData" else Mosaic
-    library(Path(run["folder"]), shape, run["shard"]).store()
+    folder = Path(run["folder"])
+    if run["library"] == "Lance":
+        Lance(folder, shape).store()
+    else:
+        library = LitData if run["library"] == "LitData" else Mosaic
+        library(folder, shape, run["shard"]).store()
 
 
 if __name__ == "__main__":

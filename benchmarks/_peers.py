@@ -8,7 +8,7 @@ its dependencies are therefore named here, and it is built without them. On Debi
     cd ~/.cache/colabstage-peers
     bin/pip install torch torchvision  # of whichever build; without a GPU a CPU build is smaller
     bin/pip install "numpy<2.3" h5py pillow webdataset datasets litdata mosaicml-streaming lmdb grain array_record \\
-        "setuptools<81" wheel opencv-python-headless numba pandas tqdm assertpy fastargs terminaltables
+        pylance "setuptools<81" wheel opencv-python-headless numba pandas tqdm assertpy fastargs terminaltables
     bin/pip download --no-deps --no-binary :all: --no-build-isolation ffcv && tar xzf ffcv-*.tar.gz
     bin/pip install --no-build-isolation --no-deps ./ffcv-*/
 
@@ -45,8 +45,9 @@ PACKAGES = (
     "array_record",
     "datasets",
     "pyarrow",
+    "pylance",
 )
-_PYTHON = PLACE / "bin" / "python"
+PYTHON = PLACE / "bin" / "python"
 _ROOT = Path(__file__).parent.parent
 _ASK_S = 600.0
 _VERSIONS = """
@@ -63,7 +64,7 @@ print(json.dumps(found))
 
 def why_no_environment() -> str | None:
     """What to do when there is no environment; `None` when there is one."""
-    if _PYTHON.exists():
+    if PYTHON.exists():
         return None
     return f"there is no environment in {PLACE}; benchmarks/_peers.py says how to build it"
 
@@ -73,9 +74,7 @@ def why_missing(package: str) -> str | None:
     problem = why_no_environment()
     if problem is not None:
         return f"{package} is not measured: {problem}"
-    done = subprocess.run(
-        [_PYTHON, "-c", f"import {package}"], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = subprocess.run([PYTHON, "-c", f"import {package}"], capture_output=True, text=True, check=False, timeout=120)
     if done.returncode == 0:
         return None
     reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -86,9 +85,7 @@ def versions() -> dict[str, str]:
     """The versions of what is installed in the peers' environment; empty where there is none."""
     if why_no_environment() is not None:
         return {}
-    done = subprocess.run(
-        [_PYTHON, "-c", _VERSIONS, *PACKAGES], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = subprocess.run([PYTHON, "-c", _VERSIONS, *PACKAGES], capture_output=True, text=True, check=True, timeout=120)
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
@@ -102,7 +99,7 @@ class Peer:
         python: another Python than the peers'.
     """
 
-    def __init__(self, script: Path, *arguments: str | Path, python: str | Path = _PYTHON) -> None:
+    def __init__(self, script: Path, *arguments: str | Path, python: str | Path = PYTHON) -> None:
         self._process = subprocess.Popen(
             [python, "-u", "-m", f"benchmarks.{script.stem}", *arguments],
             cwd=_ROOT,

@@ -1,11 +1,11 @@
-"""Samples per second with a warm page cache: make_loader against the recipe, nine ways of others, and the limit.
+"""Samples per second with a warm page cache: make_loader against the recipe, ten ways of others, and the limit.
 
     python -m benchmarks.peers_pixels [--quick] [--rounds 5] [--only images digits masks rows]
 
 Four kinds of samples: 4,000 of 256x256x3 uint8 with classes, for everybody; 60,000 of 28x28, 2,000 of 512x512x3 with
-masks, and 100,000 float32 rows of 128, for all but WebDataset, LitData, MosaicML Streaming and Grain, which the first
-table has. Batches of 64, shuffled. Every contender lives in a process of its own, with its samples in its own format,
-and
+masks, and 100,000 float32 rows of 128, for all but WebDataset, LitData, MosaicML Streaming, Grain and Lance, which the
+first table has. Batches of 64, shuffled. Every contender lives in a process of its own, with its samples in its own
+format, and
 
 1. tries its settings (workers 0, 1 and 2; whole batches at once where it can) and stays with the quickest, which the
    table names; the file format too is the quickest known, not the one of its tutorial;
@@ -61,6 +61,7 @@ MORE_LIBRARIES = {
     "LitData": "litdata",
     "MosaicML Streaming": "mosaic",
     "Grain with ArrayRecord": "grain",
+    "Lance": "lance",
 }
 SHAPES = {
     "images": Shape("4,000 of 256x256x3 uint8", 4000, (256, 256, 3)),
@@ -73,7 +74,7 @@ WANTED = {RECIPE: 20.0, FFCV: 1.5, LIMIT: 0.8}
 QUICK_PART = 10
 _TRY = {"least_s": 0.25, "most_s": 0.7}
 _TURN = {"least_s": 0.5, "most_s": 1.5}
-_SERVE = Path(__file__).with_name("_pixel_serve.py")
+SERVE = Path(__file__).with_name("_pixel_serve.py")
 # Storing and checking is not timed, and so runs side by side.
 _AT_ONCE = 2
 
@@ -115,7 +116,7 @@ def open_contenders(scratch: Path) -> Iterator[list[Contender]]:
 
         def start(title: str, name: str, **options: Any) -> Contender:
             log = scratch / f"{name}.log"
-            return Contender(title, stack.enter_context(_peers.Peer(_SERVE, name, log, **options)))
+            return Contender(title, stack.enter_context(_peers.Peer(SERVE, name, log, **options)))
 
         started = [start(title, name, python=sys.executable) for title, name in OWN.items()]
         if problem is None:

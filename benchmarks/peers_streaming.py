@@ -80,9 +80,11 @@ class Bench:
     def store(self, library: str, shard: int) -> None:
         """Have a library's own format in the bucket."""
         folder = self.home / "data"
-        made = folder / ("litdata" if library == "LitData" else "mosaic")
+        before = {*folder.iterdir()}
         _ask(library, {"library": library, "folder": str(folder), "shape": SHAPE.to_dict(), "shard": shard}, {})
-        self._bucket.put(made, f"{library}-{shard}")
+        (made,) = {*folder.iterdir()} - before
+        # Lance's address ends in the folder's name, as it wants it.
+        self._bucket.put(made, f"{library}-{shard}/{made.name}" if library == "Lance" else f"{library}-{shard}")
         shutil.rmtree(made)
 
     def store_own(self) -> None:
@@ -142,8 +144,9 @@ def _ask(library: str, run: dict[str, Any], login: dict[str, str]) -> dict[str, 
 
 
 def _told(settings: dict[str, Any]) -> str:
-    parts = [f"shards of {format_bytes(settings['shard'])}", format_count(settings["workers"], "workers")]
-    parts += [] if settings["ahead"] is None else [f"{settings['ahead']:,} ahead"]
+    parts = [f"shards of {format_bytes(settings['shard'])}"] if settings["shard"] else []
+    parts += [format_count(settings["workers"], "workers")]
+    parts += [] if settings.get("ahead") is None else [f"{settings['ahead']:,} ahead"]
     parts += [settings["shuffle"]] if "shuffle" in settings else []
     return ", ".join(parts + [f"{name} {settings[name]:,}" for name in ("block", "nodes") if name in settings])
 

@@ -1,7 +1,6 @@
 """`profile_loader` on pipelines whose bottleneck is known: it is named, and the loader is left as it was.
 
-Whether advice is worth following is a ratio of rates, and a question of `make bench` (`benchmarks/advice.py`,
-`benchmarks/bottlenecks.py`). Where only the accounting is in question, a clock is passed in that loader and step turn.
+Where only the accounting is in question, a clock is passed in that loader and step turn.
 """
 
 from __future__ import annotations
