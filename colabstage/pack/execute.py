@@ -506,7 +506,7 @@ class _PackRun:
             put_rows(rows, self.out, manifest)
         place_pack(file, self.out, replaces=may_replace)
         if self.key:
-            sweep_rows(self.out, manifest)
+            sweep_rows(self.out)
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:

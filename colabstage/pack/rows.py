@@ -7,6 +7,7 @@ the record of a hundred thousand rows has five megabytes.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import io
 import json
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
+from colabstage.errors import NewerFormatError
+from colabstage.h5.manifest import read_manifest
 from colabstage.io.files import hash_block
 from colabstage.io.ownership import put_file, remove_vouched
 from colabstage.io.workspace import is_made_here
@@ -126,12 +129,19 @@ def put_rows(made: Path, pack: Path, manifest: Manifest) -> None:
     put_file(made, pack.with_name(rows_name(pack.name, manifest)), replaces=is_rows)
 
 
-def sweep_rows(pack: Path, manifest: Manifest | None) -> None:
-    """Remove the records of packs that had this name before; all of them where there is no manifest."""
-    kept = None if manifest is None else rows_name(pack.name, manifest)
-    for path in pack.parent.glob(f"{glob.escape(pack.name)}.*{_SUFFIX}"):
-        if path.name != kept and is_rows_name(path.name, pack.name):
-            remove_vouched(path, is_rows)
+def sweep_rows(pack: Path) -> None:
+    """Remove the records of packs that had this name before; all of them where there is none now."""
+    found = [
+        path for path in pack.parent.glob(f"{glob.escape(pack.name)}.*{_SUFFIX}") if is_rows_name(path.name, pack.name)
+    ]
+    if not found:
+        return
+    with contextlib.suppress(NewerFormatError):
+        manifest = read_manifest(pack)
+        kept = None if manifest is None else rows_name(pack.name, manifest)
+        for path in found:
+            if path.name != kept:
+                remove_vouched(path, is_rows)
 
 
 def states_of(table: SampleTable) -> NDArray[np.void] | None:

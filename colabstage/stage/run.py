@@ -37,6 +37,7 @@ from colabstage.machine.watched import run_with_one_remount
 from colabstage.pack.execute import animation_notes, pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
+from colabstage.pack.rows import sweep_rows
 from colabstage.pack.shards import pack_by_executor
 from colabstage.pack.stream import MemberRanges
 from colabstage.sources.opening import sweep_copies
@@ -556,6 +557,7 @@ def _finish(
     # Everything is here, so what a dead run left behind is no longer needed.
     sweep_orphans(request.folder)
     sweep_exchanges(request.pack_path)
+    sweep_rows(request.pack_path)
     # Not a folder of the user's, which may hold what is nowhere else.
     if request.folder.parent == read_local_dir(None):
         tag_cache_folder(request.folder.parent)
