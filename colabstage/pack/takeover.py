@@ -28,7 +28,7 @@ from colabstage.pack.rows import ROW, PackRows, are_files, states_of
 from colabstage.pack.writer import LEVELS, sample_costs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -51,6 +51,14 @@ class BasePack(NamedTuple):
     """The file, or where it will be once it is copied from the cache."""
     rows: PackRows
     """Its record."""
+    state: tuple[int, ...] = ()
+    """The state of the file whose bytes were verified, as `state_of` returns it."""
+
+
+def state_of(handle: int | Path) -> tuple[int, ...]:
+    """Return what changes when a file is written to, or replaced by another one."""
+    found = os.stat(handle)  # noqa: PTH116 - of an open file, too
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +218,31 @@ def take_over(
     """Copy the rows of an earlier pack to their places.
 
     `left`: bool `(N,)`, which positions of the reading order are not in their places yet; those that are copied are
-    taken out.
+    taken out. Nothing is copied where the file is no longer the one that was verified.
     """
-    plan = work.job.plan
-    fields = _stored_fields(base, plan)
+    with ExitStack() as stack:
+        old = stack.enter_context(_opened(base.path))
+        # Another process may put its pack there at any time.
+        if state_of(old) != base.state:
+            return
+        fields = _stored_fields(base, work.job.plan)
+        if state_of(base.path) == base.state:
+            new = stack.enter_context(TargetFile(work.target, fresh=False))
+            _copy(work, journal, base.rows, takeover, fields, (old, new), left, step, cancellation)
+
+
+def _copy(  # noqa: PLR0917 - the parts of one step, each named once
+    work: WriteJob,
+    journal: PackJournal,
+    base: PackRows,
+    takeover: Takeover,
+    fields: Sequence[_Stored],
+    files: tuple[int, TargetFile],
+    left: NDArray[np.bool_],
+    step: ProgressStep,
+    cancellation: Cancellation,
+) -> None:
+    plan, (old, new) = work.job.plan, files
     wanted = np.flatnonzero(left)
     wanted = wanted[takeover.rows[work.order[wanted]] >= 0]
     for part, stored in zip(plan.fields, fields, strict=True):
@@ -223,27 +252,24 @@ def take_over(
             wanted = wanted[stored.lengths[takeover.rows[samples]] == part.lengths[samples]]
     # In the order of the earlier pack, in which most rows are neighbours in both.
     wanted = wanted[np.argsort(fields[0].starts[takeover.rows[work.order[wanted]]], kind="stable")]
-    with ExitStack() as stack:
-        old = stack.enter_context(_opened(base.path))
-        new = stack.enter_context(TargetFile(work.target, fresh=False))
-        for first in range(0, len(wanted), _TAKEN_AT_ONCE):
-            cancellation.check()
-            positions = wanted[first : first + _TAKEN_AT_ONCE]
-            samples = work.order[positions]
-            rows = takeover.rows[samples]
-            facts = np.zeros(len(samples), FACTS)
-            facts["height"], facts["width"] = base.rows.rows["height"][rows], base.rows.rows["width"][rows]
-            for number, (part, stored) in enumerate(zip(plan.fields, fields, strict=True)):
-                starts, lengths = stored.starts[rows], stored.lengths[rows]
-                if part.is_open:
-                    facts["start"][:, number], facts["length"][:, number] = _spool(work, old, starts, lengths), lengths
-                else:
-                    copy_runs(old, new, starts, work.places[number][samples], lengths)
-            _note(work, samples, facts, base.rows, rows)
-            for position, animated in zip(positions.tolist(), base.rows.rows["animated"][rows].tolist(), strict=True):
-                journal.finish(position, animated=animated)
-            left[positions] = False
-            step.advance(len(positions))
+    for first in range(0, len(wanted), _TAKEN_AT_ONCE):
+        cancellation.check()
+        positions = wanted[first : first + _TAKEN_AT_ONCE]
+        samples = work.order[positions]
+        rows = takeover.rows[samples]
+        facts = np.zeros(len(samples), FACTS)
+        facts["height"], facts["width"] = base.rows["height"][rows], base.rows["width"][rows]
+        for number, (part, stored) in enumerate(zip(plan.fields, fields, strict=True)):
+            starts, lengths = stored.starts[rows], stored.lengths[rows]
+            if part.is_open:
+                facts["start"][:, number], facts["length"][:, number] = _spool(work, old, starts, lengths), lengths
+            else:
+                copy_runs(old, new, starts, work.places[number][samples], lengths)
+        _note(work, samples, facts, base, rows)
+        for position, animated in zip(positions.tolist(), base.rows["animated"][rows].tolist(), strict=True):
+            journal.finish(position, animated=animated)
+        left[positions] = False
+        step.advance(len(positions))
 
 
 @contextmanager

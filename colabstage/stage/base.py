@@ -13,7 +13,7 @@ from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.io.units import format_bytes
 from colabstage.machine.resources import free_space
 from colabstage.pack.rows import parse_rows, read_rows
-from colabstage.pack.takeover import BasePack, Takeover, plan_takeover
+from colabstage.pack.takeover import BasePack, Takeover, plan_takeover, state_of
 from colabstage.stage.cache import CachedPack, restore_pack
 from colabstage.stage.record import LocalRecord, cache_name, identity_of, seal_of, write_record
 from colabstage.stage.rows import keep_rows, read_cached_rows
@@ -106,11 +106,12 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
     """Verify an earlier pack, copied from the cache if it is not here, and return it; `None` where that fails."""
     request, cached = call.request, base.cached
     if cached is None:
+        state = state_of(base.pack.path)
         # Hashed, as nothing else would tell: the new pack's own hashes vouch for whatever is copied.
         with call.report.timed("verify earlier pack", unit="B") as step:
             step.amount = base.manifest.size
             if is_whole(base.pack.path, base.manifest, call.cancellation):
-                return base.pack
+                return base.pack._replace(state=state)
         call.report.note("The earlier pack is damaged, so everything is read")
         return None
     try:
@@ -127,4 +128,4 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
     identity = identity_of(cached.manifest)
     if identity is not None:
         write_record(request, LocalRecord(request.key, identity, seal_of(request), None, True, cache_name(request)))
-    return base.pack
+    return base.pack._replace(state=state_of(base.pack.path))

@@ -115,10 +115,12 @@ class FolderTree(Tree):
     def file_states(self) -> FileStates:
         names, times_ns = self.entries.names, self.entries.mtimes_ns
         if self._md5s is None:
-            return FileStates([""] * len(names), [f"time:{time}" for time in times_ns.tolist()])
+            return FileStates([""] * len(names), [f"time:{time}" if time else "" for time in times_ns.tolist()])
         md5s = self._md5s([f"{self._root}/{name}" for name in names])
         seconds = (times_ns // 1_000_000_000).tolist()
-        return FileStates([md5 and f"md5:{md5}" for md5 in md5s], [f"time:{second} s" for second in seconds])
+        return FileStates(
+            [md5 and f"md5:{md5}" for md5 in md5s], [f"time:{second} s" if second else "" for second in seconds]
+        )
 
     def path_of(self, entry: FileEntry) -> Path:
         """Return where a file lies."""
