@@ -101,11 +101,8 @@ class Updating:
         """The earlier pack or the new one, here and in the cache; one with a manifest is whole."""
         earlier = self._home / f"earlier-{self._form}" / self._truth.stem / self._truth.name
         cached = self._cache / self._truth.name
-        if (
-            manifest_path(cached).exists()
-            and cached.is_file()
-            and not any(same_bytes(cached, pack) for pack in (earlier, self._truth))
-        ):
+        counts = cached.is_file() and manifest_path(cached).exists()
+        if counts and not any(same_bytes(cached, pack) for pack in (earlier, self._truth)):
             msg = "update: the cached pack has a manifest and is neither the earlier nor the new one."
             raise WrongError(msg)
         return look_at_pack(self._place, self._truth, earlier)
