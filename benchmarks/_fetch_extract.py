@@ -81,7 +81,7 @@ def _write_archives(zipped: Path, packed: Path, members: int) -> int:
 
 
 def _ours(archive: Path) -> Callable[[Path], object]:
-    from colabstage.sources.extract.archive import extract_archive
+    from colabstage import extract_archive
 
     return lambda target: extract_archive(archive, target, progress=False)
 

@@ -34,7 +34,7 @@ from PIL import Image
 
 from benchmarks._photographs import write_photographs, zip_folder
 from benchmarks._report import against
-from colabstage.sources.tree import SLOW_READERS
+from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.stage.run import stage_dataset
 from simulated_drive.drive import SimulatedDrive, fuse_problem
 from simulated_drive.knobs import DriveKnobs

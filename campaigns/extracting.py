@@ -10,7 +10,7 @@ import psutil
 
 from campaigns.campaign import State, WrongError, leftovers, same_tree
 from campaigns.material import write_photographs, zip_folder
-from colabstage.sources.extract.archive import extract_archive
+from colabstage import extract_archive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ import zipfile
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from campaigns.campaign import State, WrongError, leftovers
-from colabstage.sources.extract.archive import extract_archive
+from colabstage import extract_archive
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.publish import previous_path, publish_file, restore_file
 from colabstage.stage.purge import list_datasets, purge_datasets, sweep_leftovers

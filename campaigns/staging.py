@@ -11,7 +11,7 @@ from campaigns.material import write_photographs, zip_folder
 from campaigns.packing import check_pack, look_at_pack
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.pack.journal import BLOCK_SAMPLES
-from colabstage.sources.tree import SLOW_READERS
+from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.stage.run import stage_dataset
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault

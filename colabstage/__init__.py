@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from colabstage.pack.run import pack_dataset
     from colabstage.runs.listing import list_runs
     from colabstage.runs.run import resumable
-    from colabstage.sources.extract.archive import extract_archive
+    from colabstage.sources.extracting import extract_archive
     from colabstage.sources.fetching import fetch_files
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.plan import plan_stage
@@ -94,7 +94,7 @@ _HOMES = {
     "compare_sources": "diagnose.compare",
     "dataset_h5": "load.dataset",
     "doctor": "diagnose.doctor",
-    "extract_archive": "sources.extract.archive",
+    "extract_archive": "sources.extracting",
     "fetch_files": "sources.fetching",
     "flush_drive": "machine.drive",
     "list_datasets": "stage.purge",

@@ -47,7 +47,7 @@ REFERENCE = {
             "colabstage.fetch_files",
             "colabstage.sources.fetching.FetchReport",
             "colabstage.extract_archive",
-            "colabstage.sources.extract.archive.ExtractReport",
+            "colabstage.sources.extracting.ExtractReport",
             "colabstage.trees.names.ArchiveLimits",
         ),
     ),

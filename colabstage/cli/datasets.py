@@ -136,7 +136,7 @@ def purge(
       colabstage cache purge --all --yes
     """
     with exit_codes(debug=debug):
-        from colabstage.stage.purge import find_left, list_datasets, purge_datasets, select_datasets, sweep_leftovers
+        from colabstage.stage.purge import list_datasets, purge_datasets, select_datasets, sweep_leftovers
 
         places = {"local_dir": local_dir, "cache_dir": o.read_cache_dir(cache_dir)}
         chosen = select_datasets(
@@ -156,10 +156,6 @@ def purge(
         # Afterwards, because a removed dataset may leave temporaries behind.
         sweep_leftovers(**places)
         _show(done.removed, "Removed", as_json=as_json)
-        left = find_left(**places)
-        if left and not as_json:
-            listed = ", ".join(f"'{path}'" for path in left)
-            show(f"Left, because they are links, or another user's: {listed}.")
         # A scheduled purge that removed only half must not look like one that removed everything.
         if done.kept:
             fail(f"Not removed: {'; '.join(done.reasons)}.")
@@ -248,7 +244,7 @@ def extract(
       colabstage extract photos.zip train --only photos/train
     """
     with exit_codes(debug=debug):
-        from colabstage.sources.extract.archive import extract_archive
+        from colabstage.sources.extracting import extract_archive
 
         done = extract_archive(
             archive,

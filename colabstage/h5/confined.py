@@ -1,17 +1,16 @@
 """HDF5 files that lead only to files of their own folder, however they are asked.
 
 External links, virtual datasets and external storage name other files, and HDF5 opens whatever they name: a file from a
-stranger could have a private key read as samples, or a pipe that never answers. So every name is followed here first,
-link by link, up to the datasets and what those are put together from, and every file on the way is judged before HDF5
-opens it.
+stranger could have a private key read as samples, or a pipe that never answers. And it makes up what is missing: values
+of a source that is not there, or of external storage that is too short, read as zeros. So every name is followed here
+first, link by link, up to the datasets and what those are put together from, and every file on the way is judged before
+HDF5 opens it.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
-import re
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +21,10 @@ from h5py import h5d, h5f, h5g, h5i, h5l, h5o
 from colabstage.errors import ExternalFileError, PackFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    Report = Callable[[str], Exception]
+    from collections.abc import Callable, Iterator
 
 # As many links as HDF5 follows by default. Nobody nests virtual datasets as deep.
 _MAX_STEPS = 16
-# In the name of a virtual dataset's source: a block's number, and a percent sign.
-_PATTERN = re.compile("%[b%]")
 
 
 class Reach:
@@ -43,38 +38,17 @@ class Reach:
         self._path = path
         self._label = label
         self._anywhere = anywhere
-        self._folder: Path | None = None
         # Sources are shared and nested; each needs one look.
-        self._seen: set[tuple[bytes, object]] = set()
+        self._sound: set[tuple[bytes, int]] = set()
+        self._above: list[tuple[bytes, int]] = []
 
-    def check(self, group: Any, name: str) -> None:
-        """Follow `name` from an open `GroupID`, and judge every file on the way and behind it."""
-        self._follow(group, name.encode(errors="surrogateescape"), 0, self.check_sources)
-
-    def check_sources(self, node: Any, report: Report | None = None, above: tuple[object, ...] = ()) -> None:
-        """Judge the files that an open object, a `DatasetID` of h5py's low level, is put together from.
-
-        With `report`, which makes an error of what is wrong, all of them also have to exist and be long enough.
-        `above`: the virtual datasets that it is a source of.
+    def check(self, group: Any, name: str) -> bool:
+        """Follow `name` from an open `GroupID`, and judge every file on the way and behind it; return whether something
+        has that name.
         """
-        # Neither opening it so far nor this makes HDF5 look for a source; asking for the shape does.
-        properties = node.get_create_plist() if isinstance(node, h5d.DatasetID) else None
-        if properties is None:
-            return
-        if properties.get_layout() == h5d.VIRTUAL:
-            place = (h5f.get_name(node), h5o.get_info(node).addr)
-            if place in above or len(above) > _MAX_STEPS:
-                name = os.fsdecode(h5i.get_name(node) or b"?")
-                msg = f"{name} in '{self._label}' is put together from itself, by way of {len(above)} others."
-                raise PackFormatError(msg)
-            if place not in self._seen:
-                self._seen.add(place)
-                self._check_virtual(node, properties, report, (*above, place))
-        elif properties.get_layout() == h5d.CONTIGUOUS and properties.get_external_count():
-            self._check_storage(node, properties, report)
+        return self._follow(group, name.encode(errors="surrogateescape"), 0)
 
-    def _follow(self, group: Any, name: bytes, links: int, arrive: Callable[[Any], None]) -> bool:
-        """Go from link to link, and call `arrive` with the object at the end. Tell whether there is one."""
+    def _follow(self, group: Any, name: bytes, links: int) -> bool:
         node = h5g.open(group, b"/") if name.startswith(b"/") else group
         parts = _parts(name)
         while parts:
@@ -89,79 +63,88 @@ class Reach:
             if links > _MAX_STEPS:
                 msg = f"'{os.fsdecode(name)}' in '{self._label}' leads through more than {_MAX_STEPS} links."
                 raise PackFormatError(msg)
+            target = node.links.get_val(part)
             if kind == h5l.TYPE_SOFT:
-                target = node.links.get_val(part)
                 parts += _parts(target)
                 node = h5g.open(node, b"/") if target.startswith(b"/") else node
                 continue
-            written, inner = node.links.get_val(part)
-            other = self._open(os.fsdecode(written), node, "HDF5_EXT_PREFIX")
+            written, inner = target
+            other = self._open(os.fsdecode(written), node)
             if other is None:
                 return False
             with other:
                 # From the root, whatever the link says.
-                return self._follow(other.id, b"/".join([b"", inner, *reversed(parts)]), links, arrive)
-        arrive(node)
+                return self._follow(other.id, b"/".join([b"", inner, *reversed(parts)]), links)
+        self._check_sources(node)
         return True
 
-    def _check_virtual(self, node: Any, properties: Any, report: Report | None, above: tuple[object, ...]) -> None:
+    def _check_sources(self, node: Any) -> None:
+        """Judge the files that an open object is put together from."""
+        # Neither opening it so far nor this makes HDF5 look for a source; asking for the shape does.
+        properties = node.get_create_plist() if isinstance(node, h5d.DatasetID) else None
+        if properties is None:
+            return
+        if properties.get_layout() == h5d.CONTIGUOUS and properties.get_external_count():
+            self._check_storage(node, properties)
+        if properties.get_layout() != h5d.VIRTUAL:
+            return
+        source = (h5f.get_name(node), h5o.get_info(node).addr)
+        if source in self._above or len(self._above) > _MAX_STEPS:
+            msg = (
+                f"{_name_of(node)} in '{self._label}' is put together from itself, by way of {len(self._above)} others."
+            )
+            raise PackFormatError(msg)
+        if source not in self._sound:
+            self._above.append(source)
+            try:
+                self._check_virtual(node, properties)
+            finally:
+                self._above.pop()
+            self._sound.add(source)
+
+    def _check_virtual(self, node: Any, properties: Any) -> None:
         wanted: dict[str, dict[str, None]] = {}
         for number in range(properties.get_virtual_count()):
-            file, part = properties.get_virtual_filename(number), properties.get_virtual_dsetname(number)
-            wanted.setdefault(file, {})[part] = None
+            written, part = properties.get_virtual_filename(number), properties.get_virtual_dsetname(number)
+            wanted.setdefault(written, {})[part] = None
         for written, parts in wanted.items():
-            # A dataset with a pattern is as long as the files that HDF5 finds: it ends with the first that is missing.
-            for number, file in enumerate(_numbered(written)):
-                other = self._open(file, node, "HDF5_VDS_PREFIX")
-                if other is None:
-                    if report is not None and not _is_pattern(written):
-                        what = f"is put together from '{file}', which is not there"
-                        raise report(what)
-                    break
-                with other:
-                    for part in parts:
-                        names = [_fill(part, number)] if _is_pattern(written) else _numbered(part)
-                        missing = self._check_parts(other, names, report, above)
-                        if missing is not None and report is not None and not _is_pattern(written + part):
-                            what = f"is put together from '{missing}' in '{file}', which is not there"
-                            raise report(what)
+            if any("%b" in name.replace("%%", "") for name in (written, *parts)):
+                raise self._broken(node, f"is put together from files that it only numbers, '{written}'")
+            file = written.replace("%%", "%")
+            other = _Same(node) if file == "." else self._open(file, node)
+            if other is None:
+                raise self._broken(node, f"is put together from '{file}', which is not there")
+            with other:
+                for part in (part.replace("%%", "%") for part in parts):
+                    if not self.check(other.id, part):
+                        raise self._broken(node, f"is put together from '{part}' in '{file}', which is not there")
 
-    def _check_parts(
-        self, file: Any, names: Iterable[str], report: Report | None, above: tuple[object, ...]
-    ) -> str | None:
-        """Check the sources of those names, up to the first that is missing, which is returned."""
-        for name in names:
-            encoded = name.encode(errors="surrogateescape")
-            if not self._follow(file.id, encoded, 0, lambda node: self.check_sources(node, report, above)):
-                return name
-        return None
-
-    def _check_storage(self, node: Any, properties: Any, report: Report | None) -> None:
+    def _check_storage(self, node: Any, properties: Any) -> None:
         left = node.get_space().get_simple_extent_npoints() * node.get_type().get_size()
-        # Unlike the files of links and sources, these are looked for in the current folder.
-        prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(_home(node).parent))
         for number in range(properties.get_external_count()):
             name, offset, size = properties.get_external(number)
             written = os.fsdecode(name)
-            there = self._judge(Path(prefix, written), written, node)
+            # Unlike the files of links and sources, these are looked for in the current folder.
+            there = self._judge(Path(written), written, node)
             # The last file may have no limit, which h5py gives as a very large size.
             wanted = min(left, int(size))
             left -= wanted
-            if report is not None and there is None:
-                what = f"is in '{written}', which is not there"
-                raise report(what)
-            if report is not None and there is not None and there < int(offset) + wanted:
-                needed = int(offset) + wanted
-                what = f"needs {needed:,} bytes of '{written}', which has {there:,}"
-                raise report(what)
+            if there is None:
+                raise self._broken(node, f"is in '{written}', which is not there")
+            if there < int(offset) + wanted:
+                raise self._broken(node, f"needs {int(offset) + wanted:,} bytes of '{written}', which has {there:,}")
 
-    def _open(self, written: str, node: Any, prefix: str) -> Any:
+    def _broken(self, node: Any, what: str) -> PackFormatError:
+        return PackFormatError(
+            f"{_name_of(node)} in '{self._label}' {what}; HDF5 would give zeros for its values. Put all files where "
+            "they were written, or copy the dataset into one file."
+        )
+
+    def _open(self, written: str, node: Any) -> Any:
         """Open the file that HDF5 would open for what is written in `node`'s; `None` where it finds none."""
-        if written == "." and prefix == "HDF5_VDS_PREFIX":
-            return _Same(node)
         if self._path is None:
             raise self._refusal(written)
-        for place in _candidates(written, _home(node), os.environ.get(prefix, "")):
+        for place in _candidates(written, _home(node)):
             if self._judge(place, written, node) is not None:
                 try:
                     return with_any_locking(functools.partial(h5py.File, place, "r"))
@@ -184,22 +167,22 @@ class Reach:
         if not stat.S_ISREG(facts.st_mode):
             msg = f"'{self._label}' leads to '{place}', which is not a regular file. Copy its values into one file."
             raise ExternalFileError(msg)
-        if not self._anywhere and not self._is_inside(place, written, node):
-            raise self._refusal(str(place), by_full_path=Path(written).is_absolute())
+        is_full = Path(written).is_absolute()
+        if not self._anywhere and not self._is_inside(place, node, is_full=is_full):
+            raise self._refusal(str(place), by_full_path=is_full)
         return facts.st_size
 
-    def _is_inside(self, place: Path, written: str, node: Any) -> bool:
+    def _is_inside(self, place: Path, node: Any, *, is_full: bool) -> bool:
         assert self._path is not None
-        if self._folder is None:
-            self._folder = self._path.resolve().parent
         found = place.resolve()
-        if not found.is_relative_to(self._folder):
+        if not found.is_relative_to(self._path.resolve().parent):
             return False
         # The folder may be the one of all the user's files. A full path inside it names one that did not come with the
         # dataset, unless it is beside the file, where writers give full paths for short ones.
         home = _home(node)
-        beside = {(folder / place.name).resolve() for folder in (home.parent, home.resolve().parent)}
-        return not Path(written).is_absolute() or found in beside
+        return not is_full or found in {
+            (folder / place.name).resolve() for folder in (home.parent, home.resolve().parent)
+        }
 
     def _refusal(self, target: str, *, by_full_path: bool = False) -> ExternalFileError:
         if self._path is None:
@@ -221,7 +204,6 @@ class _Same:
 
     def __init__(self, node: Any) -> None:
         self.id = h5g.open(node, b"/")
-        self.filename = os.fsdecode(h5f.get_name(node))
 
     def __enter__(self) -> _Same:
         return self
@@ -235,14 +217,16 @@ def _home(node: Any) -> Path:
     return Path(os.fsdecode(h5f.get_name(node)))
 
 
-def _candidates(written: str, home: Path, prefixes: str) -> Iterator[Path]:
-    """Return where HDF5 looks for another file, in HDF5's order. `prefixes`: what the environment says."""
+def _name_of(node: Any) -> str:
+    return os.fsdecode(h5i.get_name(node) or b"?").removeprefix("/")
+
+
+def _candidates(written: str, home: Path) -> Iterator[Path]:
+    """Return where HDF5 looks for another file, in HDF5's order."""
     given = Path(written)
     bare = Path(given.name) if given.is_absolute() else given
     if given.is_absolute():
         yield given
-    for prefix in filter(None, prefixes.split(os.pathsep)):
-        yield Path(prefix.replace("${ORIGIN}", str(home.parent))) / bare
     yield home.parent / bare
     yield bare
     yield home.resolve().parent / bare
@@ -251,21 +235,6 @@ def _candidates(written: str, home: Path, prefixes: str) -> Iterator[Path]:
 def _parts(name: bytes) -> list[bytes]:
     """Return the names in a path, last first."""
     return [part for part in reversed(name.split(b"/")) if part not in (b"", b".")]
-
-
-def _is_pattern(written: str) -> bool:
-    return "%b" in _PATTERN.findall(written)
-
-
-def _fill(written: str, number: int) -> str:
-    return _PATTERN.sub(lambda found: str(number) if found[0] == "%b" else "%", written)
-
-
-def _numbered(written: str) -> Iterator[str]:
-    """Return the names that HDF5 makes of a source's: one for each block of a pattern, without end."""
-    if not _is_pattern(written):
-        return iter([_fill(written, 0)])
-    return (_fill(written, number) for number in itertools.count())
 
 
 class _Confined:

@@ -7,9 +7,9 @@ file, whatever it is called, and who brings the rest reads it with the signature
 
 from __future__ import annotations
 
-import io
-import os
 from typing import TYPE_CHECKING
+
+from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,34 +43,9 @@ def is_marked(path: Path) -> bool:
         return handle.read(len(PART_MARK)) == PART_MARK
 
 
-class MarkedFile(io.RawIOBase):
-    """Read a file that has the mark as HDF5 would read the whole one. Closes with its last reference."""
+class MarkedBytes(LocalBytes):
+    """A file that has the mark, read as HDF5 would read the whole one. Closes with its last reference."""
 
-    def __init__(self, path: Path) -> None:
-        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        size = os.fstat(self._handle).st_size
-        self._place = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: size}[whence] + offset
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = with_signature(os.pread(self._handle, len(buffer), self._place), self._place)
-        buffer[: len(data)] = data
-        self._place += len(data)
-        return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            os.close(self._handle)
+    def pread(self, length: int, offset: int) -> bytes:
+        """Read up to `length` bytes at `offset`; shorter only at the end of the file."""
+        return with_signature(super().pread(length, offset), offset)

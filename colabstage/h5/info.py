@@ -21,7 +21,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SplitNotFoundError,
 )
-from colabstage.h5.in_part import PART_MARK, MarkedFile, is_marked
+from colabstage.h5.in_part import PART_MARK, MarkedBytes, is_marked
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -56,7 +56,7 @@ from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.files import translate_read_error
 from colabstage.io.missing import whereabouts
 from colabstage.io.units import format_count
-from colabstage.trees.bytes import HEAD_BYTES, describe_contents
+from colabstage.trees.bytes import HEAD_BYTES, SourceFile, describe_contents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -247,7 +247,7 @@ def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) 
         # Before HDF5 follows anything: a damaged heap in a file from elsewhere can crash the process.
         check_heaps(path)
         if in_part and is_marked(path):
-            return open_alone(MarkedFile(path), str(path))
+            return open_alone(SourceFile(MarkedBytes(path)), str(path))
         return open_with_any_locking(path, allow_external=allow_external)
     except ColabstageError:
         raise

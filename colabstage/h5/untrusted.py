@@ -2,8 +2,7 @@
 
 HDF5 follows links into other files and references into its heaps without checking them, and responds to damage with any
 of several errors, a crash or an endless loop. What it would follow is checked here first; what it raises is translated
-here. It makes up the values of a virtual dataset whose source is missing, and of external storage that is too short:
-they read as zeros.
+here.
 """
 
 from __future__ import annotations
@@ -111,14 +110,6 @@ def check_extent(dataset: Any, name: str, path: Path) -> None:
         raise PackFormatError(msg)
 
 
-def is_elsewhere(dataset: Any, file: Any) -> bool:
-    """Return whether an open object is stored in another file than `file`, in which it was found."""
-    from h5py import h5o
-
-    # HDF5's number of the open file, which two handles of one file share; paths would differ by links.
-    return bool(h5o.get_info(dataset.id).fileno != h5o.get_info(file["/"].id).fileno)
-
-
 def home_of(dataset: Any, path: Path) -> Path | None:
     """Return the file that stores an open dataset, where a link led there from `path`; `None` where that is `path`."""
     # Bytes without a path lead to no other file.
@@ -126,22 +117,6 @@ def home_of(dataset: Any, path: Path) -> Path | None:
         return None
     home = Path(dataset.file.filename).absolute()
     return None if home == path or home.samefile(path) else home
-
-
-def check_parts(dataset: Any, name: str, path: Path) -> None:
-    """Make sure that all files exist that hold values of an open dataset."""
-    from colabstage.h5.confined import Reach
-
-    # Whether they may be read was decided when the dataset was opened.
-    reach = Reach(path, str(path), anywhere=True)
-    reach.check_sources(dataset.id, lambda what: _missing(name, path, what))
-
-
-def _missing(name: str, path: Path, what: str) -> PackFormatError:
-    return PackFormatError(
-        f"{name} in '{path}' {what}; HDF5 would give zeros for its values. Put all files where they were written, or "
-        "copy the dataset into one file."
-    )
 
 
 # HDF5 keeps metadata at the two ends of a file, except in files of very many datasets.

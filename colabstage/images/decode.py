@@ -491,6 +491,11 @@ def _open_pillow(data: bytes) -> Image.Image:
             missing = " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
         elif data[4:12] == b"ftypavif" and "AVIF" not in Image.OPEN:
             missing = " It is AVIF, which needs Pillow 11.3 or newer. Update it with: pip install -U pillow"
+        elif data[:4] in (b"II*\0", b"MM\0*"):
+            missing = (
+                " It is a TIFF that Pillow does not read, as of more than four channels (bands). Use tifffile: "
+                "give pack_dataset an object whose items are (x, y), x = tifffile.imread(path)."
+            )
         msg = f"{found} no image format that can be read here.{missing}"
         raise DecodeError(msg) from error
     except (*_PLUGIN_ERRORS, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

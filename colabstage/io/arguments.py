@@ -82,8 +82,7 @@ def takes(
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                refusal = _refused(shown, signature, args, kwargs, remedies or {})
-                raise refusal from error
+                raise _refused(shown, signature, error, kwargs, remedies or {}) from error
             return function(*args, **kwargs)
 
         # `inspect.signature` looks here first, and so do notebooks at the Tab key.
@@ -165,31 +164,20 @@ def _spelt_out(signature: inspect.Signature, spelt: Iterable[inspect.Parameter])
 
 
 def _refused(
-    function: str,
-    signature: inspect.Signature,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    hints: Mapping[str, str],
+    function: str, signature: inspect.Signature, error: TypeError, given: Mapping[str, Any], remedies: Mapping[str, str]
 ) -> OptionError:
-    """Return the error for a call that does not fit: with the argument's name, and what to write."""
-    known = signature.parameters
-    for name in [name for name in kwargs if name not in known]:
-        if name in hints:
-            return OptionError(f"{function}() has no {name}=. {hints[name]}")
-        own = [one for one in known if one != "self"]
-        # `size` is more like `resize`, and means `image_size`.
-        near = [one for one in own if name in one.split("_")] or difflib.get_close_matches(name, own, 1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        return ArgumentError(f"{function}() got an unexpected keyword argument '{name}'.{hint}")
-    by_place = [one for one in known.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
-    missing = [one.name for one in by_place[len(args) :] if one.default is one.empty and one.name not in kwargs]
-    if missing:
-        hint = next((f" {hints[name]}" for name in missing if name in hints), "")
-        return ArgumentError(f"{function}() needs {' and '.join(missing)}.{hint}")
-    others = [f"{name}=…" for name, one in known.items() if one.kind is one.KEYWORD_ONLY][:3]
-    places = ", ".join(one.name for one in by_place if one.name != "self")
-    rest = f"its other arguments by name, such as {', '.join(others)}" if others else "no more arguments"
-    return ArgumentError(f"{function}({places}) takes {rest}.")
+    """Return the error for a call that does not fit: what Python says of it, and what to write."""
+    unknown = next((name for name in given if name not in signature.parameters), None)
+    if unknown is None:
+        hint = next((f" {remedies[name]}" for name in remedies if f"'{name}'" in str(error)), "")
+        return ArgumentError(f"{function}() {error}.{hint}")
+    if unknown in remedies:
+        return OptionError(f"{function}() has no {unknown}=. {remedies[unknown]}")
+    own = [name for name in signature.parameters if name != "self"]
+    # `size` is more like `resize`, and means `image_size`.
+    near = [one for one in own if unknown in one.split("_")] or difflib.get_close_matches(unknown, own, 1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return ArgumentError(f"{function}() {error}.{hint}")
 
 
 def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str] | None = None) -> str | None:

@@ -543,25 +543,12 @@ def _acquire(
         return True
     # Reported only now, because most locks are free at once.
     began = time.monotonic()
-    notice(f"Waited for {lock_holder(path)}, which holds '{path}'.")
+    notice(f"Waited for another process, which holds '{path}'.")
     while (waited_s := time.monotonic() - began + soon_s) < timeout_s:
         if cancellation is not None:
             cancellation.check()
         with contextlib.suppress(filelock.Timeout):
             lock.acquire(timeout=min(_SOON_S, timeout_s - waited_s))
             return True
-    notice(f"Continued beside {lock_holder(path)}, which has held '{path}' for more than {waited_s:.0f} s.")
+    notice(f"Continued beside another process, which has held '{path}' for more than {waited_s:.0f} s.")
     return False
-
-
-def lock_holder(path: Path) -> str:
-    """Return who holds a lock file, in words, as far as the kernel says."""
-    try:
-        found = path.stat()
-        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-        # proc_locks(5): number, FLOCK, ADVISORY, WRITE, process, place, start, end; a second field "->" is a waiter.
-        pids = [fields[4] for fields in map(str.split, lines) if fields[5:6] == [place] and fields[1] != "->"]
-        return f"process {pids[0]}"
-    except (OSError, IndexError):
-        return "another process"

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from colabstage.errors import CancelledError, MissingDependencyError, said_by
+from colabstage.errors import CancelledError, MissingDependencyError, printable, said_by
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -473,7 +473,7 @@ def panel_text(rows: Sequence[Row]) -> str:
 def row_text(row: Row) -> str:
     """Return a row as a line of text."""
     parts = (f"{_MARKS[row.state]} {row.name}", _amount(row), _rate(row), _time(row), row.note)
-    return "  ".join(filter(None, parts))
+    return printable("  ".join(filter(None, parts)))
 
 
 def _choose_rows(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:

@@ -7,6 +7,7 @@ time, whatever the clock says.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -63,13 +64,18 @@ class Cancellation:
         for tell in followers:
             tell()
 
-    def follow(self, tell: Callable[[], object]) -> None:
-        """Make `cancel` also call `tell`, once: for work that cannot check the flag, such as that of another
-        process."""
+    def follow(self, tell: Callable[[], object]) -> Callable[[], None]:
+        """Make `cancel` also call `tell`, once; return what ends that: work that is over is not kept in memory."""
         with self._lock:
             self._followers.append(tell)
         if self._event.is_set():
             self.cancel()
+
+        def leave() -> None:
+            with self._lock, contextlib.suppress(ValueError):
+                self._followers.remove(tell)
+
+        return leave
 
     @property
     def cancelled(self) -> bool:
@@ -226,16 +232,16 @@ class _TqdmStep:
             self._bar.n += amount
             self._bar.refresh()
 
-    def withdraw(self) -> None:
-        """Remove the bar; its work continues unseen, as in `withdraw`."""
-        with self._lock:
-            self._bar.leave = False
-            self._bar.close()
-
     def note(self, text: str) -> None:
         """Show a text after the bar."""
         with self._lock:
             self._bar.set_postfix_str(printable(text), refresh=False)
+
+    def remove(self) -> None:
+        """Remove the bar; its work continues unseen."""
+        with self._lock:
+            self._bar.leave = False
+            self._bar.close()
 
     def __enter__(self) -> Self:
         return self
@@ -248,9 +254,16 @@ class _TqdmStep:
 class TqdmProgress:
     """One tqdm bar for each step, as text on stderr; in notebooks too, where tqdm's widgets do not survive a reload."""
 
+    def __init__(self) -> None:
+        """Start without a bar."""
+        self._steps: list[_TqdmStep] = []
+
     def background(self) -> Progress:
-        """Return lines of text for the background: what the caller prints would break a bar."""
-        return _LineBoard()
+        """Remove the bars, and return lines of text: what the caller prints from now on would break a bar."""
+        for step in self._steps:
+            step.remove()
+        self._steps.clear()
+        return LineProgress()
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         from tqdm.std import tqdm
@@ -260,76 +273,52 @@ class TqdmProgress:
             monitor_interval = 0
 
         scaled = unit == "B"
-        return _TqdmStep(
-            Bar(
-                total=total,
-                desc=printable(name),
-                unit=unit if scaled else f" {unit}",
-                unit_scale=scaled,
-                unit_divisor=1000,
-                dynamic_ncols=True,
-                mininterval=0.2,
-                miniters=0,
-            )
+        bar = Bar(
+            total=total,
+            desc=printable(name),
+            unit=unit if scaled else f" {unit}",
+            unit_scale=scaled,
+            unit_divisor=1000,
+            dynamic_ncols=True,
+            mininterval=0.2,
+            miniters=0,
         )
+        self._steps.append(step := _TqdmStep(bar))
+        return step
 
 
-# Lines are printed no more often than this: one or two for a step of seconds, ten for a step of hours.
+# Lines come no more often than this: one or two for a step of seconds, ten for a step of hours.
 _BETWEEN_LINES_S = 2.0
 
 
-class _LineBoard(Board):
-    """Print a line at each tenth of a step and one at its end, unless silenced."""
+class LineProgress(Board):
+    """Print a line at each tenth of a step, and one at its end."""
 
     def __init__(self) -> None:
-        super().__init__(self.tell)
-        self._told: dict[int, tuple[int, float]] = {}
-        self._silent = False
+        """Start without a line."""
+        super().__init__(self._print)
+        self._printed: dict[int, tuple[int, float]] = {}
 
-    def silence(self, *, wanted: bool) -> None:
-        """Stop printing lines, or resume."""
-        self._silent = wanted
-
-    def tell(self, rows: tuple[Row, ...]) -> None:
-        """Print the lines of these rows that have not been printed yet."""
+    def _print(self, rows: tuple[Row, ...]) -> None:
         from tqdm.std import tqdm
 
-        if self._silent:
-            return
         for number, row in enumerate(rows):
-            told, at_s = self._told.get(number, (0, 0.0))
+            printed, at_s = self._printed.get(number, (0, 0.0))
             tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
-            if tenths > told and (tenths > 10 or row.seconds - at_s >= _BETWEEN_LINES_S):
-                self._told[number] = tenths, row.seconds
+            if tenths > printed and (tenths > 10 or row.seconds - at_s >= _BETWEEN_LINES_S):
+                self._printed[number] = tenths, row.seconds
                 # Above the caller's own bar, not into it.
-                tqdm.write(printable(row_text(row)), file=sys.stderr)
+                tqdm.write(row_text(row), file=sys.stderr)
 
 
 def background_of(progress: Progress) -> Progress:
     """Return where to show progress while the caller's code runs, which may print and draw its own bars.
 
-    A panel stays in the cell that opened it; in a terminal whole lines are printed, one at each tenth. A custom
-    `Progress` shows nothing of it, unless it has a method `background` that returns a `Progress`.
+    A panel stays in the cell that opened it, and a terminal gets whole lines. A custom `Progress` shows nothing of it,
+    unless it has a method `background` that returns a `Progress`.
     """
     background: Callable[[], Progress] = getattr(progress, "background", NullProgress)
     return background()
-
-
-def withdraw(step: ProgressStep) -> None:
-    """Stop showing a step that has not ended, if it has a method `withdraw`, as bars in a terminal do."""
-    take_away = getattr(step, "withdraw", None)
-    if callable(take_away):
-        take_away()
-
-
-def silence(background: Progress, *, wanted: bool) -> None:
-    """Silence a background, or let it resume, if it has a method `silence`, as lines in a terminal do.
-
-    Otherwise a bar with the same content would be drawn between its lines.
-    """
-    tell = getattr(background, "silence", None)
-    if callable(tell):
-        tell(wanted=wanted)
 
 
 def annotate(step: ProgressStep, text: str) -> None:

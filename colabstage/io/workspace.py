@@ -323,15 +323,6 @@ def _set_length(path: Path, size: int, *, most_names: int | None = None) -> None
         os.close(handle)
 
 
-def find_unproved(folder: Path) -> list[Path]:
-    """Return what has an owned name in a folder, but is a link, or another user's; no call takes it or removes it."""
-    try:
-        entries = sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [entry for entry in entries if name_and_owner(entry) and os.path.lexists(entry) and not is_made_here(entry)]
-
-
 def find_owned(folder: Path, *, name: str = "", prefix: str = "") -> list[tuple[Path, Path, str]]:
     """Return the owned names in a folder that this user made, each with what it stands for and its owner.
 

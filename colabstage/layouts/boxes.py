@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import posixpath
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -220,14 +222,16 @@ _SIDES = {
 }  # fmt: skip
 # x1 and y1 are the first corner beside x2 and y2, and the second beside x0 and y0.
 _FIRST = {"x1": 0, "x_1": 0, "y1": 1, "y_1": 1}
-_EXTENTS = frozenset({"w", "h", "width", "height", "box_width", "box_height"})
 _AROUND = re.compile(r"^(bbox|box|roi|rect|face|object|obj|bounding_box)_?|_?(bbox|box|roi)$")
 # Landmarks are as many of these as there are points.
 _POINT = re.compile(r"[xy]_?\d+")
 _OTHER_FORMS = re.compile(
     r"(b?boxe?s?|bounding_box(es)?|predictionstring|objects|region_shape_attributes|bbox_\[.*|coordinates|coords|roi|rect)"
 )
-_PLAIN_SIZED = (("x", "y"), ("x_center", "y_center"), ("cx", "cy"))
+_CORNERS = (
+    ("x", "y"), ("x_center", "y_center"), ("cx", "cy"), ("x_1", "y_1"), ("x1", "y1"), ("x_min", "y_min"),
+    ("xmin", "ymin"), ("left", "top"),
+)  # fmt: skip
 # Run-length encoded masks, as in competitions.
 _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
 _RUN_LENGTHS = re.compile(r"\d+ \d+( \d+ \d+)*", re.ASCII)
@@ -257,35 +261,32 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     if corners and label is not None and not are_points and not runs:
         return BoxColumns(corners, label)
     whole = (
-        'take the images without labels: layout="images".'
+        'Or take the images without labels: layout="images".'
         if label is None
-        else f"name the columns that are labels of whole images: layout=table_rows(labels=[{label!r}])."
+        else f"For what '{label}' says of the whole image: layout=table_rows(labels=[{label!r}])."
     )
-    which = f"column '{other[0]}' holds" if len(other) == 1 else f"columns {listed(other)} hold"
     if runs:
-        msg = (
-            f"Its column '{runs}' holds masks as run lengths (RLE), which are not read. Write a mask for each image, "
-            f"as a PNG of the same name in a folder 'masks', or {whole}"
+        why = (
+            f"'{runs}' holds masks as run lengths (RLE), which are not read. Write a mask for each image, as a PNG of "
+            "the same name in a folder 'masks'."
         )
-    elif "region_shape_attributes" in other:
-        msg = f"Its {which} the regions of VIA, whose export as JSON is read: export them so. Or {whole}"
     elif other:
-        msg = (
-            f"Its {which} boxes, which are read from columns xmin, ymin, xmax, ymax and class, one box in each row. "
-            f"Write them so, or {whole}"
+        via = " VIA's export as JSON is read." if "region_shape_attributes" in other else ""
+        why = (
+            f"{listed(other)} holds boxes, which are read from columns xmin, ymin, xmax, ymax and class, one box in "
+            f"each row. Write them so.{via}"
         )
     elif are_points:
-        named = f"{', '.join(map(repr, points[:8]))}{', …' if len(points) > 8 else ''}"
-        msg = (
-            f"Its columns {listed(points, 6)} are more than the two corners of a box: landmarks, or the corners of a "
-            f"polygon. Say what is to be learnt, from colabstage.options: the points, layout=table_rows(labels=["
-            f"{named}]), or what '{label}' says of the whole image, layout=table_rows(labels=[{label!r}])."
+        why = (
+            f"{listed(points, 6)} are more than the two corners of a box: landmarks, or the corners of a polygon. To "
+            f"learn the points: layout=table_rows(labels={points!r})."
         )
     else:
-        msg = (
-            f"It has boxes in {', '.join(corners)} and no column 'class' that says what is in them. Add one; if these "
-            f"are numbers to be learnt, say so: layout=table_rows(labels={list(corners)!r})."
+        why = (
+            f"{', '.join(corners)} are boxes, and no column 'class' says what is in them. Add one; if these are "
+            f"numbers to be learnt, say so: layout=table_rows(labels={list(corners)!r})."
         )
+    msg = f"Its column {why} {whole}"
     raise LayoutError(msg)
 
 
@@ -310,21 +311,19 @@ def corners_of(columns: Iterable[str]) -> tuple[str, ...]:
 def _other_form(columns: Mapping[str, Column], *, has_label: bool) -> list[str]:
     """Return the columns that hold boxes in a form that is not read; nothing of none."""
     for name, column in columns.items():
-        if _OTHER_FORMS.fullmatch(column.plain) or (
-            "box" in column.plain and column.are_all(_FOUR_NUMBERS) and not column.is_numeric
-        ):
+        is_row = "box" in column.plain and column.are_all(_FOUR_NUMBERS) and not column.is_numeric
+        if is_row or _OTHER_FORMS.fullmatch(column.plain):
             return [name]
-    plain = {_AROUND.sub("", one.plain).strip("_"): name for name, one in columns.items()}
     known = {one.plain: name for name, one in columns.items()}
-    for x, y in (*_PLAIN_SIZED, ("x_1", "y_1"), ("x1", "y1"), ("x_min", "y_min"), ("xmin", "ymin"), ("left", "top")):
-        for width, height in (("width", "height"), ("w", "h")):
-            for names in (known, plain):
-                if {x, y, width, height} <= names.keys():
-                    return [names[part] for part in (x, y, width, height)]
+    plain = {_AROUND.sub("", name).strip("_"): column for name, column in known.items()}
+    for sides in itertools.product(_CORNERS, (("width", "height"), ("w", "h"))):
+        wanted = [word for pair in sides for word in pair]
+        for names in (known, plain):
+            if names.keys() >= set(wanted):
+                return [names[word] for word in wanted]
     # image_width beside bbox_x: sizes of boxes under another name.
-    if has_label and "x" in plain and "y" in plain and plain["x"] != known.get("x"):
-        return [plain["x"], plain["y"]]
-    return []
+    is_box = has_label and "x" in plain and "y" in plain and plain["x"] != known.get("x")
+    return [plain["x"], plain["y"]] if is_box else []
 
 
 def _are_runs(column: Column) -> bool:
@@ -362,47 +361,50 @@ def boxes_of_rows(files: Sequence[int], corners: Sequence[Column], label: Column
         corners, label: the columns.
         name: the names of files by number.
     """
-    numbers: dict[int, int] = {}
-    firsts: list[int] = []
-    boxes: list[list[list[float]]] = []
-    classes = sorted(
-        label.filled,
-        key=lambda name: (
-            (0, int(name), name) if name.isascii() and name.isdecimal() and len(name) < 40 else (1, 0, name)
-        ),
+    firsts: dict[int, int] = {}
+    for row, file in enumerate(files):
+        firsts.setdefault(file, row)
+    places = np.stack([_numbers_of(column) for column in corners], axis=1)
+    filled = np.array(
+        [any(cells) for cells in zip(label.cells, *(one.cells for one in corners), strict=True)], np.bool_
     )
-    index = {name: number for number, name in enumerate(classes)}
-    for row, (file, what, *written) in enumerate(
-        zip(files, label.cells, *(column.cells for column in corners), strict=True)
-    ):
-        if file not in numbers:
-            numbers[file] = len(firsts)
-            firsts.append(row)
-            boxes.append([])
-        if not (any(written) or what):
-            continue
-        try:
-            x0, y0, x1, y1 = (float(cell) for cell in written)
-        except ValueError:
-            x0, y0, x1, y1 = (float("nan"),) * 4
-        if not (np.isfinite([x0, y0, x1, y1]).all() and x0 <= x1 and y0 <= y1):
-            found = f"is {', '.join(map(show, written))}" if any(written) else f"has the class '{show(what)}' alone"
-            msg = (
-                f"A box of '{name[file]}' {found}; expected numbers, left before right and top before bottom. In the "
-                f"row of an image without a box leave '{label.name}' empty too."
-            )
-            raise LayoutError(msg)
-        if not what:
-            msg = f"A box of '{name[file]}' has no class in '{label.name}'. Fill it in, or take the row out."
-            raise LayoutError(msg)
-        boxes[numbers[file]].append([x0, y0, x1, y1, index[what]])
-    flat = np.array([box for found in boxes for box in found], np.float64).reshape(-1, 5)
-    places = np.ascontiguousarray(flat[:, :4])
+    fine = np.isfinite(places).all(axis=1) & (places[:, 2:] >= places[:, :2]).all(axis=1)
+    odd = np.flatnonzero(filled & ~(fine & np.array([bool(cell) for cell in label.cells])))
+    if len(odd):
+        written = ", ".join(show(column.cells[odd[0]]) or "nothing" for column in corners)
+        msg = (
+            f"A box of '{name[files[odd[0]]]}' is {written} with the class '{show(label.cells[odd[0]])}'; expected "
+            "numbers, left before right and top before bottom, and a class. In the row of an image without a box leave "
+            f"'{label.name}' empty too."
+        )
+        raise LayoutError(msg)
+    # Files in the order of their first rows, and the rows of each in theirs.
+    of_file = np.array([firsts[file] for file in files], np.int64)
+    rows = np.flatnonzero(filled)
+    rows = rows[np.argsort(of_file[rows], kind="stable")]
+    starts = list(firsts.values())
+    offsets = np.concatenate([[0], np.searchsorted(of_file[rows], starts, side="right")]).astype(np.int64)
+    numbered = {word: int(word) for word in label.filled if word.isascii() and word.isdecimal() and len(word) < 40}
+    classes = sorted(label.filled, key=lambda word: (word not in numbered, numbered.get(word, 0), word))
+    index = {word: number for number, word in enumerate(classes)}
+    labels = np.array([index[label.cells[row]] for row in rows.tolist()], np.int64)
+    found = np.ascontiguousarray(places[rows])
     # Integers up to 1 may be boxes of one pixel; only fractions show that parts of the image are meant.
-    relative = bool(len(places)) and float(places.max()) <= 1 and bool(np.any(places != np.rint(places)))
-    offsets = offsets_of([len(found) for found in boxes])
-    labels = {"labels": flat[:, 4].astype(np.int64)}
-    return PlacedBoxes(firsts, Boxes(offsets, places, labels, relative=relative), tuple(classes))
+    relative = bool(len(found)) and float(found.max()) <= 1 and bool(np.any(found != np.rint(found)))
+    return PlacedBoxes(starts, Boxes(offsets, found, {"labels": labels}, relative=relative), tuple(classes))
+
+
+def _numbers_of(column: Column) -> NDArray[np.float64]:
+    """Return the cells as numbers, NaN for what is none."""
+
+    def number(cell: str) -> float:
+        try:
+            return float(cell)
+        except ValueError:
+            return math.nan
+
+    known = {cell: number(cell) for cell in column.distinct}
+    return np.array([known[cell] for cell in column.cells], np.float64)
 
 
 # --- records that name images -----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from colabstage.layouts.words import (
     FLAGS,
     IDS,
     IMAGES,
+    LABEL_WORDS,
     NO,
     PATHS,
     PERSONS,
@@ -36,10 +37,11 @@ from colabstage.layouts.words import (
     is_label_name,
     label_names,
     plain_name,
+    words_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -124,8 +126,9 @@ class Column:
             return False
         if is_label_name(self.name):
             return True
-        # When a picture was taken is no class of it, and an empty column nothing at all.
-        if not self.filled or self.are_all(_DATE):
+        # When a picture was taken is no class of it, a number for each row neither, and an empty column nothing at all.
+        is_id = self.plain.endswith("_id") and len(self.distinct) == len(self.cells)
+        if is_id or not self.filled or self.are_all(_DATE):
             return False
         few = len(self.cells) < 3 or len(self.distinct) < len(self.cells)
         return few or self.is_numeric or self.has_decimal_commas
@@ -161,11 +164,14 @@ def split_of_cell(column: str, cell: str) -> str:
     return SPLITS[word]
 
 
-def find_roles(columns: Mapping[str, Column], *, labels: Sequence[str] | None) -> ColumnRoles:
+def find_roles(
+    columns: Mapping[str, Column], *, labels: Sequence[str] | None, inputs: Collection[str] = ()
+) -> ColumnRoles:
     """Find the roles of a table's columns, except the path.
 
     Args:
         columns: by name.
+        inputs: columns that are known of unlabelled samples too, so that they are no labels.
         labels: the columns that hold the labels, if the user named them.
     """
     missing = [name for name in labels or () if name not in columns]
@@ -182,7 +188,14 @@ def find_roles(columns: Mapping[str, Column], *, labels: Sequence[str] | None) -
     split_at = None if split is None else split.name
     if labels:
         return ColumnRoles(tuple(labels), split_at, group or scene)
-    apart = {group, *_sizes_of_images(columns)}
+    odd = next((one.name for one in rest if one.plain in SPLIT_COLUMNS and one.is_numeric), None)
+    if odd is not None:
+        msg = (
+            f"The column '{odd}' says in numbers which split a row belongs to. Write words instead, one of "
+            f"{listed(list(SPLITS))}; or, if it says something else, call it otherwise."
+        )
+        raise LayoutError(msg)
+    apart = {group, *_sizes_of_images(columns), *(name for name in inputs if not is_label_name(name))}
     candidates = {column.name: column for column in rest if column.name not in apart and column.may_be_label}
     named = _named_labels(candidates)
     if named is not None:
@@ -546,7 +559,8 @@ def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequen
     if values.ndim == 1:
         if 2 * len(classes) > len(targets) > 2:
             return [f"'{first.name}' has {len(classes):,} classes for {len(targets):,} samples: is it a label?"]
-        return note_on_numbers(first.name, values, classes) if is_label_name(first.name) else []
+        is_class = not {"id", *LABEL_WORDS}.isdisjoint(words_of(first.name))
+        return note_on_numbers(first.name, values, classes) if is_class or is_label_name(first.name) else []
     if len(columns) == 1:
         mark = separator_of(first)
         between = f"with '{mark}' between them" if mark else "written as a list"

@@ -66,9 +66,8 @@ from colabstage.layouts.lists import lists_state
 from colabstage.layouts.lookup import Lookup
 from colabstage.layouts.names import names_state, nothing_states, splits_of_folders, why_not_bare
 from colabstage.layouts.reading import Source
-from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values
+from colabstage.layouts.rows import TABLE, LeadingTable, TableSearch, tables_agree
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, Values
 from colabstage.layouts.words import (
     ARCHIVES,
     IMAGES,
@@ -166,20 +165,19 @@ class Case:
         inputs, note = clip_rows(found.table.inputs.source, options)
         return replace(found, table=replace(found.table, inputs=inputs, notes=(*found.table.notes, note)))
 
+    @cached_property
+    def leading(self) -> list[LeadingTable]:
+        """Return the tables that lead to images; none where one cannot be read."""
+        try:
+            found = self.tables.leading()
+        except LayoutError:
+            return []
+        return [] if isinstance(found, str) else found
+
     def rows_agree(self, found: Evidence) -> bool:
         """Tell whether all tables that lead to images state the classes that other evidence does."""
-        leading = gather_leading(self.tables)
         class_of = dict(zip(found.table.keys, class_of_samples(found.table), strict=True))
-        return bool(leading) and tables_agree(leading, self.images.names, class_of, self.lookup)
-
-
-def gather_leading(search: TableSearch) -> list:  # type: ignore[type-arg]
-    """Return the tables that lead to files; none where one cannot be read."""
-    try:
-        found = search.leading()
-    except LayoutError:
-        return []
-    return [] if isinstance(found, str) else found
+        return bool(self.leading) and tables_agree(self.leading, self.images.names, class_of, self.lookup)
 
 
 class Layout(NamedTuple):
@@ -206,26 +204,33 @@ class Layout(NamedTuple):
 # --- what "auto" weighs -----------------------------------------------------------------------------------------------
 
 
-def _weigh_boxes(case: Case) -> Found:
-    """Weigh boxes: unless most images have masks as well."""
-    found = _state_boxes(case)
-    if isinstance(found, Miss):
-        return found
-    # Pascal VOC also has masks, but people who stage it want the boxes.
-    own = any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
-    masks = None if own else case.masks
-    if masks is not None and masks.claims:
-        return refuse(
-            f"The images of '{case.source.label}' have boxes in files of annotations and masks beside them. Say which "
-            'are meant: layout="detection" or layout="pairs"; where the class is in the files\' names, '
-            "layout=file_names(PATTERN), from colabstage.options."
-        )
-    return found
-
-
 def refuse(why: str) -> Miss:
     """Return a refusal: nothing weaker is looked at."""
     return Miss(BrokenDatasetError(why))
+
+
+def _unless(case: Case, found: Found, rival: Found | None, who: str, layout: str) -> Found:
+    """Return what was found, or a refusal where something else states the same samples otherwise."""
+    if isinstance(found, Miss) or rival is None or not rival.claims:
+        return found
+    ways = " or ".join(f'layout="{name}"' for name in (found.table.layout, layout) if name)
+    return refuse(
+        f"The {found.table.unit} of '{case.source.label}' have labels by {found.who} and by {who}. Say what is meant: "
+        f"{ways}; or, for classes in paths, layout=file_names(PATTERN), from colabstage.options."
+    )
+
+
+def _weigh_boxes(case: Case) -> Found:
+    """Weigh boxes: unless a table labels the images otherwise, or most have masks as well."""
+    found = _state_boxes(case)
+    # Pascal VOC also has masks, but people who stage it want the boxes.
+    is_voc = any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
+    if is_voc or isinstance(found, Miss):
+        return found
+    rows = case.rows if case.source.ending_in(TABLES) else None
+    is_same = isinstance(rows, Evidence) and isinstance(rows.table.targets, Boxes)
+    found = _unless(case, found, None if is_same else rows, "a table", TABLE.layout)
+    return found if isinstance(found, Miss) else _unless(case, found, case.masks, "masks", "pairs")
 
 
 def _weigh_rows(case: Case) -> Found:
@@ -233,25 +238,24 @@ def _weigh_rows(case: Case) -> Found:
     found = case.rows
     if isinstance(found, Miss):
         return _without_rows(case, found) if found.claims else found
-    masks = case.masks
-    if masks.claims:
+    odd = _named_otherwise(case, found)
+    if odd is not None:
+        name, label, what = odd
         return refuse(
-            f"The images of '{case.source.label}' have labels in a table and masks beside them. Say which are meant: "
-            'layout="table" or layout="pairs".'
+            f"The table {found.who} says '{show(label)}' for '{name}', but {what} is that of another label. Say which "
+            'is right: layout="table" or layout="image_folder"; or layout="file_names" for what files are called.'
         )
-    return _contradicted(case, found) or _with_lists(case, found)
+    found = _unless(case, found, case.masks, "masks", "pairs")
+    found = _unless(case, found, _classes_beside_numbers(case, found), "folders", IMAGE_FOLDER.layout)
+    return found if isinstance(found, Miss) else _with_lists(case, found)
 
 
 def _without_rows(case: Case, found: Miss) -> Found:
     """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
-    masks = case.masks
-    if masks.claims:
-        labels = any(is_label_name(name) for table in gather_leading(case.tables) for name in table.table.header)
-        if labels:
+    if case.masks.claims:
+        if any(is_label_name(name) for table in case.leading for name in table.table.header):
             return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
-        return near(
-            f"The images of '{case.source.label}' have masks, and the table beside them no labels: {found.error}"
-        )
+        return near(f"The images have masks, and the table beside them no labels: {found.error}")
     by_folder = _weigh_folders(case)
     if isinstance(by_folder, Evidence) and case.rows_agree(by_folder):
         note = "Tables beside the folders have a column that says the same classes; their other columns were left out."
@@ -262,55 +266,43 @@ def _without_rows(case: Case, found: Miss) -> Found:
     return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
 
 
-def _contradicted(case: Case, found: Evidence) -> Miss | None:
-    """Return what folders or names state otherwise than a table does; nothing where they do not."""
-    # Patients and parts also have numbers as names, so numbers do not contradict a label.
-    classes = {name for name in found.table.classes if not NUMBER.fullmatch(name)}
-    odd = _named_otherwise(case, found, classes)
-    if odd is not None:
-        name, label, what = odd
-        return refuse(
-            f"The table {found.who} says '{show(label)}' for '{name}', but {what} is that of another label. Say which "
-            'is right: layout="table" or layout="image_folder"; or layout="file_names" for what files are called.'
-        )
-    if found.table.classes or not isinstance(found.table.targets, Values) or len(case.images.folders[0]) < 2:
+def _classes_beside_numbers(case: Case, found: Found) -> Found | None:
+    """Return folders that look like classes where a table has numbers; not those of patients, visits and parts."""
+    if isinstance(found, Miss) or found.table.classes or not isinstance(found.table.targets, Values):
         return None
-    folders = case.folders
-    if isinstance(folders, Miss):
+    folders = case.folders if len(case.images.folders[0]) > 1 else None
+    if not isinstance(folders, Evidence):
         return None
-    # As of patients, visits and parts: numbers, or a folder for nearly every image.
     names = folders.table.classes
-    numbered = any(re.search(r"\d", name) for name in names)
-    parts = any(is_role(name) or is_split(name) or is_part(name) for name in names)
-    if numbered or parts or len(names) < 2 or 2 * len(names) > len(folders.table):
-        return None
-    return refuse(
-        f"The table beside the images of '{case.source.label}' has numbers, and their folders look like classes "
-        f'({listed(names)}). Say which are meant: layout="table" or layout="image_folder".'
-    )
+    odd = any(re.search(r"\d", name) or is_role(name) or is_split(name) or is_part(name) for name in names)
+    return None if odd or len(names) < 2 or 2 * len(names) > len(folders.table) else folders
 
 
-def _named_otherwise(case: Case, found: Evidence, classes: set[str]) -> tuple[str, str, str] | None:
+def _named_otherwise(case: Case, found: Evidence) -> tuple[str, str, str] | None:
     """Return a file, its label, and what of it is called like another label; nothing where there is none."""
     labels = class_of_samples(found.table)
-    named = classes & {posixpath.basename(folder) for folder in case.images.folders[0]}
-    for name, label in zip(found.table.keys, labels, strict=True) if named and labels else ():
-        if folder_of(name) in named and folder_of(name) != label:
-            return name, label, "its folder"
-    names = gather(lambda: names_state(case.source)) if labels else None
-    if isinstance(names, Evidence) and classes.intersection(names.table.classes):
+    # Patients and parts also have numbers as names, so numbers do not contradict a label.
+    classes = {name for name in found.table.classes if not NUMBER.fullmatch(name)} if labels else set()
+    if not classes:
+        return None
+    names = gather(lambda: names_state(case.source))
+    by_name = {}
+    if isinstance(names, Evidence):
         by_name = dict(zip(names.table.keys, class_of_samples(names.table), strict=True))
-        for name, label in zip(found.table.keys, labels, strict=True):
-            if by_name.get(name, label) != label and by_name[name] in classes:
-                return name, label, "its name"
+    if not by_name and classes.isdisjoint(posixpath.basename(folder) for folder in case.images.folders[0]):
+        return None
+    for name, label in zip(found.table.keys, labels, strict=True):
+        for other, what in ((folder_of(name), "its folder"), (by_name.get(name), "its name")):
+            if other in classes and other != label:
+                return name, label, what
     return None
 
 
-def _with_lists(case: Case, found: Evidence, *, within: str = "") -> Found:
+def _with_lists(case: Case, found: Evidence) -> Evidence:
     """Add the splits that lists state."""
     if found.table.splits is not None:
         return found
-    made, unread = lists_state(case.source, found, within=within)
+    made, unread = lists_state(case.source, found)
     return made if not unread else made.noting(_unread_lists(unread, found.table.unit))
 
 
@@ -319,53 +311,41 @@ def _unread_lists(names: Sequence[str], unit: str) -> str:
 
 
 def _weigh_masks(case: Case) -> Found:
-    """Weigh masks: unless images are in folders of classes with their masks."""
+    """Weigh masks: unless images are in folders of classes with their masks, or have classes in their names."""
     found = case.masks
     if isinstance(found, Miss):
         return found
-    table = found.table
-    depth = len(shared_folders(table.keys))
-    tops: dict[str, int] = {}
-    for name in table.keys:
-        folder = "".join(name.split("/")[:-1][depth : depth + 1])
-        tops[folder] = tops.get(folder, 0) + 1
-    masks = table.targets.source if isinstance(table.targets, Masks) else None
-    of_masks = (
-        {"".join(name.split("/")[:-1][depth : depth + 1]) for name in masks.entries.names}
-        if isinstance(masks, TreeFiles)
-        else set()
-    )
+    used = found.used
+    images = Source(case.source.tree, hidden=lambda name: name in used)
+    named = gather(lambda: names_state(images))
+    found = _unless(case, found, named, "the images' names", "file_names")
+    # As folders of classes the masks would be samples.
+    return _unless(case, found, _classes_of_masks(found), "folders that look like classes", "")
+
+
+def _classes_of_masks(found: Found) -> Found | None:
+    """Return evidence whose images and masks share folders that look like classes; nothing of other."""
+    if isinstance(found, Miss) or not isinstance(masks := found.table.targets, Masks):
+        return None
+    keys = found.table.keys
+    depth = len(shared_folders(keys))
+    sides = [list(keys), [masks.source.name(number) for number in range(len(keys))]]
+    tops, of_masks = ({"".join(name.split("/")[:-1][depth : depth + 1]) for name in names} for names in sides)
     # Masks are in the same folders; or all in one, beside several of images.
-    beside = tops.keys() == of_masks or (of_masks.isdisjoint(tops) and len(of_masks) == 1)
+    beside = tops == of_masks or (of_masks.isdisjoint(tops) and len(of_masks) == 1)
     # Cityscapes has its cities below the folders of images and masks; a folder for each image is not a class.
-    named = [name for name in tops if name and not is_split(name) and not is_role(name)]
-    if beside and len(named) == len(tops) > 1 and 2 * len(tops) <= len(table):
-        return refuse(
-            f"The images of '{case.source.label}' have masks, and share folders with them that look like classes "
-            f'({listed(sorted(tops))}). Say which are meant: layout="pairs" takes the masks; '
-            f"layout=file_names(r'{re.escape(min(tops))}|…'), from colabstage.options, the classes."
-        )
-    images = Source(case.source.tree, hidden=lambda name: name in found.used)
-    names = gather(lambda: names_state(images))
-    if isinstance(names, Evidence):
-        return refuse(
-            f"The images of '{case.source.label}' have masks, and classes in their names "
-            f'({listed(names.table.classes)}). Say which are meant: layout="pairs" or layout="file_names".'
-        )
-    return found
+    named = all(name and not is_split(name) and not is_role(name) for name in tops)
+    return found if beside and named and 1 < len(tops) <= len(keys) / 2 else None
 
 
 def _weigh_nothing(case: Case) -> Found:
     """Take images without labels, if they are in one folder, or one for each split, and nothing may be their labels."""
     source = case.source
     images = evidence.images_of(source)
-    if case.is_more:
-        msg = f"The images of '{source.label}' are only a part of a dataset: one folder is one of its classes."
-        return Miss(LayoutError(msg))
     # First, because it declines most class folders after examining folders instead of images.
     splits = splits_of_folders(images)
-    if len(splits) > 1 and (not all(splits) or len(splits) > len(set(splits))):
-        msg = f"The images of '{source.label}' are in {len(splits):,} folders, not in one, or one for each split."
+    if case.is_more or (len(splits) > 1 and (not all(splits) or len(splits) > len(set(splits)))):
+        msg = f"The images of '{source.label}' are in {len(splits):,} folders, or a part of a dataset."
         return Miss(LayoutError(msg))
     if isinstance(gather(lambda: names_state(source)), Evidence):
         return Miss(LayoutError(f"The images of '{source.label}' have classes in their names."))
@@ -377,23 +357,16 @@ def _weigh_folders(case: Case) -> Found:
     """Weigh folders as classes: only if nothing else can be meant."""
     source = case.source
     copy = second_copy(source)
-    if copy:
-        seen = Source(source.tree, hidden=lambda name: name in copy)
-        found = gather(lambda: folders_state(seen, IMAGE_FOLDER))
-    else:
-        seen, found = source, case.folders
+    seen = Source(source.tree, hidden=lambda name: name in copy) if copy else source
+    found = gather(lambda: folders_state(seen, IMAGE_FOLDER)) if copy else case.folders
     if isinstance(found, Miss):
-        nothing = isinstance(found.error, EmptySourceError) or found.claims
-        return found if nothing else replace(found, near=True)
+        return found if isinstance(found.error, EmptySourceError) or found.claims else replace(found, near=True)
     if copy:
         note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
         found = replace(found.noting(note), passed=found.passed | copy)
     sounds = source.ending_in(SOUNDS)
     if 2 * len(sounds) > len(found.table):
-        return refuse(
-            f"'{source.label}' holds {len(found.table):,} images in folders of classes and {len(sounds):,} clips of "
-            f'sound (first \'{sounds.names[0]}\'). Say which are meant: layout="image_folder" or layout="audio".'
-        )
+        return _unless(case, found, found, f"sound ('{sounds.names[0]}', …)", AUDIO.layout)
     return weigh_classes(case, found, seen)
 
 
@@ -401,17 +374,15 @@ def weigh_classes(case: Case, found: Evidence, source: Source) -> Found:
     """Weigh folders of files of any kind as classes, and read the lists of their splits."""
     reason = why_not_classes(found, may_be_one=case.is_more)
     unread: list[str] = []
-    listed_splits = found
+    listed_splits, table = found, found.table
     if not reason:
         # Lists are read only if the folders may be classes, because each costs a read.
         listed_splits, folds = lists_state(source, found)
         reason, unread = named_elsewhere(source, listed_splits, folds, case.rows_agree)
-    table = found.table
     if reason:
         return near(
             f"The {table.unit} of '{source.label}' are in folders that look like classes ({listed(table.classes)}), "
-            "but "
-            f'{reason} layout="{table.layout}" takes the folders as classes anyway.'
+            f'but {reason} layout="{table.layout}" takes the folders as classes anyway.'
         )
     if unread and listed_splits.table.splits is None:
         return found.noting(_unread_lists(unread, table.unit))
@@ -421,20 +392,13 @@ def weigh_classes(case: Case, found: Evidence, source: Source) -> Found:
 def _weigh_records(case: Case) -> Found:
     """Weigh TFRecord files: unless a table leads to image files beside them."""
     records = tfrecord.named_records(case.source)
-    rows = case.rows if records and len(case.images) else None
-    if not (rows is not None and rows.claims):
-        return tfrecord.tfrecord_state(case.source)
-    return refuse(
-        f"'{case.source.label}' holds {len(records):,} TFRecord files ('{records.names[0]}', …) and a table that "
-        "leads to "
-        'image files, perhaps the same samples twice. Say which are meant: layout="table" takes the image files, '
-        'layout="tfrecord" the records.'
-    )
+    if records and len(case.images) and isinstance(case.rows, Evidence):
+        return _unless(case, case.rows, case.rows, f"TFRecords ('{records.names[0]}', …)", "tfrecord")
+    return tfrecord.tfrecord_state(case.source)
 
 
 def _weigh_names(case: Case) -> Found:
-    found = names_state(case.source)
-    return _with_lists(case, found)
+    return _with_lists(case, names_state(case.source))
 
 
 def _weigh_audio(case: Case) -> Found:
@@ -442,10 +406,8 @@ def _weigh_audio(case: Case) -> Found:
     found = case.state_audio()
     if isinstance(found, Miss):
         return found
-    labels = class_of_samples(found.table)
-    by_folder = bool(labels) and all(
-        label in name.split("/")[:-1] for name, label in zip(found.table.keys, labels, strict=True)
-    )
+    pairs = zip(found.table.keys, class_of_samples(found.table), strict=False)
+    by_folder = bool(found.table.classes) and all(label in name.split("/")[:-1] for name, label in pairs)
     return weigh_classes(case, found, case.source) if by_folder else found
 
 
@@ -534,7 +496,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
             return required(gather(lambda: next(one for one in catalogue() if one.name == layout).state(case))).told()
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
-        hints = _how_to_open(case.source, files_called(case.source, ARCHIVES)) or _what_a_table_needs(case.source)
+        hints = _how_to_give(case.source)
         if layout == "auto" or not hints:
             raise
         raise EmptySourceError(" ".join((str(error), *hints))) from error
@@ -583,67 +545,54 @@ _KINDS = "images, arrays, clips of sound, text, shards (tar, TFRecord, LMDB, Arr
 
 
 def _nothing_fits(source: Source, declined: list[Miss]) -> LayoutError:
-    """Return the error that says what nearly fits, or what there is; each layout, if named, says why it does not
-    fit."""
+    """Return the error that says what nearly fits, or what there is."""
     on_request = 'Give layout= the name of a layout, such as "table", and its error says why that one does not fit.'
     nearest = next((miss.error for miss in declined if miss.near), None)
     if nearest is not None:
         return LayoutError(f"{nearest} {on_request}")
-    foreign = _how_to_read(source)
-    if foreign:
-        return LayoutError(foreign)
+    for extensions, what, remedy in _UNREAD:
+        if names := files_called(source, extensions).names:
+            return LayoutError(
+                f"'{source.label}' holds {what} ({len(names):,}, first '{names[0]}'), which are not read. {remedy}"
+            )
     # No files of any known kind is a different problem from files that fit no layout, with a different remedy. Tars may
     # be shards, so they were examined.
     archives = files_called(source, ARCHIVES)
-    others = source.files.where(lambda name: not is_note(name))
-    is_packed = bool(archives) and len(archives) == len(others)
-    if is_packed or all(isinstance(miss.error, EmptySourceError) for miss in declined):
+    is_packed = bool(archives) and len(archives) == len(source.files.where(lambda name: not is_note(name)))
+    faults = [miss.error for miss in declined if not isinstance(miss.error, EmptySourceError)]
+    if is_packed or not faults:
         msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}, and nothing that is read: {_KINDS}."
-        hints = _how_to_open(source, archives) or _what_a_table_needs(source)
-        return EmptySourceError(" ".join((msg, *hints, *source.tree.notes)))
-    first = next(miss.error for miss in reversed(declined) if not isinstance(miss.error, EmptySourceError))
+        return EmptySourceError(" ".join((msg, *_how_to_give(source), *source.tree.notes)))
     return LayoutError(
-        f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {first} {on_request}"
+        f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {faults[-1]} {on_request}"
     )
 
 
-def _what_a_table_needs(source: Source) -> tuple[str, ...]:
-    """Return what to give where a tree holds tables and nothing that they name."""
+def _how_to_give(source: Source) -> list[str]:
+    """Return what to give as the source where a tree holds only archives, or tables and nothing that they name."""
+    folder = source.label if isinstance(source.tree, FolderTree) else "FOLDER"
+    archives, tables = (files_called(source, ends) for ends in (ARCHIVES, TABLES))
+    labels = tables.where(lambda name: not is_submission(name)).names
+    if archives and source.tree.kind != "folder":
+        return ["Archives inside an archive are not opened: extract_archive(source, 'FOLDER'), and give 'FOLDER'."]
+    if archives:
+        # An archive alone would be read without its labels; several are usually the parts or splits of one dataset.
+        beside = f", and '{labels[0]}' beside them may hold their labels" if labels else ""
+        paths = [*([folder] if labels else []), *(f"{folder}/{name}" for name in archives.names[:NAMES_SHOWN])]
+        given = repr(paths[0]) if len(paths) == 1 else str(paths)
+        more = f" with {len(archives) - NAMES_SHOWN:,} more" if len(archives) > NAMES_SHOWN else ""
+        return [f"Archives inside a folder are not opened{beside}. Give as the source{more}: {given}."]
     if source.label.lower().endswith((".xlsx", ".ods")):
         how = f"pandas.read_excel('{source.label}', dtype=str).to_csv('FOLDER/labels.csv', index=False)"
-        return (f"It is a spreadsheet. Save it beside the files that it names, {how}, and give 'FOLDER'.",)
-    if not source.ending_in(TABLES):
-        return ()
-    folder = source.label if isinstance(source.tree, FolderTree) else "FOLDER"
+        return [f"It is a spreadsheet. Save it beside the files that it names, {how}, and give 'FOLDER'."]
+    if not tables:
+        return []
     hint = (
         "A table is read with the images or clips that it names: give the folder that holds both, or their two folders "
         f"in a list, ['{folder}', 'FOLDER_OF_THE_IMAGES']. Of a table that is the data itself save arrays, "
         "numpy.savez('data.npz', x=…, y=…), and give 'data.npz'."
     )
-    return (hint,)
-
-
-def _how_to_open(source: Source, archives: FileEntries) -> tuple[str, ...]:
-    """Return what to do with archives inside a tree."""
-    if not archives:
-        return ()
-    # A folder's share link cannot be written in front of a file's name, and neither can a list.
-    folder = source.label if isinstance(source.tree, FolderTree) else "FOLDER"
-    # All of them, because several are usually the parts or splits of one dataset.
-    paths = [f"'{folder}/{name}'" for name in archives.names[:NAMES_SHOWN]]
-    if source.tree.kind != "folder":
-        how = "Archives inside an archive are not opened. Extract it first, extract_archive(source, 'FOLDER'), and give"
-        paths = [path.replace(f"'{folder}/", "'FOLDER/", 1) for path in paths]
-    else:
-        how = "Archives inside a folder are not opened. Give"
-        tables = files_called(source, TABLES).where(lambda name: not is_submission(name)).names
-        if len(tables):
-            # The archive alone would be read without its labels.
-            how = f"Archives inside a folder are not opened, and '{tables[0]}' beside them may hold their labels. Give"
-            paths = [f"'{folder}'", *paths]
-    more = ", …" if len(archives) > NAMES_SHOWN else ""
-    given = f"[{', '.join(paths)}{more}]" if len(paths) > 1 else paths[0]
-    return (f"{how} as the source: {given}.",)
+    return [hint]
 
 
 def check_layout_name(layout: str) -> None:
@@ -663,32 +612,18 @@ def check_layout_name(layout: str) -> None:
 # Files that no layout reads, and how to use them.
 _AS_OBJECTS = "pass pack_dataset a dataset object whose items are (x, y)"
 _UNREAD = (
-    (
-        (".dcm", ".dicom"),
-        "DICOM files",
-        f"Read them with pydicom: {_AS_OBJECTS}, x = pydicom.dcmread(path).pixel_array.",
-    ),
+    ((".dcm", ".dicom"), "DICOM files", f"With pydicom {_AS_OBJECTS}, x = pydicom.dcmread(path).pixel_array."),
     (
         (".nii", ".nii.gz", ".mha", ".nrrd"),
         "medical volumes",
-        f"Read them with nibabel: {_AS_OBJECTS}, x = nibabel.load(path).get_fdata(), all of one shape.",
+        f"With nibabel {_AS_OBJECTS}, x = nibabel.load(path).get_fdata(), all of one shape.",
     ),
     (
         (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg"),
         "videos",
-        f"Extract images from them: ffmpeg -i clip.mp4 -vf fps=1 clip/%05d.jpg; or {_AS_OBJECTS}, x a clip's frames.",
+        f"Extract images, ffmpeg -i clip.mp4 -vf fps=1 clip/%05d.jpg; or {_AS_OBJECTS}, x a clip's frames.",
     ),
 )
-
-
-def _how_to_read(source: Source) -> str:
-    """Return what to do with files of known kinds that no layout reads; "" if there are none."""
-    for extensions, what, remedy in _UNREAD:
-        names = files_called(source, extensions).names
-        if len(names):
-            found = f"'{source.label}' holds {what} ({len(names):,}, first '{names[0]}')."
-            return f"{found} colabstage does not read them. {remedy}"
-    return ""
 
 
 @dataclass(frozen=True, slots=True)

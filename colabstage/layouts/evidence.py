@@ -14,7 +14,6 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.io.units import left_out
-from colabstage.layouts.samples import take_samples
 from colabstage.layouts.table import (
     Boxes,
     BrokenDatasetError,
@@ -154,7 +153,7 @@ def take_rows(table: SampleTable, chosen: NDArray[np.intp]) -> SampleTable:
     return replace(
         table,
         keys=take_strings(table.keys, chosen),
-        inputs=replace(table.inputs, source=take_samples(table.inputs.source, chosen)),
+        inputs=replace(table.inputs, source=table.inputs.source.take(chosen)),
         targets=None if targets is None else take_targets(targets, chosen),
         splits=None if table.splits is None else take_strings(table.splits, chosen),
         groups=None if table.groups is None else take_strings(table.groups, chosen),
@@ -166,7 +165,7 @@ def take_targets(targets: Targets, chosen: NDArray[Any]) -> Targets:
     if isinstance(targets, Values):
         return Values(targets.values[chosen])
     if not isinstance(targets, Boxes):
-        return replace(targets, source=take_samples(targets.source, chosen))
+        return replace(targets, source=targets.source.take(chosen))
     counts = np.diff(targets.offsets)[chosen]
     # For each box its place in the old array: the beginning of its sample there, and how far it is into that sample.
     ends = np.cumsum(counts)

@@ -32,12 +32,12 @@ from colabstage.layouts.words import (
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from colabstage.layouts.reading import Source
-    from colabstage.trees.listing import FileEntries, FileEntry
+    from colabstage.trees.listing import FileEntries
 
 # Pictures in formats that are not read: a folder of them is a class whose samples are missing.
 _OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
@@ -47,15 +47,18 @@ class _Folder(NamedTuple):
     """A folder with files of the kind, or an empty one."""
 
     parts: tuple[str, ...]
-    """Its path below the folders that only wrap the dataset."""
+    """Its path below the folders that only wrap the dataset; empty if it is no class."""
     number: int
     """Its number among folders with files; -1 if it is empty."""
 
     @property
     def has_classes(self) -> bool:
         """Tell whether there is more below the outermost folder than its name again, or a folder such as `images`."""
-        below = [name for name in self.parts[1:] if not holds_images(name)]
-        return any(split_name(name) != split_name(self.parts[0]) for name in below)
+        return any(split_name(name) != split_name(self.parts[0]) for name in self.parts[1:] if not holds_images(name))
+
+    def below(self, top: str) -> _Folder:
+        """Return the same as seen from a folder; with no path if it is elsewhere."""
+        return self._replace(parts=self.parts[1:] if self.parts[:1] == (top,) else ())
 
 
 class _ClassFolder(NamedTuple):
@@ -63,16 +66,10 @@ class _ClassFolder(NamedTuple):
 
     split_order: int
     class_name: str
+    # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
     path: str
     split: str
     number: int
-
-    @classmethod
-    def of(cls, folder: _Folder, order: int, split: str, level: int) -> _ClassFolder:
-        """Return a folder whose part at a level is the class."""
-        # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
-        name = folder.parts[level] if level < len(folder.parts) else folder.parts[-1]
-        return cls(order, name, "/".join(folder.parts), split, folder.number)
 
 
 def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -> Evidence:
@@ -90,251 +87,156 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
         kind: which of them are samples.
         level: which folder is the class, counted from the first that differs, from 1; negative from the innermost.
     """
-    return _ClassFolders(source, kind, level).find()
-
-
-class _ClassFolders:
-    """Files of one kind in a source, sorted into classes and splits by the folders that they are in."""
-
-    def __init__(self, source: Source, kind: FileKind, level: int | None) -> None:
-        self.source = source
-        self.kind = kind
-        self.level = level
-
-    def find(self) -> Evidence:
-        files = self._find_files()
-        paths, folder_of_file = files.folders
-        parts_of = [tuple(path.split("/")) if path else () for path in paths]
-        with_files = [
-            _Folder(() if any(map(is_foreign, parts)) else parts, number) for number, parts in enumerate(parts_of)
-        ]
-        folders = _unwrap([*with_files, *self._without_files(with_files)])
-        filled = [folder for folder in folders if folder.number >= 0]
-        splits = self._split_folders(filled)
-        found = sorted(self._classes(folders, splits))
-        found, flat = _without_flat(found) if splits and self.level is None else (found, [])
-        if not any(folder.number >= 0 for folder in found):
-            where = f"the folders {listed(sorted(splits))}" if splits else "one folder"
-            msg = (
-                f"'{self.source.label}' holds {len(files):,} {self.kind.noun} directly in {where} (first "
-                f"'{files.names[0]}'), but the layout {self.kind.layout} needs one folder for each class, with the "
-                f"{self.kind.noun} of the class in it."
-            )
-            raise LayoutError(msg)
-        # Numbered before folders without files are dropped, as in torchvision.
-        classes = sorted({folder.class_name for folder in found})
-        empty = {one.class_name for one in found} - {one.class_name for one in found if one.number >= 0}
-        found = [folder for folder in found if folder.number >= 0]
-        lists, by_list = self._listed_classes(files, folder_of_file, flat, classes)
-        numbers = {name: number for number, name in enumerate(classes)}
-        # The files of a folder are already sorted by name, like all files of a tree.
-        every = sorted([*found, *(folder for folder in flat if folder.split in by_list)])
-        ranks = np.full(len(with_files), len(every), np.int32)
-        ranks[[folder.number for folder in every]] = np.arange(len(every))
-        ranks = ranks[folder_of_file]
-        order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(every))]
-        ranks = ranks[order]
-        chosen = files.take(order)
-        labels = np.array([numbers.get(folder.class_name, -1) for folder in every], np.int64)[ranks]
-        names = {name: numbers[label] for split in by_list.values() for name, label in split.items()}
-        for place in np.flatnonzero(labels < 0).tolist():
-            labels[place] = names[chosen.names[place]]
-        notes = self._notes(len(files) - len(order), found, lists)
-        if empty:
-            notes.append(
-                f"The folders {listed(sorted(empty))} hold no {self.kind.noun}; they still count as classes, as in "
-                "torchvision."
-            )
-        table = SampleTable(
-            layout=self.kind.layout,
-            keys=chosen.names,
-            inputs=Images(TreeFiles(self.source.tree, chosen)),
-            targets=Values(labels),
-            classes=tuple(classes),
-            splits=tuple([every[rank].split for rank in ranks.tolist()]) if splits else None,
-            notes=tuple(notes),
-        )
-        return Evidence(table, "the folders", frozenset(lists))
-
-    def _find_files(self) -> FileEntries:
-        files = self.source.ending_in(self.kind.extensions)
-        if len(files):
-            return files
-        if not len(self.source.files):
-            msg = f"'{self.source.label}' holds no files. {' '.join(self.source.tree.notes)}".rstrip()
-            raise EmptySourceError(msg)
+    files = _find_files(source, kind)
+    paths, folder_of_file = files.folders
+    parts_of = [tuple(path.split("/")) if path else () for path in paths]
+    filled = [_Folder(() if any(map(is_foreign, one)) else one, number) for number, one in enumerate(parts_of)]
+    folders = _unwrap([*filled, *_without_files(source, kind, filled)])
+    splits = _split_folders([folder for folder in folders if folder.number >= 0], source.label)
+    found = sorted(_classes(folders, splits, level))
+    found, flat = _without_flat(found) if splits and level is None else (found, [])
+    if not any(folder.number >= 0 for folder in found):
+        where = f"the folders {listed(sorted(splits))}" if splits else "one folder"
         msg = (
-            f"'{self.source.label}' holds no {self.kind.noun} but {count_kinds(self.source.files)}. "
-            f"{self.kind.noun.capitalize()} are files that end in {', '.join(self.kind.extensions)}."
+            f"'{source.label}' holds {len(files):,} {kind.noun} directly in {where} (first '{files.names[0]}'), but "
+            f"the layout {kind.layout} needs one folder for each class, with the {kind.noun} of the class in it."
         )
-        raise EmptySourceError(msg)
-
-    def _without_files(self, with_files: list[_Folder]) -> list[_Folder]:
-        """Find the folders without files of the kind that are empty or hold only pictures in unreadable formats."""
-        names = set(self.source.tree.empty_folders)
-        # Covers and spectrograms beside audio are not a class.
-        if self.kind.extensions != SOUNDS:
-            names |= {folder for folder in self.source.ending_in(_OTHER_PICTURES).folders[0] if folder}
-        # A folder above one with files is not a class of its own.
-        used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
-        return [
-            _Folder(parts, -1)
-            for parts in sorted({tuple(name.split("/")) for name in names} - used)
-            if not any(map(is_foreign, parts)) and not is_split(parts[-1]) and not is_role(parts[-1])
-        ]
-
-    def _split_folders(self, folders: list[_Folder]) -> dict[str, str]:
-        """Return the split folders with the stored name of each split; empty if the folders are classes."""
-        tops = {folder.parts[0] for folder in folders if folder.parts}
-        deep = {folder.parts[0] for folder in folders if folder.has_classes}
-        splits = {top: SPLITS[top.lower()] for top in tops if top.lower() in SPLITS}
-        if len(splits) < 2:
-            splits = _spelled_splits(tops, deep) or splits
-        # A split without class folders beside splits that have them is unlabelled: seg_pred, single_prediction.
-        others = sorted(tops - splits.keys())
-        if len(splits) < 2 and others:
-            return {}  # A single "train" among other folders is a class of vehicles.
-        others = [top for top in others if top in deep or not deep & splits.keys()]
-        if others:
-            msg = (
-                f"'{self.source.label}' mixes folders of splits ({listed(sorted(splits))}) with others that hold "
-                f"{self.kind.noun} ({listed(others)}). Move the others away, or into the splits."
-            )
-            raise LayoutError(msg)
-        if len(set(splits.values())) < len(splits):
-            msg = (
-                f"'{self.source.label}' holds the folders {listed(sorted(splits))}, several of which mean the same "
-                "split. Rename or join them."
-            )
-            raise LayoutError(msg)
-        return splits
-
-    def _classes(self, folders: list[_Folder], splits: dict[str, str]) -> list[_ClassFolder]:
-        if not splits:
-            return [_ClassFolder.of(one, 0, "", self._level(one)) for one in folders if one.parts]
-        found = []
-        for top, split in splits.items():
-            below = [folder._replace(parts=folder.parts[1:]) for folder in folders if folder.parts[:1] == (top,)]
-            below = _unwrap_split(below, top)
-            found += [_ClassFolder.of(one, SPLIT_ORDER[split], split, self._level(one)) for one in below if one.parts]
-        return found
-
-    def _level(self, folder: _Folder) -> int:
-        if self.level is None:
-            return 0
-        level = self.level - 1 if self.level > 0 else len(folder.parts) + self.level
-        if folder.number >= 0 and not 0 <= level < len(folder.parts):
-            msg = (
-                f"folders(level={self.level}): '{'/'.join(folder.parts)}' is "
-                f"{format_count(len(folder.parts), 'folders')} "
-                "deep. Choose a level that every sample has; -1 is the innermost."
-            )
-            raise LayoutError(msg)
-        return max(level, 0)
-
-    def _listed_classes(
-        self, files: FileEntries, folder_of_file: NDArray[Any], flat: list[_ClassFolder], classes: list[str]
-    ) -> tuple[list[str], dict[str, dict[str, str]]]:
-        """Return the class of each file in splits whose folder has a list of names and classes beside the images, and
-        the lists.
-        """
-        found: dict[str, dict[str, str]] = {}
-        used = []
-        texts = self.source.ending_in((".txt",)) if flat else ()
-        for folder in flat:
-            names = [files.names[number] for number in np.flatnonzero(folder_of_file == folder.number).tolist()]
-            above = posixpath.dirname(posixpath.dirname(names[0]))
-            for entry in texts:
-                if posixpath.dirname(entry.name) != above:
-                    continue
-                lines = (line.split("\t" if "\t" in line else None) for line in self.source.text(entry).splitlines())
-                stated = {normal(one[0].strip()): one[1].strip() for one in lines if len(one) > 1}
-                if normal(posixpath.basename(names[0])) in stated:
-                    found[folder.split] = _classes_of(entry, names, stated, classes)
-                    used.append(entry.name)
-                    break
-        return used, found
-
-    def _notes(self, outside: int, found: list[_ClassFolder], lists: list[str]) -> list[str]:
-        notes = left_out_notes((outside, self.kind.noun, "in no class folder"))
-        # Omitted files are counted by kind, so that a person sees whether labels were among them.
-        others = self.source.files.not_ending_in(self.kind.extensions)
-        if others:
-            notes.append(f"{left_out(len(others), 'other files')} ({count_kinds(others)}).")
-        by_split = _classes_by_split(found)
-        everything = set().union(*by_split.values())
-        notes += [
-            f"The split '{split}' has no {self.kind.noun} of "
-            f"{format_count(len(everything) - len(own), 'classes')}: {listed(sorted(everything - own))}."
-            for split, own in by_split.items()
-            if own != everything
-        ]
-        return notes + _numbered_note(sorted(everything)) + [f"Classes of '{one}' are read." for one in lists]
-
-
-def _numbered_note(classes: list[str]) -> list[str]:
-    """Return a note if folders have numbers as names that differ from the labels."""
-    # 10 is sorted before 2, and names that count from 1 get labels from 0, so a separate list of names would be
-    # shifted.
-    if not classes or not all(name.isascii() and name.isdecimal() and len(name) < 20 for name in classes):
-        return []
-    odd = next(((name, place) for place, name in enumerate(classes) if int(name) != place), None)
-    if odd is None:
-        return []
-    note = (
-        "The folders have numbers as names, and labels are other numbers: positions in the text order of these names, "
-        f"in which '{odd[0]}' is {odd[1]}. classes[label] is the folder's name."
+        raise LayoutError(msg)
+    # Numbered before folders without files are dropped, as in torchvision.
+    classes = sorted({folder.class_name for folder in found})
+    found = [folder for folder in found if folder.number >= 0]
+    labels_of, lists = _listed_classes(source, files, folder_of_file, flat, classes)
+    # The files of a folder are already sorted by name, like all files of a tree.
+    every = sorted([*found, *(folder for folder in flat if folder.number in labels_of)])
+    ranks = np.full(len(filled), len(every), np.int32)
+    ranks[[folder.number for folder in every]] = np.arange(len(every))
+    ranks = ranks[folder_of_file]
+    order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(every))]
+    ranks = ranks[order]
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.array([numbers.get(folder.class_name, -1) for folder in every], np.int64)[ranks]
+    for number, found_labels in labels_of.items():
+        labels[folder_of_file[order] == number] = [numbers[label] for label in found_labels]
+    notes = left_out_notes((len(files) - len(order), kind.noun, "in no class folder"))
+    # Omitted files are counted by kind, so that a person sees whether labels were among them.
+    others = source.files.not_ending_in(kind.extensions)
+    if others:
+        notes.append(f"{left_out(len(others), 'other files')} ({count_kinds(others)}).")
+    notes += [*_notes(found, classes, kind.noun), *(f"Classes of '{one}' are read." for one in lists)]
+    chosen = files.take(order)
+    table = SampleTable(
+        layout=kind.layout,
+        keys=chosen.names,
+        inputs=Images(TreeFiles(source.tree, chosen)),
+        targets=Values(labels),
+        classes=tuple(classes),
+        splits=tuple([every[rank].split for rank in ranks.tolist()]) if splits else None,
+        notes=tuple(notes),
     )
-    return [note]
+    return Evidence(table, "the folders", frozenset(lists))
+
+
+def _find_files(source: Source, kind: FileKind) -> FileEntries:
+    files = source.ending_in(kind.extensions)
+    if len(files):
+        return files
+    msg = f"'{source.label}' holds no files. {' '.join(source.tree.notes)}".rstrip()
+    if len(source.files):
+        msg = (
+            f"'{source.label}' holds no {kind.noun} but {count_kinds(source.files)}. {kind.noun.capitalize()} are "
+            f"files that end in {', '.join(kind.extensions)}."
+        )
+    raise EmptySourceError(msg)
+
+
+def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:
+    """Find the folders without files of the kind that are empty or hold only pictures in unreadable formats."""
+    names = set(source.tree.empty_folders)
+    # Covers and spectrograms beside audio are not a class.
+    if kind.extensions != SOUNDS:
+        names |= {folder for folder in source.ending_in(_OTHER_PICTURES).folders[0] if folder}
+    # A folder above one with files is not a class of its own.
+    used = {folder.parts[:depth] for folder in filled for depth in range(1, len(folder.parts) + 1)}
+    return [
+        _Folder(parts, -1)
+        for parts in sorted({tuple(name.split("/")) for name in names} - used)
+        if not any(map(is_foreign, parts)) and not is_split(parts[-1]) and not is_role(parts[-1])
+    ]
 
 
 def _unwrap(folders: list[_Folder]) -> list[_Folder]:
     """Remove the folders that all files share, down to the one with the class or split folders."""
-    while True:
-        # Files beside the wrapping folder (a preview, a logo) do not make it a class.
-        nested = [folder for folder in folders if folder.parts and folder.number >= 0]
-        # Nor does a folder of unsorted test images.
-        tops = {folder.parts[0] for folder in nested if folder.has_classes or not is_split(folder.parts[0])}
-        if len(tops) != 1 or not (tops == {one.parts[0] for one in nested} or _holds_splits(folders, *tops)):
-            return folders
-        nested = [folder for folder in nested if folder.parts[0] in tops]
-        top = next(iter(tops))
-        if top.lower() in SPLITS or any(len(one.parts) == 1 for one in nested):
-            return folders
-        # One class with a folder in it, beside classes without files, looks like a wrapper of one class.
-        empty = any(folder.number < 0 and folder.parts[0] != top for folder in folders)
-        if empty and len({folder.parts[1] for folder in nested}) == 1:
-            return folders
-        folders = [
-            # What remains beside a wrapper is not in a class folder.
-            folder._replace(parts=folder.parts[1:] if folder.parts[:1] == (top,) else ())
-            for folder in folders
-            if folder.number >= 0 or folder.parts[:1] == (top,)
-        ]
+    # Files beside the wrapping folder (a preview, a logo) do not make it a class; nor does a folder of unsorted test
+    # images.
+    nested = [folder for folder in folders if folder.parts and folder.number >= 0]
+    tops = {folder.parts[0] for folder in nested if folder.has_classes or not is_split(folder.parts[0])}
+    if len(tops) != 1:
+        return folders
+    (top,) = tops
+    inside = [folder for folder in nested if folder.parts[0] == top]
+    if len(inside) < len(nested) and not _holds_splits([folder.parts[1:] for folder in inside]):
+        return folders
+    # One class with a folder in it, beside classes without files, looks like a wrapper of one class.
+    empty = any(folder.number < 0 and folder.parts[0] != top for folder in folders)
+    one_class = empty and len({folder.parts[1:2] for folder in inside}) == 1
+    if top.lower() in SPLITS or one_class or any(len(folder.parts) == 1 for folder in inside):
+        return folders
+    # What remains beside a wrapper is not in a class folder.
+    return _unwrap([folder.below(top) for folder in folders if folder.number >= 0 or folder.parts[:1] == (top,)])
 
 
-def _holds_splits(folders: list[_Folder], top: str) -> bool:
+def _holds_splits(inside: list[tuple[str, ...]]) -> bool:
     """Tell whether a folder, or the folder that it wraps, holds several split folders."""
-    inside = [folder.parts[1:] for folder in folders if folder.parts[:1] == (top,) and folder.number >= 0]
     inner = {parts[0] for parts in inside if parts}
-    if len(inner) == 1 and all(len(parts) > 1 for parts in inside):
-        return _holds_splits([_Folder(parts, 0) for parts in inside], *inner)
+    if len(inner) == 1 and all(inside):
+        return _holds_splits([parts[1:] for parts in inside])
     return len(inner) > 1 and all(map(is_split, inner))
+
+
+def _split_folders(folders: list[_Folder], label: str) -> dict[str, str]:
+    """Return the split folders with the stored name of each split; empty if the folders are classes."""
+    tops = {folder.parts[0] for folder in folders if folder.parts}
+    deep = {folder.parts[0] for folder in folders if folder.has_classes}
+    splits = {top: SPLITS[top.lower()] for top in tops if top.lower() in SPLITS}
+    if len(splits) < 2:
+        splits = _spelled_splits(tops, deep) or splits
+    # A split without class folders beside splits that have them is unlabelled: seg_pred, single_prediction.
+    others = sorted(tops - splits.keys())
+    if len(splits) < 2 and others:
+        return {}  # A single "train" among other folders is a class of vehicles.
+    others = [top for top in others if top in deep or not deep & splits.keys()]
+    if others or len(set(splits.values())) < len(splits):
+        what = f"others ({listed(others)})" if others else "several for one split"
+        msg = (
+            f"'{label}' mixes folders of splits ({listed(sorted(splits))}) with {what}. Move them away, or into the "
+            "splits."
+        )
+        raise LayoutError(msg)
+    return splits
 
 
 def _spelled_splits(tops: set[str], deep: set[str]) -> dict[str, str]:
     """Find splits with other spellings, if the names agree apart from the split: seg_train and seg_test; rps, which is
     then `train`, and rps-test-set. Empty if they do not."""
     read = {top: split_name(top) for top in tops}
-    named = {top: name for top, name in read.items() if name.split and top in deep}
-    rests = {name.rest for name in named.values()}
+    named = {top for top in deep if read[top].split}
+    rests = {read[top].rest for top in named}
     if len(rests) != 1:
         return {}
-    bare = [top for top in deep - named.keys() if read[top].rest == next(iter(rests)) and read[top].rest]
     splits = {top: name.split for top, name in read.items() if name.split and name.rest in rests}
+    bare = [top for top in deep - named if read[top].rest in rests and read[top].rest]
     if len(bare) == 1 and "train" not in splits.values():
         splits[bare[0]] = "train"
     return splits if len(splits) > 1 else {}
+
+
+def _classes(folders: list[_Folder], splits: dict[str, str], level: int | None) -> Iterator[_ClassFolder]:
+    for top, split in (splits or {"": ""}).items():
+        below = _unwrap_split([folder.below(top) for folder in folders], top) if splits else folders
+        for parts, number in below:
+            if parts:
+                at = _checked_level(parts, level) if level is not None and number >= 0 else 0
+                yield _ClassFolder(SPLIT_ORDER.get(split, 0), parts[at], "/".join(parts), split, number)
 
 
 def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
@@ -342,17 +244,21 @@ def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
     inner = {folder.parts[0] for folder in folders if folder.parts and folder.number >= 0}
     if len(inner) != 1 or not all(len(folder.parts) > 1 for folder in folders if folder.parts):
         return folders
-    name = next(iter(inner))
+    (name,) = inner
     if split_name(name) != split_name(split) and not holds_images(name):
         return folders
-    return _unwrap_split([folder._replace(parts=folder.parts[1:]) for folder in folders], split)
+    return _unwrap_split([folder.below(name) for folder in folders], split)
 
 
-def _classes_by_split(found: Iterable[_ClassFolder]) -> dict[str, set[str]]:
-    by_split: dict[str, set[str]] = {}
-    for folder in found:
-        by_split.setdefault(folder.split, set()).add(folder.class_name)
-    return by_split
+def _checked_level(parts: tuple[str, ...], level: int) -> int:
+    at = level - 1 if level > 0 else len(parts) + level
+    if not 0 <= at < len(parts):
+        msg = (
+            f"folders(level={level}): '{'/'.join(parts)}' is {format_count(len(parts), 'folders')} deep. Choose a "
+            "level that every sample has; -1 is the innermost."
+        )
+        raise LayoutError(msg)
+    return at
 
 
 def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_ClassFolder]]:
@@ -362,23 +268,73 @@ def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_
     flat = {
         split
         for split, names in by_split.items()
-        if len(names) == 1 and (holds_images(name := next(iter(names))) or split_name(name).split == split)
+        if len(names) == 1 and all(holds_images(name) or split_name(name).split == split for name in names)
     }
     others = {name for split, names in by_split.items() if split not in flat for name in names}
     flat = {split for split in flat if others and not by_split[split] & others}
     return [one for one in found if one.split not in flat], [one for one in found if one.split in flat]
 
 
-def _classes_of(entry: FileEntry, names: list[str], stated: dict[str, str], classes: list[str]) -> dict[str, str]:
-    known = set(classes)
-    found = {name: stated.get(normal(posixpath.basename(name)), "") for name in names}
-    # A list from another dataset, or of words other than the folders' names, would give wrong labels to all.
-    wrong = next((name for name, label in found.items() if label not in known), None)
-    if wrong is not None:
-        what = f"the class '{found[wrong]}', but no folder has that name" if found[wrong] else "no class"
-        msg = f"'{entry.name}' gives {what} to '{wrong}'; expected one of {listed(classes)}. Correct the list."
-        raise BrokenDatasetError(msg)
-    return found
+def _classes_by_split(found: Iterable[_ClassFolder]) -> dict[str, set[str]]:
+    by_split: dict[str, set[str]] = {}
+    for folder in found:
+        by_split.setdefault(folder.split, set()).add(folder.class_name)
+    return by_split
+
+
+def _listed_classes(
+    source: Source, files: FileEntries, folder_of_file: NDArray[Any], flat: list[_ClassFolder], classes: list[str]
+) -> tuple[dict[int, list[str]], list[str]]:
+    """Return the classes of the files of each folder beside which a list of names and classes states them, by its
+    number; and the lists."""
+    labels: dict[int, list[str]] = {}
+    used = []
+    for folder in flat:
+        names = [files.names[number] for number in np.flatnonzero(folder_of_file == folder.number).tolist()]
+        above = posixpath.dirname(posixpath.dirname(names[0]))
+        for entry in source.ending_in((".txt",)).where(lambda name: posixpath.dirname(name) == above):  # noqa: B023
+            lines = (line.split("\t") for line in source.text(entry).splitlines())
+            stated = {normal(name.strip()): label.strip() for name, label, *_ in (one for one in lines if len(one) > 1)}
+            found = [stated.get(normal(posixpath.basename(name)), "") for name in names]
+            if not found[0]:
+                continue
+            # A list from another dataset, or of words other than the folders' names, would give wrong labels to all.
+            wrong = next((place for place, label in enumerate(found) if label not in classes), None)
+            if wrong is not None:
+                msg = (
+                    f"'{entry.name}' gives the class '{found[wrong]}', but no folder has that name, to "
+                    f"'{names[wrong]}'; expected one of {listed(classes)}. Correct the list."
+                )
+                raise BrokenDatasetError(msg)
+            labels[folder.number] = found
+            used.append(entry.name)
+            break
+    return labels, used
+
+
+def _notes(found: list[_ClassFolder], classes: list[str], noun: str) -> Iterator[str]:
+    """Say what of the folders a loss, or a list of names, may not expect."""
+    by_split = _classes_by_split(found)
+    everything = set().union(*by_split.values())
+    for split, own in by_split.items():
+        if own != everything:
+            lacks = format_count(len(everything - own), "classes")
+            yield f"The split '{split}' has no {noun} of {lacks}: {listed(sorted(everything - own))}."
+    # 10 is sorted before 2, and names that count from 1 get labels from 0.
+    names = sorted(everything)
+    numbered = all(name.isascii() and name.isdecimal() and len(name) < 20 for name in names)
+    odd = next((place for place, name in enumerate(names) if numbered and int(name) != place), None)
+    if odd is not None:
+        yield (
+            "The folders have numbers as names, and labels are other numbers: positions in the text order of these "
+            f"names, in which '{names[odd]}' is {odd}. classes[label] is the folder's name."
+        )
+    empty = [name for name in classes if name not in everything]
+    if empty:
+        yield f"The folders {listed(empty)} hold no {noun}; they still count as classes, as in torchvision."
+
+
+# --- why folders are no classes ---------------------------------------------------------------------------------------
 
 
 def why_not_classes(found: Evidence, *, may_be_one: bool = False) -> str:
@@ -416,65 +372,54 @@ class _Levels:
         # A class's folder alone, wherever that is in the source.
         paths = (folder.split("/") for folder in self.folders)
         found = ["/".join(path[: path.index(only) + 1]) for path in paths if only in path]
-        place = min(found, key=len, default=only)
         ways = [
-            f"stage one of the outer folders alone: {only_line(self.tree, place)}" if only else "",
+            f"one of the outer folders alone: {only_line(self.tree, min(found, key=len, default=only))}"
+            if only
+            else "",
             f"images and masks: layout=parts(x='{parts[0]}', y='{parts[-1]}')" if parts else "",
             "the inner folders: layout=folders(level=-1)" if inner else "",
-            "the class in the paths: "
-            + (r"layout=file_names(r'([^/]+)/[^/]+$')" if inner else "layout=file_names(PATTERN)"),
+            f"the class in the paths: layout=file_names({_INNERMOST if inner else 'PATTERN'})",
         ]
         return f"Say which is meant, from colabstage.options: {'; '.join(filter(None, ways))}."
 
-    def _below(self) -> tuple[dict[str, set[str]], dict[str, set[tuple[str, ...]]]]:
-        """Return for each class the folders in it that contain samples, "" where some are directly in it; and the
-        paths of those of classes that have none directly in them."""
+    def _below(self) -> dict[str, set[tuple[str, ...]]]:
+        """Return for each class the paths of folders in it that contain samples, without those that say nothing: parts
+        of samples, and folders below every class."""
         # As single numbers, because sorting a million pairs takes ten times as long and twice the memory.
         pairs = np.unique(self.folder_of.astype(np.int64) * len(self.classes) + self.labels)
         places = [divmod(pair, len(self.classes)) for pair in pairs.tolist()]
         # A folder above all of them may have a class's name: cell_images/cell_images.
-        above = shared_folders(f"{self.folders[folder]}/" for folder, _ in places)
-        depth = len(above) if len(self.classes) > 1 else 0
+        depth = len(shared_folders(f"{self.folders[folder]}/" for folder, _ in places)) if len(self.classes) > 1 else 0
         rests: dict[str, set[tuple[str, ...]]] = {name: set() for name in self.classes}
         for folder, label in places:
-            name, parts = self.classes[label], self.folders[folder].split("/")
-            rest = parts[parts.index(name, depth) + 1 :] if name in parts[depth:] else []
+            name, path = self.classes[label], self.folders[folder].split("/")
+            rest = path[path.index(name, depth) + 1 :] if name in path[depth:] else []
             rests[name].add(tuple(part for part in rest if not is_role(part)))
-        leaves = {name: inner for name, inner in rests.items() if () not in inner}
-        while True:
-            # Folders that are below every class say nothing about a class.
-            first = {rest[:1] for inner in rests.values() for rest in inner}
-            if len(first) != 1 or () in first:
-                return {name: {(*rest, "")[0] for rest in inner} for name, inner in rests.items()}, leaves
+        while len(first := {rest[:1] for inner in rests.values() for rest in inner}) == 1 and () not in first:
             rests = {name: {rest[1:] for rest in inner} for name, inner in rests.items()}
+        return rests
 
     def deeper(self) -> str:
         """Find samples below the folders: variants of one dataset, parts of each sample, or the classes."""
-        below, leaves = self._below()
-        common = set.intersection(*below.values())
-        if len(below) > 1 and len(common) > 1 and "" not in common:
-            how = self._choose(only=next(iter(below)), inner=True)
-            return f"each holds the folders {listed(sorted(common))}, which may be the classes as well. {how}"
-        again = next((name for name, inner in below.items() if len((inner & below.keys()) - {name}) > 1), "")
-        if again:
-            inside = listed(sorted(below[again] & below.keys()))
-            return (
-                f"'{again}' holds the folders {inside}, which are classes beside it as well. {self._choose(only=again)}"
-            )
-        wide = next((name for name, inner in below.items() if len(inner - {""}) > 1), "")
-        wide = wide or next((name for name, inner in leaves.items() if len(inner) > 1), "")
+        rests = self._below()
+        below = {name: {(*rest, "")[0] for rest in inner} for name, inner in rests.items()}
         flat = [name for name, inner in below.items() if inner == {""}]
-        bare = any("" in inner for inner in below.values())
+        common = set.intersection(*below.values()) if len(below) > 1 else set()
+        again = next((name for name, inner in below.items() if len((inner & below.keys()) - {name}) > 1), "")
+        wide = next((name for name, inner in rests.items() if len(inner - {()}) > 1), "")
         # Beside folders with files of their own, only a lone one with folders is odd: a repository's pictures.
-        if not wide or (bare and not (flat and len(flat) == len(below) - 1 and "" not in below[wide])):
+        if any("" in inner for inner in below.values()) and (
+            not wide or not flat or len(flat) < len(below) - 1 or "" in below[wide]
+        ):
+            wide = ""
+        variants = len(common) > 1 and "" not in common
+        name = next(iter(below)) if variants else again or wide
+        if not name:
             return ""
-        beside = (
-            f", and {listed(flat)} {'hold' if len(flat) > 1 else 'holds'} {self.table.unit} directly" if flat else ""
-        )
-        return (
-            f"the {self.table.unit} are deeper: those of '{wide}' in {listed(sorted(below[wide]))}, which may be the "
-            f"classes{beside}. {self._choose(only=wide if flat else '', inner=not flat)}"
-        )
+        inside = {rest[0] if len(below[name] - {""}) > 1 else "/".join(rest) for rest in rests[name] - {()}}
+        beside = f", and {listed(flat)} beside it hold {self.table.unit} directly" if flat else ""
+        how = self._choose(only=name if variants or again or flat else "", inner=not flat and not again)
+        return f"'{name}' holds the folders {listed(sorted(inside))}, which may be the classes as well{beside}. {how}"
 
     def parts_below(self) -> str:
         """Find folders of images and of masks below the classes: the masks are not samples."""
@@ -487,25 +432,22 @@ class _Levels:
     def roles(self) -> str:
         """Find the folders called after splits, or after what they hold of each sample, unless one stands among real
         classes."""
-        splits = [name for name in self.classes if split_name(name).split]
-        reads = [split_name(name) for name in splits]
-        # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing.
-        # training_fake beside training_real are two classes of one split.
-        of_one = len({read.split for read in reads}) == 1 and len({read.rest for read in reads}) == len(reads) > 1
-        odd = {
-            name for name, read in zip(splits, reads, strict=True) if not read.rest or (len(splits) > 1 and not of_one)
-        }
+        splits = {name: read for name in self.classes if (read := split_name(name)).split}
+        # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing; training_fake beside
+        # training_real are two classes of one split.
+        one_split = len({read.split for read in splits.values()}) == 1
+        of_one = one_split and len({read.rest for read in splits.values()}) == len(splits)
+        odd = {name for name, read in splits.items() if not read.rest or (len(splits) > 1 and not of_one)}
         odd |= {name for name in self.classes if is_role(name)}
         # Of folds, or of pictures before and after, each folder is a part; "depth" among other words is a class.
-        parts = [name for name in self.classes if is_part(name)]
-        if parts and len({*parts, *splits}) == len(self.classes):
-            odd |= {*parts}
+        parts = {name for name in self.classes if is_part(name)}
+        if parts and len(parts | splits.keys()) == len(self.classes):
+            odd |= parts
         if not odd or (len(odd) == 1 and len(self.classes) > 2):
             return ""
-        first = min(self.classes)
         return (
             f"{listed(sorted(odd))} are names of parts of a dataset, and nothing says what of each sample they hold. "
-            f"{self._choose(only=first, parts=sorted(self.classes))}"
+            f"{self._choose(only=min(self.classes), parts=sorted(self.classes))}"
         )
 
     def mates(self) -> str:
@@ -527,21 +469,22 @@ class _Levels:
         )
 
     def strange_split(self) -> str:
-        """Find a split that has no class in common with `train`."""
-        classes: dict[str, set[str]] = {}
-        for split, label in set(zip(self.table.splits or (), self.labels.tolist(), strict=False)):
-            classes.setdefault(split, set()).add(self.classes[label])
-        # Tested classes must be trained, so without a common class the folders are something else.
-        known = classes.get("train")
-        for split, names in classes.items():
-            if known and not names & known:
+        """Find a split most of whose classes are not in `train`."""
+        pairs = set(zip(self.table.splits or (), self.labels.tolist(), strict=False))
+        # Tested classes must be trained, so without them the folders are something else.
+        known = {label for split, label in pairs if split == "train"}
+        for odd in dict.fromkeys(split for split, _ in sorted(pairs)):
+            own = {label for split, label in pairs if split == odd}
+            if known and 2 * len(own & known) < len(own):
+                names, trained = (listed([self.classes[label] for label in sorted(one)]) for one in (own, known))
                 return (
-                    f"the split '{split}' ({listed(sorted(names))}) has no class in common with 'train' "
-                    f"({listed(sorted(known))}). Name its folders as those of 'train', or move it away."
+                    f"most classes of the split '{odd}' ({names}) are not in 'train' ({trained}). Name its folders as "
+                    "those of 'train', or move it away."
                 )
         return ""
 
 
+_INNERMOST = r"r'([^/]+)/[^/]+$'"
 # More folders are classes.
 _MOST_PARTS = 16
 _STEMS_COMPARED = 64

@@ -22,16 +22,11 @@ class Lookup:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = [normal(name) for name in names]
-        self._whole: dict[str, int] = {}
-        self._by_base: dict[str, list[int]] = {}
-        self._by_stem: dict[str, list[int]] = {}
-        for number, name in enumerate(self.names):
-            base = name.rpartition("/")[2]
-            self._whole[name] = number
-            self._by_base.setdefault(base, []).append(number)
-            # As `posixpath.splitext`, in a tenth of its time: there may be a million names.
-            dot = base.rfind(".")
-            self._by_stem.setdefault(base[:dot] if dot > 0 else base, []).append(number)
+        bases = [name.rpartition("/")[2] for name in self.names]
+        self._whole = dict(zip(self.names, range(len(bases)), strict=True))
+        self._by_base = _numbers_by(bases)
+        # As `posixpath.splitext`, in a tenth of its time: there may be a million names.
+        self._by_stem = _numbers_by([base[:dot] if (dot := base.rfind(".")) > 0 else base for base in bases])
         folders = {name.rpartition("/")[0] for name in self.names}
         self._folders = {part for folder in folders for part in folder.split("/") if part}
         self.has_splits = any(map(is_split, self._folders))
@@ -44,25 +39,11 @@ class Lookup:
         base = normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
         return base in self._by_base or base in self._by_stem
 
-    def is_base(self, written: str) -> bool:
-        """Tell whether a file has this bare name, extension included."""
-        return normal(written).replace("\\", "/").rpartition("/")[2] in self._by_base
-
     def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, Sequence[int]], int]:
         """Return the numbers of the files that each of many names may mean, if any; and how many of the names have the
-        file's extension. As `search`, without a call for each of a million bare names."""
-        found: dict[str, Sequence[int]] = {}
-        whole = 0
-        by_base, by_stem = self._by_base, self._by_stem
-        for name in written:
-            numbers = by_base.get(name)
-            if numbers is not None and len(numbers) == 1:
-                found[name], whole = numbers, whole + 1
-            elif (numbers := by_stem.get(name)) is not None and len(numbers) == 1 and name not in by_base:
-                found[name] = numbers
-            elif name and self.may_find(name) and (several := self.search(name, folder)):
-                found[name], whole = several, whole + self.is_base(name)
-        return found, whole
+        file's extension."""
+        found = {name: several for name in written if name and (several := self.search(name, folder))}
+        return found, sum(normal(name).replace("\\", "/").rpartition("/")[2] in self._by_base for name in found)
 
     def find(self, written: str, folder: str = "", *, split: str = "") -> int | None:
         """Return the number of the one file that is meant, or `None`."""
@@ -81,8 +62,8 @@ class Lookup:
         if "/" not in written and "\\" not in written and not split:
             # The common case in nearly all tables: a base name of exactly one file.
             numbers = self._by_base.get(written) or self._by_stem.get(written)
-            if numbers is not None and len(numbers) == 1:
-                return numbers
+            if numbers is None or len(numbers) == 1:
+                return numbers or ()
         folder = normal(folder)
         parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".")]
         if ".." in parts:
@@ -134,3 +115,15 @@ class Lookup:
     def _is_of(self, number: int, split: str) -> bool:
         other = split_of_path(self.names[number]) if split else ""
         return not other or same_split(other, split)
+
+
+def _numbers_by(keys: list[str]) -> dict[str, tuple[int, ...]]:
+    """Return the places of each of many keys, nearly all of which are different."""
+    found: dict[str, tuple[int, ...]] = dict(zip(keys, zip(range(len(keys))), strict=True))
+    if len(found) < len(keys):
+        several: dict[str, list[int]] = {}
+        for number, key in enumerate(keys):
+            if found[key] != (number,):
+                several.setdefault(key, []).append(number)
+        found |= {key: (*numbers, *found[key]) for key, numbers in several.items()}
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Images, SampleTable, class_indices, known_splits
 from colabstage.layouts.words import (
     HARMLESS,
+    before_last_word,
     is_note,
     shared_folders,
     split_name,
@@ -31,12 +32,11 @@ if TYPE_CHECKING:
 
 # The only unambiguous form: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
-# A last word of a name that is not just a number.
-_AFTER_STEM = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 # The part before the last number of a name: pug in pug_12, 25_0_2 in 25_0_2_20170116.
 _BEFORE_NUMBER = re.compile(r"(.*?[A-Za-z0-9])[ _.()-]*\d+\D*$")
 # The same of whole names, for who has to write it.
 _BEFORE_NUMBER_TYPED = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
+_SPREADSHEETS = (".xlsx", ".xls", ".ods")
 
 
 def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
@@ -126,13 +126,15 @@ def why_not_bare(source: Source) -> str:
     """Return what may be the labels of images that nothing states labels of, and what to write; "" if nothing may."""
     images = images_of(source)
     without = 'layout="images" reads the images without labels.'
-    others = source.files.not_ending_in(tuple(HARMLESS))
-    labels = [name for name in others.names if not is_note(name)]
+    labels = source.files.not_ending_in(tuple(HARMLESS)).where(lambda name: not is_note(name)).names
     if labels:
+        base, extension = posixpath.splitext(labels[0])
+        # As text, because 0001 is a name.
+        line = f" (pandas.read_excel('{labels[0]}', dtype=str).to_csv('{base}.csv', index=False))"
         return (
             f"The images of '{source.label}' are in no folders of classes, and {listed(labels[:3])} may hold their "
-            f"labels, in a form that is not read here. Write a table with a path and a label in each row beside the "
-            f"images{_as_csv(labels[0])}, or give a function as layout=. {without}"
+            "labels, in a form that is not read here. Write a table with a path and a label in each row beside the "
+            f"images{line if extension.lower() in _SPREADSHEETS else ''}, or give a function as layout=. {without}"
         )
     beginnings = _beginnings(images.names)
     if beginnings:
@@ -141,49 +143,30 @@ def why_not_bare(source: Source) -> str:
             f"{listed(beginnings)}. Say which part it is: layout=file_names(r'{_BEFORE_NUMBER_TYPED}'), from "
             f"colabstage.options, for what comes before the last number. {without}"
         )
-    pair = _pair_by_name(images.names)
-    if pair is not None:
+    pairs = _pairs_by_name(images.names)
+    # Most images are called after one another: a.jpg and a_manual.jpg, or as MSRA10K a.jpg and a.png.
+    if len(pairs) > 1 and 4 * len(pairs) > len(images):
         return (
-            f"The images of '{source.label}' come in twos by their names: '{pair[1]}' may be the mask of '{pair[0]}', "
-            "or another part of the sample. Put one kind into a folder called images and the other into one called "
-            f"masks; or, where each is a sample, {without}"
+            f"The images of '{source.label}' come in twos by their names: '{pairs[0][1]}' may be the mask of "
+            f"'{pairs[0][0]}', or another part of the sample. Put one kind into a folder called images and the other "
+            f"into one called masks; or, where each is a sample, {without}"
         )
     return ""
 
 
-# What reads a file of labels with pandas, if it is a table. As text, because 0001 is a name.
-_PANDAS = {".xlsx": "read_excel", ".xls": "read_excel", ".ods": "read_excel", ".feather": "read_feather"}
-
-
-def _as_csv(name: str) -> str:
-    """Return how pandas writes a file as a table that is read, in brackets; "" where that depends on what is in it."""
-    base, extension = posixpath.splitext(name)
-    reader = _PANDAS.get(extension.lower())
-    as_text = ", dtype=str" if reader == "read_excel" else ""
-    return "" if reader is None else f" (pandas.{reader}('{name}'{as_text}).to_csv('{base}.csv', index=False))"
-
-
-def _pair_by_name(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return an image and one that is called after it, where most images are one or the other; else nothing."""
-    by_stem: dict[str, list[str]] = {}
+def _pairs_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return images with those that are called after them by the most common word behind a stem."""
+    by_stem: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        by_stem.setdefault(posixpath.splitext(name)[0], []).append(name)
-    ends: dict[str, tuple[str, str]] = {}
-    counts: Counter[str] = Counter()
+        by_stem[posixpath.splitext(name)[0]].append(name)
+    pairs: dict[str, list[tuple[str, str]]] = {"": []}
     for stem, same in by_stem.items():
-        found = _AFTER_STEM.search(stem)
-        after = stem[: found.start()] if found is not None else ""
-        # Called alike but for the extension, as MSRA10K has a.jpg and a.png; or with a word behind: a_manual.
+        before = before_last_word(stem)
         if len(same) > 1:
-            end, pair = "", (same[0], same[1])
-        elif found is not None and after in by_stem:
-            end, pair = found[0], (by_stem[after][0], same[0])
-        else:
-            continue
-        counts[end] += 1
-        ends.setdefault(end, pair)
-    end, count = next(iter(counts.most_common(1)), ("", 0))
-    return ends[end] if count > 1 and 4 * count > len(names) else None
+            pairs[""].append((same[0], same[1]))
+        elif before in by_stem:
+            pairs.setdefault(stem.removeprefix(before), []).append((by_stem[before][0], same[0]))
+    return max(pairs.values(), key=len)
 
 
 def _beginnings(names: Sequence[str]) -> list[str]:
@@ -193,5 +176,4 @@ def _beginnings(names: Sequence[str]) -> list[str]:
     matches = [_BEFORE_NUMBER.match(stem_of(name)) for name in names]
     found = {match[1] for match in matches if match is not None}
     # As many prefixes as images are not classes, and neither is a single one, such as IMG.
-    are_classes = len(found) > 1 and 2 * len(found) <= len(names) and all(matches)
-    return sorted(found) if are_classes else []
+    return sorted(found) if all(matches) and 1 < len(found) <= len(names) / 2 else []

@@ -23,7 +23,7 @@ from colabstage.layouts.columns import (
 )
 from colabstage.layouts.evidence import Evidence
 from colabstage.layouts.shards import split_of_shard
-from colabstage.layouts.table import BrokenDatasetError, SampleTable, Values, class_indices
+from colabstage.layouts.table import Boxes, BrokenDatasetError, SampleTable, Values, class_indices, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,13 +57,8 @@ def records_state(
 ) -> Evidence:
     """Return what records state, each named as its content is.
 
-    Args:
-        layout, who: the format, and what states the labels, for messages.
-        inputs, labels: what the fields of the records became.
-        shards: the names of the files.
-        shard_of: the number of the file of each record.
-        field: the name of the field of the labels.
-        notes: sentences for the user.
+    `who`: what states the labels. `shard_of`: the number of the file of each record, in `shards`. `field`: the name of
+    the field of the labels.
     """
     splits = [split_of_shard(name) for name in shards]
     values = labels.targets.values if isinstance(labels.targets, Values) else None
@@ -133,6 +128,27 @@ def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Label
     are_classes = names and min(names) >= 0 and values.min() >= -1 and top < _MAX_CLASSES
     found = tuple(names.get(number, str(number)) for number in range(top + 1)) if are_classes else ()
     return Labels(Values(values), found if names else class_numbers(values))
+
+
+def make_boxes(
+    counts: Sequence[int],
+    corners: NDArray[np.float64],
+    labels: Sequence[Label],
+    owners: Sequence[str],
+    *,
+    names: Mapping[int, str],
+    relative: bool = False,
+) -> Labels:
+    """Make boxes of N samples, which have so many each.
+
+    Args:
+        counts: how many boxes each sample has.
+        corners, labels, owners: of each box: its corners `(M, 4)`, its label, and the name of its sample.
+        names, relative: as of `make_labels` and `Boxes`.
+    """
+    targets, classes = make_labels(labels, owners, names=names)
+    numbers = getattr(targets, "values", np.zeros(0, np.int64))
+    return Labels(Boxes(offsets_of(counts), corners, {"labels": numbers}, relative=relative), classes)
 
 
 def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, str]:

@@ -189,7 +189,7 @@ class TableSearch:
         columns = first.columns
         # Four columns of corners are boxes, unless the user named them as labels or the files are audio clips.
         boxes = find_box_columns(columns) if self.labels is None and self.kind.layout == TABLE.layout else None
-        roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(columns, notes)
+        roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(found, notes)
         found = self._labelled(found, roles, notes)
         rows = self._rows_with_files(found, roles)
         notes += self._notes(found, rows, roles, () if boxes is None else boxes.corners)
@@ -238,14 +238,15 @@ class TableSearch:
         if len(set(rows.files)) == len(rows.files):
             return []
         firsts: dict[int, int] = {}
-        again, other = 0, 0
+        again = other = 0
         for row, file in enumerate(rows.files):
             first = firsts.setdefault(file, row)
             again += row != first
-            differs = any(column.cells[row] != column.cells[first] for column in columns)
-            other += differs
+            if all(column.cells[row] == column.cells[first] for column in columns):
+                continue
+            other += 1
             # Several people may have labelled one image; if the user names a column, that is meant.
-            if is_class and self.labels is None and differs:
+            if is_class and self.labels is None:
                 one, two, label = show(columns[0].cells[first]), show(columns[0].cells[row]), columns[0].name
                 msg = (
                     f"Two rows name '{self.files.names[file]}', one with the label '{one}' and one with '{two}'. Take "
@@ -257,12 +258,15 @@ class TableSearch:
         differ = f" {other:,} of them {'has' if other == 1 else 'have'} other labels." if other else ""
         return [f"{again:,} {more} that another row names as well; each row is a sample.{differ}"]
 
-    def _roles(self, columns: Mapping[str, Column], notes: list[str]) -> ColumnRoles:
+    def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
         submission.
         """
+        columns = found[0].columns
+        # What a competition's test.csv has is known of the images that are to be labelled: age, sex.
+        inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
         try:
-            return find_roles(columns, labels=self.labels)
+            return find_roles(columns, labels=self.labels, inputs=inputs)
         except LayoutError:
             for entry in self.source.ending_in(TABLES).where(is_submission):
                 first = self.source.head(entry, _HEADER_BYTES).decode("utf-8-sig", "replace").partition("\n")[0]
@@ -381,19 +385,14 @@ class TableSearch:
     def _check_no_better(self, table: Table, best: int) -> None:
         """Refuse stems as paths where another column has what is written as files: a count of 2 is no 2.png then."""
         chosen = table.columns[best]
-        is_path, is_id = chosen.plain in PATHS, chosen.plain in IDS
         for column in table.columns:
             if column is chosen or is_label_name(column.name):
                 continue
             written = [cell for cell in column.distinct if cell.lower().endswith(self.kind.extensions)]
-            # What is called a path was meant, though only some of its rows, or none, are written as files.
-            called = column.plain in PATHS
-            is_meant = bool(written) and (called or 2 * len(written) >= len(column.distinct))
             # Addresses say where the files came from, and an id beside them what they are called here.
-            elsewhere = is_id and all("://" in cell for cell in column.distinct)
-            if called and not is_path and not elsewhere:
-                is_meant = True
-            if is_meant:
+            elsewhere = chosen.plain in IDS and all("://" in cell for cell in column.distinct)
+            is_called = column.plain in PATHS and chosen.plain not in PATHS and not elsewhere
+            if is_called or (written and 2 * len(written) >= len(column.distinct)):
                 msg = (
                     f"'{table.name}' names files in the column '{column.name}' (first "
                     f"'{show(min(written or column.distinct))}'), and too few of them are there; only '{chosen.name}' "
@@ -517,15 +516,8 @@ class TableSearch:
 def tables_agree(
     leading: Iterable[LeadingTable], names: Sequence[str], class_of: Mapping[str, str], lookup: Lookup
 ) -> bool:
-    """Tell whether tables that lead to files state of each the class that it has by another way: each in a column that
-    has one word for each class, whatever its other columns are.
-
-    Args:
-        leading: the tables.
-        names: the names of files by number.
-        class_of: the class of files by name.
-        lookup: finds the files.
-    """
+    """Tell whether tables that lead to files state of each the class that `class_of` gives for it by name, each in a
+    column that has one word for each class, whatever its other columns are."""
     # The German traffic signs have a table in the folder of each class; together they say of each which it is.
     alike: dict[tuple[str, ...], list[LeadingTable]] = {}
     for table in leading:
@@ -548,23 +540,17 @@ def _have_classes(
                 rows.append((table, row))
     if len(set(classes)) < 2:
         return False
-    header = tables[0].table.header
+    # Folders of patients agree with the patients' numbers, and the label is another column. Without a header nothing is
+    # called a label; but where all other columns are numbers (corners, sizes), the one that agrees is.
+    first = tables[0]
     agrees = [
         same_partition(classes, [table.table.columns[place].cells[row] for table, row in rows])
-        for place in range(len(header))
+        for place in range(len(first.table.columns))
     ]
-    # Folders of patients agree with the patients' numbers, and the label is another column.
-    if tables[0].has_header:
-        return any(
-            fits and not LABEL_WORDS.isdisjoint(words_of(name)) for fits, name in zip(agrees, header, strict=True)
-        )
-    # Without a header nothing is called a label; but where all other columns are numbers (corners, sizes), the one that
-    # agrees is.
-    others = [
-        column
-        for column, fits in zip(tables[0].table.columns, agrees, strict=True)
-        if not fits and column is not tables[0].path
-    ]
+    if first.has_header:
+        titles = zip(agrees, first.table.header, strict=True)
+        return any(fits and not LABEL_WORDS.isdisjoint(words_of(title)) for fits, title in titles)
+    others = [one for one, fits in zip(first.table.columns, agrees, strict=True) if not fits and one is not first.path]
     return any(agrees) and all(column.is_numeric for column in others)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,37 +22,16 @@ if TYPE_CHECKING:
 Content = bytes | NDArray[Any]
 
 
-class SampleSource(Protocol):
-    """The contents of N samples by number. Every method may be called from any thread, and `read` from many at once."""
-
-    def __len__(self) -> int:
-        """Return N, the number of samples."""
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the lengths in bytes of what `read` returns, int64 `(N,)`; exact if it returns bytes, otherwise
-        approximate."""
-
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """Return int64 `(N,)` such that reading by ascending position is sequential in the source."""
-
-    def name(self, index: int) -> str:
-        """Return the name of this content for messages: a file's name, a row's number."""
-
-    def stamp(self, index: int) -> str:
-        """Return a text that changes whenever the content may have changed; compared when a pack is continued."""
-
-    def read(self, index: int) -> Content:
-        """Return the whole content."""
-
-
-class Samples:
-    """Contents given by columns and functions.
+class SampleSource:
+    """The contents of N samples by number. Every method may be called from any thread, and `read` from many at once.
 
     Args:
-        sizes, positions: as in `SampleSource`.
-        name, stamp, read: called with a number.
+        sizes: the lengths in bytes of what `read` returns, int64 `(N,)`; exact if it returns bytes, otherwise
+            approximate.
+        positions: int64 `(N,)` such that reading by ascending position is sequential in the source.
+        name: called with a number, returns the name of this content for messages: a file's name, a row's number.
+        stamp: returns a text that changes whenever the content may have changed; compared when a pack is continued.
+        read: returns the whole content.
     """
 
     def __init__(
@@ -64,46 +44,38 @@ class Samples:
         read: Callable[[int], Content],
     ) -> None:
         self.sizes, self.positions = sizes, positions
-        self._name, self._stamp, self._read = name, stamp, read
+        self.name, self.stamp, self.read = name, stamp, read
 
     def __len__(self) -> int:
-        return len(self.positions)
+        return len(self.sizes)
 
-    def name(self, index: int) -> str:
-        """Return what a content is called."""
-        return self._name(index)
-
-    def stamp(self, index: int) -> str:
-        """Return what changes with a content."""
-        return self._stamp(index)
-
-    def read(self, index: int) -> Content:
-        """Return a content."""
-        return self._read(index)
+    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
+        """Return some of the contents: sample i is `chosen[i]` here."""
+        at = [partial(_call_at, function, chosen) for function in (self.name, self.stamp, self.read)]
+        return SampleSource(self.sizes[chosen], self.positions[chosen], name=at[0], stamp=at[1], read=at[2])
 
 
-def take_samples(source: SampleSource, chosen: NDArray[np.integer[Any]]) -> SampleSource:
-    """Return some contents of a source: sample i is `chosen[i]` there."""
-    if isinstance(source, TreeFiles):
-        return TreeFiles(source.tree, source.entries.take(chosen))
-    return Samples(
-        source.sizes[chosen],
-        source.positions[chosen],
-        name=lambda index: source.name(int(chosen[index])),
-        stamp=lambda index: source.stamp(int(chosen[index])),
-        read=lambda index: source.read(int(chosen[index])),
-    )
+def _call_at(function: Callable[[int], Any], chosen: NDArray[np.integer[Any]], index: int) -> Any:
+    return function(int(chosen[index]))
 
 
-def map_samples(source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> Samples:
+class _Mapped(SampleSource):
+    """The contents of a source, each brought into another form."""
+
+    def __init__(self, source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> None:
+        self._source, self._convert = source, convert
+        super().__init__(source.sizes, source.positions, name=source.name, stamp=source.stamp, read=self._converted)
+
+    def _converted(self, index: int) -> NDArray[Any]:
+        return self._convert(self._source.read(index))
+
+    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
+        return _Mapped(self._source.take(chosen), self._convert)
+
+
+def map_samples(source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> SampleSource:
     """Return the contents of a source, each brought into another form: byte order, axes, a part of it."""
-    return Samples(
-        source.sizes,
-        source.positions,
-        name=source.name,
-        stamp=source.stamp,
-        read=lambda index: convert(source.read(index)),
-    )
+    return _Mapped(source, convert)
 
 
 def join_samples(parts: Sequence[SampleSource]) -> SampleSource:
@@ -111,43 +83,30 @@ def join_samples(parts: Sequence[SampleSource]) -> SampleSource:
     if len(parts) == 1:
         return parts[0]
     ends = np.cumsum([len(part) for part in parts])
-
-    def find(index: int) -> tuple[SampleSource, int]:
-        place = int(np.searchsorted(ends, index, side="right"))
-        return parts[place], index - int(ends[place] - len(parts[place]))
-
     moved, start = [], 0
     for part in parts:
         moved.append(np.asarray(part.positions, np.int64) + start)
         start = int(moved[-1].max(initial=start)) + 1
 
-    def name(index: int) -> str:
-        part, own = find(index)
-        return part.name(own)
+    def ask(what: str, index: int) -> Any:
+        number = int(np.searchsorted(ends, index, side="right"))
+        return getattr(parts[number], what)(index - int(ends[number] - len(parts[number])))
 
-    def stamp(index: int) -> str:
-        part, own = find(index)
-        return part.stamp(own)
-
-    def read(index: int) -> Content:
-        part, own = find(index)
-        return part.read(own)
-
-    sizes = np.concatenate([part.sizes for part in parts])
-    return Samples(sizes, np.concatenate(moved), name=name, stamp=stamp, read=read)
+    return SampleSource(
+        np.concatenate([part.sizes for part in parts]),
+        np.concatenate(moved),
+        name=partial(ask, "name"),
+        stamp=partial(ask, "stamp"),
+        read=partial(ask, "read"),
+    )
 
 
-def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Callable[[int], Content]) -> Samples:
+def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Callable[[int], Content]) -> SampleSource:
     """Return N contents of about the same size that have numbers instead of names.
 
-    Args:
-        name: the name of all of them.
-        stamp: changes whenever any of them may have changed.
-        count: how many there are.
-        nbytes: about how many bytes one takes.
-        read: returns one.
+    `name`: of all of them. `stamp`: changes whenever any of them may have changed. `nbytes`: about how many one takes.
     """
-    return Samples(
+    return SampleSource(
         np.full(count, nbytes, np.int64),
         np.arange(count, dtype=np.int64),
         name=lambda index: f"{name}[{index}]",
@@ -156,7 +115,7 @@ def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Calla
     )
 
 
-def rows_of_array(values: NDArray[Any], name: str, stamp: str) -> Samples:
+def rows_of_array(values: NDArray[Any], name: str, stamp: str) -> SampleSource:
     """Return the rows of an array in memory; `stamp` differs whenever the file may have changed that it was read
     from."""
     return numbered_samples(
@@ -202,7 +161,7 @@ def rows_of_file(
             raise SourceReadError(msg)
         return np.frombuffer(data, dtype).reshape(shape).astype(given, copy=False)
 
-    return Samples(
+    return SampleSource(
         np.full(count, nbytes, np.int64),
         positions,
         name=lambda index: f"{file.label}[{index}]",
@@ -216,31 +175,26 @@ def stamp_of(entry: FileEntry) -> str:
     return f"{entry.name!r} {entry.size} {entry.mtime_ns}"
 
 
-class TreeFiles:
+class TreeFiles(SampleSource):
     """One file of a tree for each sample; sample i is `entries[i]`."""
+
+    read: Callable[[int], bytes]
 
     def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
         self.tree = tree
         # In columns, because a list of a million entries would take 300 MB.
-        self.entries = FileEntries.of(entries)
-        self.sizes = self.entries.sizes
+        self.entries = found = FileEntries.of(entries)
+        super().__init__(
+            found.sizes,
+            found.positions,
+            name=lambda index: found.names[index],
+            stamp=lambda index: stamp_of(found[index]),
+            read=lambda index: tree.read(found[index]),
+        )
 
-    def __len__(self) -> int:
-        return len(self.entries)
+    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
+        return TreeFiles(self.tree, self.entries.take(chosen))
 
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """Return their positions in the tree."""
-        return self.entries.positions
-
-    def name(self, index: int) -> str:
-        """Return the file's name in its tree."""
-        return self.entries.names[index]
-
-    def stamp(self, index: int) -> str:
-        """Return the file's name, length and time."""
-        return stamp_of(self.entries[index])
-
-    def read(self, index: int) -> bytes:
-        """Return the whole file."""
-        return self.tree.read(self.entries[index])
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A planned shard of a set is sent to the worker that packs it.
+        return TreeFiles, (self.tree, self.entries)

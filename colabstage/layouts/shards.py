@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from colabstage.errors import SourceReadError
+from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.layouts.reading import open_from_start
-from colabstage.layouts.samples import Samples, stamp_of
-from colabstage.layouts.words import SPLITS
+from colabstage.layouts.samples import SampleSource, stamp_of
+from colabstage.layouts.words import split_name
+from colabstage.machine.resources import read_resources
 from colabstage.trees.folder import FolderFile
+from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +40,9 @@ IMAGE_HEADS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", 
 _NEAR_BYTES = 32 * 1024
 _FAR_BYTES = 4 * 1024 * 1024
 _FAR_S = 0.001
+# What gives less, as a mounted Drive does, is held in memory, in a part of what is free.
+_SLOW_BYTES_PER_S = 150e6
+_HELD_PART = 0.25
 # Shards are read one after the other, so only a few are in use at once.
 _OPEN_FILES = 64
 # On a mount each file takes time; more than this at once are slower.
@@ -45,19 +51,83 @@ _MAX_SCANNERS = 16
 _SCAN_STALL_S = 3600.0
 
 
-class ShardFile(NamedTuple):
-    """One of the files that hold the samples."""
+class ScanMemory:
+    """Room for what is read of slow files while they are scanned: packing then reads from memory, and no file twice."""
 
-    name: str
-    """Its entry in the tree."""
-    stamp: str
-    """Differs whenever the file does."""
-    content: ByteSource
+    def __init__(self) -> None:
+        self._left = int(read_resources().free_memory_bytes * _HELD_PART)
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> bool:
+        """Take some of the room, unless there is not as much."""
+        with self._lock:
+            fits = nbytes <= self._left
+            self._left -= nbytes if fits else 0
+        return fits
+
+
+class HeldBytes:
+    """A `ByteSource` over another one that gives what is held of it from memory."""
+
+    def __init__(self, source: ByteSource, memory: ScanMemory) -> None:
+        self.label, self.size, self.source = source.label, source.size, source
+        self._memory = memory
+        self._starts: list[int] = []
+        self._pieces: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def hold(self, data: bytes, offset: int) -> None:
+        """Hold what was read at an offset, where there is room."""
+        with self._lock:
+            at = bisect_right(self._starts, offset)
+            if self._starts[at - 1 : at] != [offset] and self._memory.take(len(data)):
+                self._starts.insert(at, offset)
+                self._pieces.insert(at, data)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Read up to `length` bytes at `offset`; shorter only at the end."""
+        end = min(offset + length, self.size)
+        with self._lock:
+            at = bisect_right(self._starts, offset) - 1
+            start, piece = (self._starts[at], self._pieces[at]) if at >= 0 else (0, b"")
+        if offset <= end <= start + len(piece):
+            return piece[offset - start : end - start]
+        return self.source.pread(length, offset)
+
+    def close(self) -> None:
+        """Release the source's handle."""
+        self.source.close()
+
+
+class ShardFile:
+    """One of the files that hold the samples, opened when it is first read.
+
+    Args:
+        name: its entry in the tree.
+        stamp: differs whenever the file does.
+        opens: opens it; to be sent to another process it has to be pickled.
+        memory: room for what is read of it while it is scanned.
+    """
+
+    def __init__(
+        self, name: str, stamp: str, opens: Callable[[], ByteSource], memory: ScanMemory | None = None
+    ) -> None:
+        self.name, self.stamp, self._opens, self._memory = name, stamp, opens, memory
+
+    @cached_property
+    def content(self) -> ByteSource:
+        """Return its bytes, unpacked."""
+        return self._opens() if self._memory is None else HeldBytes(self._opens(), self._memory)
 
     def rest(self) -> None:
         """Release its handle, which is opened again when it is read again."""
-        if isinstance(self.content, FolderFile):
-            self.content.close()
+        content = self.__dict__.get("content")
+        file = content.source if isinstance(content, HeldBytes) else content
+        if isinstance(file, FolderFile):
+            file.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardFile, (self.name, self.stamp, self._opens)
 
 
 class Part(NamedTuple):
@@ -68,9 +138,19 @@ class Part(NamedTuple):
     size: int
 
 
-def open_shard(tree: Tree, entry: FileEntry) -> ShardFile:
-    """Open a file of a tree as a shard; raises as `open_from_start`."""
-    return ShardFile(entry.name, stamp_of(entry), open_from_start(tree, entry))
+def open_shard(tree: Tree, entry: FileEntry, memory: ScanMemory) -> ShardFile:
+    """Return a file of a tree as a shard; raises as `open_from_start` where it is opened."""
+    return ShardFile(entry.name, stamp_of(entry), partial(_open_listed, tree, entry), memory)
+
+
+def _open_listed(tree: Tree, entry: FileEntry) -> ByteSource:
+    # In another process the tree was listed again, and places of samples in another file are not theirs.
+    at = bisect_left(tree.entries.names, entry.name)
+    listed = tree.entries[at] if at < len(tree.entries) else entry
+    if (listed.name, listed.size) != (entry.name, entry.size):
+        msg = f"'{entry.name}' in '{tree.label}' is another file than the one that was listed. Start again."
+        raise SourceChangedError(msg)
+    return open_from_start(tree, entry)
 
 
 def split_of_shard(name: str) -> str | None:
@@ -82,12 +162,8 @@ def split_of_shard(name: str) -> str | None:
     ('test', None)
     """
     *folders, base = name.lower().split("/")
-    for text in (base, *reversed(folders)):
-        found = {SPLITS[word] for word in re.split(r"[^a-z]+", text) if word in SPLITS}
-        # A name with two splits (train_val) belongs to neither.
-        if len(found) == 1:
-            return found.pop()
-    return None
+    # A name with two splits (train_val) belongs to neither.
+    return next((split for part in (base, *reversed(folders)) if (split := split_name(part).split)), None)
 
 
 def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:
@@ -133,8 +209,12 @@ class ScanWindow:
             started = time.perf_counter()
             self._data = read_with_retry(lambda: self._source.pread(wanted, offset), self.label)
             self._start = offset
-            if time.perf_counter() - started > _FAR_S:
+            took = time.perf_counter() - started
+            if took > _FAR_S:
                 self._window = _FAR_BYTES
+            is_slow = self._window == _FAR_BYTES and len(self._data) < took * _SLOW_BYTES_PER_S
+            if is_slow and isinstance(self._source, HeldBytes):
+                self._source.hold(self._data, offset)
         begin = offset - self._start
         return self._data[begin : begin + length]
 
@@ -143,46 +223,57 @@ class ScanWindow:
         self._source.close()
 
 
-def samples_of_shards(
-    shards: Sequence[ShardFile], parts: Sequence[Part] | NDArray[np.int64], names: Sequence[str]
-) -> Samples:
-    """Return a part of one of several files for each sample, as bytes.
+class ShardParts(SampleSource):
+    """A part of one of several files for each sample, as bytes.
 
     Args:
         shards: the files.
         parts: where each sample's content lies; or int64 `(N, 3)`, with the fields of a `Part`.
         names: what each sample is called.
     """
-    table = np.asarray(parts, np.int64).reshape(-1, 3)
-    bases = np.concatenate([[0], np.cumsum([shard.content.size for shard in shards])]).astype(np.int64)
-    # Columns instead of tuples, so that each of millions of samples takes 20 bytes besides its name.
-    numbers, sizes = table[:, 0].astype(np.uint32), table[:, 2].copy()
-    # One shard after the other is fastest for a disk, and keeps few files open.
-    positions = bases[numbers] + table[:, 1]
-    lock = threading.Lock()
-    in_use: OrderedDict[int, None] = OrderedDict()
 
-    def part(index: int) -> Part:
-        number = numbers.item(index)
-        return Part(number, positions.item(index) - bases.item(number), sizes.item(index))
+    def __init__(
+        self, shards: Sequence[ShardFile], parts: Sequence[Part] | NDArray[np.int64], names: Sequence[str]
+    ) -> None:
+        table = np.asarray(parts, np.int64).reshape(-1, 3)
+        # Columns instead of tuples, so that each of millions of samples takes 20 bytes besides its name.
+        self._numbers, self._starts = table[:, 0].astype(np.uint32), table[:, 1].copy()
+        self._shards, self._names = shards, names
+        self._lock = threading.Lock()
+        self._in_use: OrderedDict[int, None] = OrderedDict()
+        # One shard after the other is fastest for a disk, and keeps few files open.
+        ends = np.zeros(len(shards) + 1, np.int64)
+        np.maximum.at(ends[1:], self._numbers, table[:, 1] + table[:, 2])
+        super().__init__(
+            table[:, 2].copy(),
+            np.cumsum(ends)[self._numbers] + self._starts,
+            name=names.__getitem__,
+            stamp=self._stamp,
+            read=self._read,
+        )
 
-    def stamp(index: int) -> str:
-        number, start, size = part(index)
-        return f"{shards[number].stamp} {start} {size}"
+    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
+        parts = np.stack([self._numbers[chosen], self._starts[chosen], self.sizes[chosen]], axis=1)
+        return ShardParts(self._shards, parts, take_strings(self._names, chosen))
 
-    def read(index: int) -> bytes:
-        number, start, size = part(index)
-        content = shards[number].content
-        with lock:
-            in_use[number] = None
-            in_use.move_to_end(number)
-            idle = in_use.popitem(last=False)[0] if len(in_use) > _OPEN_FILES else None
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = np.stack([self._numbers, self._starts, self.sizes], axis=1)
+        return ShardParts, (self._shards, parts, self._names)
+
+    def _stamp(self, index: int) -> str:
+        return f"{self._shards[self._numbers.item(index)].stamp} {self._starts[index]} {self.sizes[index]}"
+
+    def _read(self, index: int) -> bytes:
+        number, start, size = self._numbers.item(index), self._starts.item(index), self.sizes.item(index)
+        with self._lock:
+            self._in_use[number] = None
+            self._in_use.move_to_end(number)
+            idle = self._in_use.popitem(last=False)[0] if len(self._in_use) > _OPEN_FILES else None
+            content = self._shards[number].content
         if idle is not None:
-            shards[idle].rest()
+            self._shards[idle].rest()
         data = content.pread(size, start) if size else b""
         if len(data) != size:
-            msg = f"'{content.label}' ends before byte {start + size:,}, where '{names[index]}' does."
+            msg = f"'{content.label}' ends before byte {start + size:,}, where '{self._names[index]}' does."
             raise SourceReadError(msg)
         return data
-
-    return Samples(sizes, positions, name=lambda index: names[index], stamp=stamp, read=read)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import io
 import math
 import struct
 import threading
-from collections import OrderedDict, deque
+from collections import deque
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,10 +24,9 @@ from colabstage.errors import DecodeError, LayoutError, PackFormatError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
     check_extent,
-    check_parts,
     check_type,
     follow,
-    is_elsewhere,
+    home_of,
     open_alone,
     open_with_any_locking,
 )
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 NPY = ".npy"
 # A header longer than this is not one that anybody writes; numpy's own limit is 10,000 characters.
 MAX_HEADER_BYTES = 64 * 1024
-# In parts, so that beside the array itself only one of them is held.
-_READ_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +91,9 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
         return rows_of_file(file, header.start, shape[0], shape[1:], header.dtype, stamp=stamp_of(entry))
 
     def whole() -> NDArray[Any]:
-        file = open_member(tree, entry)
-        try:
-            values: NDArray[Any] = np.empty(int(np.prod(header.shape, dtype=np.int64)), header.dtype)
-            view = values.view(np.uint8)
-            for start in range(0, len(view), _READ_BYTES):
-                part = view[start : start + _READ_BYTES]
-                part[:] = np.frombuffer(file.pread(len(part), header.start + start), np.uint8)
-        finally:
-            file.close()
-        return values.astype(native, copy=False).reshape(header.shape, order="F" if header.fortran else "C")
+        with closing(open_member(tree, entry)) as file:
+            values: NDArray[Any] = np.load(io.BufferedReader(SourceFile(file)), allow_pickle=False)
+        return values.astype(native, copy=False)
 
     return StoredArray(name, header.shape, native, rows, whole, header.trouble)
 
@@ -197,23 +189,18 @@ _MAX_BLOCK_BYTES = 128 * 1024 * 1024
 _BLOCKS_KEPT = 3
 
 
-def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[StoredArray]:
-    """Return every dataset of one dimension or more; MATLAB's with axes as MATLAB shows them, samples first.
-
-    Soft and external links are followed, to what no other name has led to.
-    """
-    return _Hdf5File(tree, entry).arrays(takes_packs=takes_packs)
-
-
-class _Hdf5File:
+@dataclass(frozen=True, slots=True)
+class Hdf5File:
     """The datasets of one HDF5 file."""
 
-    def __init__(self, tree: Tree, entry: FileEntry) -> None:
-        self.tree = tree
-        self.entry = entry
+    tree: Tree
+    entry: FileEntry
 
     def arrays(self, *, takes_packs: bool) -> list[StoredArray]:
-        """Return every dataset of one dimension or more."""
+        """Return every dataset of one dimension or more; MATLAB's with axes as MATLAB shows them, samples first.
+
+        Soft and external links are followed, to what no other name has led to.
+        """
         file = self._open()
         if FORMAT_ATTRIBUTE in file.attrs and not takes_packs:
             file.close()
@@ -298,7 +285,8 @@ class _Hdf5File:
         """Read rows by their place in the file where they have one, which needs no lock of HDF5's; else through
         h5py."""
         # A dataset that a link leads to tells its place in another file.
-        has_place = not (dataset.chunks or dataset.external or dataset.is_virtual or is_elsewhere(dataset, file))
+        is_own = home_of(dataset, Path(file.filename)) is None
+        has_place = is_own and not (dataset.chunks or dataset.external or dataset.is_virtual)
         offset = dataset.id.get_offset() if has_place else None
         if along_last or offset is None or dataset.file.userblock_size:
             return _rows_in_blocks(dataset, name, stamp_of(self.entry), along_last=along_last)
@@ -331,7 +319,6 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
             if isinstance(node, h5py.Dataset):
                 check_type(node, key, path)
                 check_extent(node, key, path)
-                check_parts(node, key, path)
         except PackFormatError as error:
             yield key, error
             continue
@@ -371,9 +358,9 @@ def _rows_in_blocks(dataset: Any, name: str, stamp: str, *, along_last: bool) ->
     # Whole chunks where that stays within bounds: a part of one would be unpacked twice.
     rows = math.ceil(max(1, _BLOCK_BYTES // row_bytes) / chunk) * chunk
     step = rows if rows * row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // row_bytes)
-    blocks: OrderedDict[int, NDArray[Any]] = OrderedDict()
     lock = threading.Lock()
 
+    @functools.lru_cache(maxsize=_BLOCKS_KEPT)
     def read_block(number: int) -> NDArray[Any]:
         part = slice(number * step, (number + 1) * step)
         try:
@@ -386,11 +373,7 @@ def _rows_in_blocks(dataset: Any, name: str, stamp: str, *, along_last: bool) ->
     def read(index: int) -> NDArray[Any]:
         number, place = divmod(index, step)
         with lock:
-            if number not in blocks:
-                blocks[number] = read_block(number)
-                while len(blocks) > _BLOCKS_KEPT:
-                    blocks.popitem(last=False)
-            row: NDArray[Any] = blocks[number][place]
+            row: NDArray[Any] = read_block(number)[place]
         return row
 
     return numbered_samples(name, f"{stamp} {dataset.name}", count, row_bytes, read)

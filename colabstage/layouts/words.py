@@ -47,7 +47,10 @@ _ROLES = _OF_IMAGES | {
 }  # fmt: skip
 _ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Truth|Segmentation_?(Class|Object)")
 # Parts of a dataset with names that may also be classes, beside others.
-_PARTS = frozenset({"fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target"})
+_PARTS = frozenset({
+    "fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target", "actor", "speaker",
+    "subject", "participant", "patient",
+})  # fmt: skip
 # What else parts of one sample are called. It counts only where each of the folders has the same stems.
 _MATES = _ROLES | _PARTS | {
     "anno", "mask", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain",
@@ -77,6 +80,20 @@ def normal(name: str) -> str:
 def stem_of(name: str) -> str:
     """Return the bare name of a file without its extension."""
     return posixpath.splitext(posixpath.basename(name))[0]
+
+
+# A last word of a name that is not just a number.
+_LAST_WORD = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
+
+
+def before_last_word(stem: str) -> str:
+    """Return what precedes the last word of a name, as the stem of an image does in that of its mask; "" for nothing.
+
+    >>> before_last_word("train_1_anno"), before_last_word("train_1")
+    ('train_1', '')
+    """
+    found = _LAST_WORD.search(stem)
+    return "" if found is None else stem[: found.start()]
 
 
 def folder_of(name: str) -> str:
@@ -178,7 +195,9 @@ def may_be_mates(names: Iterable[str], stem: str) -> bool:
     """Tell whether folders with the same stems, such as `stem`, may hold parts of each sample by their names: all have
     words for parts; or one has, and the stems are no plain numbers, which folders of classes share as well."""
     words = [set(words_of(name)) for name in names]
-    if any(not one.isdisjoint(_NEGATIONS) for one in words):
+    # "cat photos" beside "dog photos" are no different parts.
+    alike = len({frozenset(one & (_MATES | _STRONG)) for one in words}) == 1
+    if alike or any(not one.isdisjoint(_NEGATIONS) for one in words):
         return False
     telling = re.search(r"[a-z]", stem) is not None and any(not one.isdisjoint(_STRONG) for one in words)
     return telling or all(not one.isdisjoint(_MATES) for one in words)

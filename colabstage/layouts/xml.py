@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from typing import TYPE_CHECKING, NoReturn
 from xml.etree.ElementTree import TreeBuilder
@@ -16,10 +15,6 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
 _ENCODING = re.compile(rb"""<\?xml[^>]{0,200}?\sencoding\s*=\s*["']([A-Za-z0-9._-]{1,40})["']""")
-# What Python calls the encodings whose characters have several bytes, which expat does not know.
-_MULTI_BYTE = (
-    "gb", "big5", "shift_jis", "euc_", "iso2022_", "cp932", "cp949", "cp950", "johab", "hz", "utf-7", "utf-32",
-)  # fmt: skip
 _MAX_DEPTH = 32
 
 
@@ -60,22 +55,12 @@ def parse_xml(name: str, content: bytes, root: str, take: Callable[[Element], No
     parser.EntityDeclHandler = parser.ExternalEntityRefHandler = meet_entity
     parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, builder.data
     try:
-        parser.Parse(_decoded(content), True)
+        # Python knows more encodings than expat, such as those of Chinese, Japanese and Korean.
+        declared = _ENCODING.match(content)
+        parser.Parse(content if declared is None else content.decode(declared[1].decode()), True)
     except expat.ExpatError as error:
         fail(f"it is not XML ({expat.ErrorString(error.code)})", error.lineno, error)
     except BrokenDatasetError:
         raise
-    # Python's own codecs for encodings that expat asks about.
     except (ValueError, LookupError) as error:
         fail(f"it is not text in the encoding that it declares ({show(error)})", 1, error)
-
-
-def _decoded(content: bytes) -> bytes | str:
-    """Return XML as expat takes it: decoded, if it declares one of the encodings of Chinese, Japanese and Korean."""
-    found = _ENCODING.match(content)
-    try:
-        name = codecs.lookup(found[1].decode()).name if found else ""
-    except LookupError:
-        # Expat says so too.
-        return content
-    return content.decode(name) if name.startswith(_MULTI_BYTE) else content

@@ -49,7 +49,7 @@ from colabstage.pack.writer import (
     sample_stamp,
     write_samples,
 )
-from colabstage.sources.tree import SLOW_READERS
+from colabstage.sources.to_folder import SLOW_READERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -44,7 +44,7 @@ from colabstage.pack.plan import (
     plan_target,
     why_kept,
 )
-from colabstage.sources.opening import Opening, open_part
+from colabstage.sources.opening import OpenedSource, Opening
 from colabstage.sources.parse import LocalSource
 
 if TYPE_CHECKING:
@@ -144,17 +144,21 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
     named = LocalSource(str(place), place.name, str(place), place)
     opening = Opening(None, NullProgress(), Cancellation(), only=options.parts, zip_encoding=options.zip_encoding)
     # For the unpacked form of a compressed tar; made only where there is such a tar.
-    with open_spool(beside.with_name(f"{beside.name}-spool")) as spool, open_part(named, opening) as part:
+    with (
+        open_spool(beside.with_name(f"{beside.name}-spool")) as spool,
+        OpenedSource(named, opening, unpack=True) as opened,
+    ):
 
         def identity() -> dict[str, int]:
+            part = opened.parts[0]
             if part.file is None:
                 return {}
-            if problem := part.relisted():
+            if problem := part.changes():
                 msg = f"{problem} Then pack it again."
                 raise SourceChangedError(msg)
             return {"nbytes": part.file.facts.size or 0, "mtime_ns": part.file.facts.mtime_ns}
 
-        yield OpenSource(part.open_tree(spool), None, layout, part.reads_slowly, identity)
+        yield OpenSource(opened.open_tree(spool), None, layout, opened.cost.reads_slowly, identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +185,14 @@ def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) 
         kind = "masks" if isinstance(table.targets, Masks) else "boxes"
         msg = f"prepare= changes the inputs, and the {kind} on them would not follow."
         raise OptionError(msg)
-    source, prepared = table.inputs.source, Prepared(table.inputs, prepare, options)
-    first = prepared(read_with_retry(lambda: source.read(0), source.name(0), policy=RetryPolicy()))
+    source = table.inputs.source
+    content = read_with_retry(lambda: source.read(0), source.name(0), policy=RetryPolicy())
+    # Of 12 bits in 16 the upper half is nearly black: whoever scales them needs all.
+    if isinstance(content, bytes) and isinstance(table.inputs, Images) and options.color_mode == "auto":
+        is_deep = probe_image(content).dtype == np.uint16
+        options = replace(options, color_mode="keep") if is_deep else options
+    prepared = Prepared(table.inputs, prepare, options)
+    first = prepared(content)
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{source.name(0)}'; expected an array of numbers."
         raise LayoutError(msg)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
     from colabstage.pack.journal import PackJournal
-    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.opening import OpenedSource
 
 # Kinds of trees whose positions count bytes of one file.
 _ARCHIVES = ("zip", "tar")
@@ -66,7 +66,7 @@ class PackStream:
         """Call `begun` once, in any thread, when readers can wait for rows."""
         self._first_epoch = first_epoch
         self._begun = begun
-        self._source: OpenSource | None = None
+        self._source: OpenedSource | None = None
         self._order: PackingOrder | None = None
         self._first: NDArray[np.int64] | None = None
         self._turns: NDArray[np.int64] | None = None
@@ -89,16 +89,16 @@ class PackStream:
             return "samples of Python objects are read in the thread that asks for them"
         return None
 
-    def plan(self, job: PackJob, source: OpenSource) -> None:
+    def plan(self, job: PackJob, source: OpenedSource) -> None:
         """Prepare for what will be packed, and tell `source` in which order byte ranges of its archive are needed, now
         and whenever that changes."""
         # By position in the archive, because a unit is a range of it; stable, so that each run has the same units.
         order = np.argsort(sample_positions(job.table), kind="stable")
         tree = job.tree
         costs = sample_costs(job.table)[order]
-        far, apart = source.archive_bytes > 0, tree is None or tree.kind == "folder"
+        far, apart = source.cost.archive_bytes > 0, tree is None or tree.kind == "folder"
         length = 0 if apart else unit_bytes(int(costs.sum()), far=far)
-        self._by_row = apart and source.reads_slowly
+        self._by_row = apart and source.cost.reads_slowly
         # Four bytes: a pack of a hundred million samples has this array in memory while it is written.
         units = np.empty(len(order), np.int32)
         units[order] = by_position = pack_units(costs, length)

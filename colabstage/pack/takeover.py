@@ -19,9 +19,9 @@ from colabstage.h5.schema import BYTES, OFFSETS
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.io.files import TargetFile, pread_exactly
 from colabstage.io.units import format_count
-from colabstage.layouts.table import Boxes, Masks
+from colabstage.layouts.table import Arrays, Boxes, Masks
 from colabstage.pack.finish import copy_runs
-from colabstage.pack.job import target_source
+from colabstage.pack.job import Prepared, target_source
 from colabstage.pack.journal import FACTS
 from colabstage.pack.plan import image_options
 from colabstage.pack.rows import ROW, PackRows, are_files, states_of
@@ -112,6 +112,8 @@ def form_of(job: PackJob) -> str:
     versions = [(name, _version(name)) for name in ("colabstage", *_DECODERS, *torch)] if decodes else None
     notes_sizes = isinstance(table.targets, Boxes) or plan.is_open
     image = image_options(table, job.options)
+    if isinstance(table.inputs, Arrays) and isinstance(table.inputs.decode, Prepared):
+        image = table.inputs.decode.options
     return repr((plan.encoding, plan.resizer, fields, image, masks, notes_sizes, job.options.to_json(), versions))
 
 

@@ -130,9 +130,7 @@ class ObjectStore(Closing):
     file can have the name of a folder. `connections`: how many parts of one file it sends concurrently at full speed.
     """
 
-    def __init__(
-        self, url: str, storage_options: Mapping[str, Any] | None = None, *, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    def __init__(self, url: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
         """Load the backend; the service itself is not contacted yet.
 
         Raises:
@@ -142,7 +140,7 @@ class ObjectStore(Closing):
         self.label = show_address(url)
         self.protocol = _protocol(url, self.label)
         self._class = _load(self.protocol, self.label)
-        given = {**_from_environment(self._class), **dict(storage_options or {})}
+        given = _from_environment(self._class)
         try:
             in_url, self.path = _options_and_path(self._class, url)
         except ValueError:

@@ -18,6 +18,7 @@ from colabstage.io.arguments import GOES_ON, read_only, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges, make_folder
 from colabstage.io.ownership import look_at, sweep_orphans
+from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
@@ -28,7 +29,7 @@ from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.arriving import fetch_file
 from colabstage.sources.identity import SourceIdentity, compare_states, file_seal
 from colabstage.sources.look import Look, check_freshness
-from colabstage.sources.opening import SLOW_LISTERS, Opening, SourcePart, open_source
+from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
 from colabstage.sources.parse import (
     KaggleSource,
     ManySource,
@@ -39,17 +40,15 @@ from colabstage.sources.parse import (
     paths_of,
 )
 from colabstage.sources.remote import parse_checksum
-from colabstage.sources.tree import TransferFacts, fetch_folder, plan_transfer, unfinished_bytes
-from colabstage.trees.open import OnlyTree
+from colabstage.sources.to_folder import LARGE_BYTES, SLOW_READERS, disk_bytes, write_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import Source, SourceArgument
-    from colabstage.sources.remote import Checksum
-    from colabstage.sources.tree import TransferPlan
+    from colabstage.sources.remote import Checksum, RemoteFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,84 +345,81 @@ class _FetchCall:
             As `fetch_files`.
         """
         make_folder(self.target if self.into else self.target.parent)
-        opening = Opening(self.target.parent, self.progress, self.cancellation, self.checksum)
+        opening = Opening(self.target.parent, self.progress, self.cancellation, self.checksum, self.only)
         with open_source(self.source, opening, unpack=False) as source:
+            one = source.one
             # Kaggle sends a dataset as a zip, which is not what anybody means by it.
-            is_dataset = isinstance(self.source, KaggleSource)
-            if isinstance(source, SourcePart) and source.file is not None and not is_dataset:
-                if self.only:
-                    msg = (
-                        f"'{source.source.label}' is one file, and only={self.only[0]!r} names a part of it, which is "
-                        "not copied alone. If it is an archive: extract_archive(PATH, TARGET, only=…), or "
-                        "stage_dataset(SOURCE, only=…)."
-                    )
-                    raise OptionError(msg)
-                report = self._fetch_file(source)
+            if one is not None and one.file is not None and not isinstance(self.source, KaggleSource):
+                report = self._fetch_file(source, one.file)
             else:
                 report = self._fetch_tree(source)
             # What was copied here only to be read is of no use once the result is in place.
             source.discard()
         return report
 
-    def _fetch_file(self, opened: SourcePart) -> FetchReport:
-        assert opened.file is not None
-        facts = opened.file.facts
+    def _fetch_file(self, source: OpenedSource, file: RemoteFile) -> FetchReport:
+        if self.only:
+            msg = (
+                f"'{self.source.label}' is one file, and only={self.only[0]!r} names a part of it, which is not copied "
+                "alone. If it is an archive: extract_archive(PATH, TARGET, only=…), or stage_dataset(SOURCE, only=…)."
+            )
+            raise OptionError(msg)
+        facts = file.facts
         # As `cp` does: into an existing folder, otherwise under the given name.
         place = self.target / facts.name if self.into or self.target.is_dir() else self.target
         self._check_replaceable(place)
-        # An interrupted run's bytes are on the disk already, so they need no room.
-        kept = sum(map(disk_use, find_orphans(place)))
-        plan = self._plan([facts.size or 0], opened, connections=facts.connections, kept=kept)
+        notes = self._check_space(place, facts.size or 0, source, large=facts.size or 0)
         # The caller's checksum is in the record, so that the next call with the same one need not ask the source.
-        identity = replace(opened.identity, checksum=str(self.checksum or ""))
+        identity = replace(source.identity, checksum=str(self.checksum or ""))
 
         def record_of(seal: dict[str, Any], hashes: tuple[str, ...], nbytes: int) -> FetchRecord:
-            return FetchRecord(self.source.address, identity, seal, hashes, 1, nbytes, opened.transport)
+            return FetchRecord(self.source.address, identity, seal, hashes, 1, nbytes, source.slowest.transport)
 
         with self.progress.step(f"fetch {place.name}", total=facts.size, unit="B") as step:
             fetched = fetch_file(
-                opened.file,
+                file,
                 place,
                 step=step,
                 cancellation=self.cancellation,
                 policy=RetryPolicy(),
-                connections=plan.connections,
                 announce=lambda hashes, nbytes: announce_record(place, record_of({}, hashes, nbytes)),
                 replaces=self._may_replace,
             )
         # The seal contains the time of the last change, which the rename has just set.
         record = record_of(file_seal(place), fetched.block_hashes, fetched.nbytes)
         FETCHED.write(place, record)
-        return self._report(place, record, fetched.kept_bytes, [*opened.notes, *plan.reasons])
+        return self._report(place, record, fetched.kept_bytes, [*source.notes, *notes])
 
-    def _fetch_tree(self, source: OpenSource) -> FetchReport:
+    def _fetch_tree(self, source: OpenedSource) -> FetchReport:
         """Fetch a folder, or the files and folders of a list under their names."""
-        place, identity, opened = self.target, source.identity, source.slowest
-        tree = source.tree or source.open_tree(self.target.parent)
+        place, identity, slowest = self.target, source.identity, source.slowest
+        tree = source.open_tree(self.target.parent)
         source.start()
-        if self.only:
-            tree = OnlyTree(tree, self.only)
         self._check_replaceable(place)
-        # Of the part too: what an interrupted call left of another one is no beginning of this.
-        fingerprint = identity.fingerprint and " ".join((identity.fingerprint, *self.only))
         sizes = [entry.size for entry in tree.entries]
-        plan = self._plan(sizes, opened, connections=1, kept=unfinished_bytes(place, fingerprint))
-        coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), opened.transport)
+        large = sum(size for size in sizes if size > LARGE_BYTES)
+        notes = self._check_space(place, disk_bytes(sizes), source, large=large)
+        coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), slowest.transport)
 
         def announce(inventory: str) -> None:
             # The last moment to notice an incomplete listing: after this, the folder is in place.
-            problem = source.relisted()
+            problem = source.changes()
             if problem:
                 msg = f"{problem} Nothing was put in its place. Wait until uploads are complete, then fetch again."
                 raise SourceChangedError(msg)
             announce_record(place, replace(coming, seal={"deed": inventory}))
 
-        with self.progress.step(f"fetch {place.name}", total=plan.nbytes, unit="B") as step:
-            fetched = fetch_folder(
+        with self.progress.step(f"fetch {place.name}", total=sum(sizes), unit="B") as step:
+            fetched = write_folder(
                 tree,
                 place,
-                fingerprint=fingerprint,
-                limits=plan.limits,
+                # Of the part too: what an interrupted call left of another one is no beginning of this.
+                fingerprint=identity.fingerprint and " ".join((identity.fingerprint, *self.only)),
+                limits=PipelineLimits(
+                    readers=SLOW_READERS if slowest.slow else min(2, usable_cores()),
+                    max_readers=SLOW_READERS,
+                    workers=usable_cores(),
+                ),
                 step=step,
                 cancellation=self.cancellation,
                 overwrite=self.overwrite,
@@ -431,20 +427,17 @@ class _FetchCall:
             )
         record = replace(coming, seal={"deed": fetched.inventory})
         FETCHED.write(place, record)
-        return self._report(place, record, fetched.kept_bytes, [*source.notes, *tree.notes, *plan.reasons])
+        return self._report(place, record, fetched.kept_bytes, [*source.notes, *tree.notes, *notes])
 
-    def _plan(self, sizes: Sequence[int], opened: SourcePart, *, connections: int, kept: int) -> TransferPlan:
-        """Decide how files are transferred, and refuse if they do not fit."""
-        facts = TransferFacts(
-            slow=opened.slow,
-            cores=usable_cores(),
-            connections=connections,
-            mount_copy=opened.path is not None and drive_root(opened.path) is not None,
-            kept_bytes=kept,
-        )
-        plan = plan_transfer(sizes, facts)
-        check_space(self.target.parent, plan.peak_bytes, f"Fetching '{self.source.label}'")
-        return plan
+    def _check_space(self, place: Path, nbytes: int, source: OpenedSource, *, large: int) -> list[str]:
+        """Refuse what does not fit; return a note about what the disk holds meanwhile."""
+        path = source.slowest.path
+        # A mount drops small files from its own copy as the disk fills, but not a large one that is in use.
+        second = large if path is not None and drive_root(path) is not None else 0
+        # An interrupted run's bytes are on the disk already.
+        needed = nbytes + second - sum(map(disk_use, find_orphans(place)))
+        check_space(self.target.parent, max(0, needed), f"Fetching '{self.source.label}'")
+        return [f"The mount keeps a second copy of {format_bytes(second)} on this disk meanwhile."] if second else []
 
     def _check_replaceable(self, place: Path) -> None:
         """Refuse to replace what is not ours or has changed, and the source itself."""

@@ -1,25 +1,30 @@
-"""Read from services that fsspec knows: an object as a `RemoteFile`, a folder as a `Tree`."""
+"""Read from services that fsspec knows, or that installed packages add: an object as a `RemoteFile`, a folder as a
+`Tree`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from colabstage.errors import SourceChangedError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.redaction import show_address
 from colabstage.io.units import left_out
 from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
 from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError
+from colabstage.sources.remote_files import RemoteFileTree
 from colabstage.sources.retry import RetryBudget, read_directly, read_through
+from colabstage.sources.services import service_of
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.folder import GOOGLE_NATIVE
 from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, unknown_entry
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from colabstage.io.progress import Clock
     from colabstage.sources.remote import Checksum
@@ -341,16 +346,12 @@ def _notes(listed: _Listing) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def open_object(
-    url: str, *, checksum: Checksum | None = None, storage_options: Mapping[str, Any] | None = None
-) -> ObjectFile:
-    """Open one file of a service that fsspec knows.
+def open_object(url: str, *, checksum: Checksum | None = None) -> RemoteFile:
+    """Open one file of a service that fsspec knows, or that an installed package adds.
 
     Args:
         url: such as `s3://bucket/data.zip`.
         checksum: the expected hash of its whole content; otherwise the service's own, if it is certain.
-        storage_options: for fsspec's file system. Not needed for logins: the backend finds them in the environment, and
-            public buckets are read without one.
 
     Raises:
         OptionError: not an address that fsspec knows.
@@ -360,7 +361,14 @@ def open_object(
         TransientError: the service does not answer at present.
         SourceReadError: it is a folder, or the service fails in another way.
     """
-    store = ObjectStore(url, storage_options)
+    if (service := service_of(url)) is not None:
+        found = service(url)
+        if isinstance(found, Mapping):
+            raise _is_folder(show_address(url))
+        if checksum is not None:
+            found.facts = replace(found.facts, checksum=checksum)
+        return found
+    store = ObjectStore(url)
     try:
         facts = _facts_of_object(store, checksum)
     except BaseException:
@@ -376,6 +384,8 @@ def read_at_once(url: str) -> bytes | None:
     Raises:
         OptionError, MissingDependencyError, SourceNotFoundError: as `open_object`.
     """
+    if service_of(url) is not None:
+        return None
     store = ObjectStore(url)
     try:
         # Other services have to be asked for the size first, and so does s3fs for ranges without an end.
@@ -398,6 +408,12 @@ def object_kind(url: str) -> Literal["file", "folder"]:
         OptionError, MissingDependencyError, SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as
             for `open_object`.
     """
+    if (service := service_of(url)) is not None:
+        found = service(url)
+        if isinstance(found, Mapping):
+            return "folder"
+        found.close()
+        return "file"
     store = ObjectStore(url)
     try:
         info = store.info()
@@ -409,11 +425,27 @@ def object_kind(url: str) -> Literal["file", "folder"]:
         store.close()
 
 
+def open_folder(url: str, *, workers: int, retry: RetryPolicy) -> Tree:
+    """Return the files of a folder; the arguments as of `ObjectTree`."""
+    service = service_of(url)
+    if service is None:
+        return ObjectTree(url, workers=workers, retry=retry)
+    found, label = service(url), show_address(url)
+    if not isinstance(found, Mapping):
+        found.close()
+        msg = f"'{label}' is a file, not a folder."
+        raise SourceReadError(msg)
+    return RemoteFileTree(label, list(found.items()), policy=retry, askers=workers)
+
+
+def _is_folder(label: str) -> SourceReadError:
+    return SourceReadError(f"'{label}' is a folder, not a file.")
+
+
 def _facts_of_object(store: ObjectStore, checksum: Checksum | None) -> RemoteFacts:
     info = store.info()
     if info.get("type") == "directory":
-        msg = f"'{store.label}' is a folder, not a file."
-        raise SourceReadError(msg)
+        raise _is_folder(store.label)
     size = size_of(info)
     return RemoteFacts(
         label=store.label,

@@ -1,7 +1,8 @@
-"""Open sources: as a file whose parts can be read, or as a tree of files, copied here first if necessary.
+"""Open sources: one or several, as one tree of files with one state, copied here first if necessary.
 
-Every copy has a name that identifies its source (`copy_name`), so the call after a kill finds it. Several sources that
-are one dataset are opened by `many`, with the same interface.
+Every copy has a name that identifies its source (`copy_name`), so the call after a kill finds it. `fetch_files` takes
+files as they are: archives stay archives, and each of thousands of addresses is opened when it is read. Staging,
+packing and extracting take the files in archives.
 """
 
 from __future__ import annotations
@@ -9,26 +10,37 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from colabstage.errors import ChecksumMismatchError, OptionError
+from colabstage.errors import ChecksumMismatchError, LayoutError, OptionError
 from colabstage.io.environment import require_online
-from colabstage.io.files import PATIENT, Closing, RetryPolicy, read_with_retry
+from colabstage.io.files import PATIENT, Closing, RetryPolicy, read_json, read_with_retry, write_json
 from colabstage.io.ownership import sweep_orphans
+from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import LateStep
 from colabstage.io.units import format_count
-from colabstage.io.workspace import disk_use, find_orphans, short_digest
+from colabstage.io.workspace import (
+    disk_use,
+    find_orphans,
+    leave_for_next,
+    remove_own,
+    short_digest,
+    take_orphan,
+    temp_beside,
+)
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.resources import check_space
 from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents, fetch_file
-from colabstage.sources.download import Download
 from colabstage.sources.identity import (
     SourceIdentity,
     drive_md5s,
     identify_archive,
     identify_by_times,
+    identify_many,
     identify_remote,
     identify_tree,
 )
@@ -42,33 +54,39 @@ from colabstage.sources.parse import (
     WebSource,
     expand_pattern,
     is_on_drive,
+    name_in_list,
+    paths_of,
     whole_of,
 )
 from colabstage.sources.remote import JoinedFile, MountedFile, given_up, pieces_of
-from colabstage.sources.remote_files import RemoteFileTree, open_remote
-from colabstage.sources.tree import SLOW_READERS
-from colabstage.trees.bytes import JoinedBytes, LocalBytes
+from colabstage.sources.remote_files import RemoteFileTree, list_files, open_remote
+from colabstage.sources.to_folder import SLOW_READERS
+from colabstage.trees.bytes import ARCHIVE_SUFFIXES, JoinedBytes, LocalBytes
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.joined import JoinedTree, Joining
 from colabstage.trees.listing import total_size
+from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, distinct_names
 from colabstage.trees.open import OnlyTree, open_archive, recognise, recognise_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
-    from colabstage.sources.many import OpenList
     from colabstage.sources.parse import SingleSource, Source
     from colabstage.sources.remote import Checksum, RemoteFile
-    from colabstage.sources.tree import Transport
-    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.bytes import ArchiveKind, ByteSource
     from colabstage.trees.listing import Tree
 
-OpenSource: TypeAlias = "SourcePart | OpenList"
+Transport = Literal["local disk", "mount", "http", "object store", "share link", "kaggle", "tree"]
 
 # Folder listings on a Drive mount take 0.3 s and more each. As with reads, about 20 at once are answered at full rate;
 # a few more keep all of them busy while answers are processed.
 SLOW_LISTERS = SLOW_READERS
+# Sources of a list that are opened at once.
+_OPENERS = 8
+_TABLES = (".csv", ".tsv")
+# In the folder of a download: its content, and, once all of it has arrived, which state of the source it is.
+_DATA, _STATE = "data", "state.json"
 
 
 def copy_name(address: str, name: str) -> str:
@@ -90,7 +108,7 @@ def sweep_copies(folder: Path, address: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Hold what opening any source needs besides the source."""
+    """What opening any source needs besides the source."""
 
     folder: Path | None
     """An existing folder on the local disk for copies; `None` to read files in place."""
@@ -104,14 +122,49 @@ class Opening:
     """The part of the source that is meant, as `read_only` gives it; nothing for all of it."""
     zip_encoding: str | None = None
     """The encoding of a zip's names where it declares none."""
+    limits: ArchiveLimits = DEFAULT_LIMITS
+    """How much an archive's headers may announce, and its content hold."""
+    single_files: bool = True
+    """Whether a file of arrays or records counts as the files in it, as it does alone; in a list it never does."""
     sparing: bool = False
     """Whether all of a source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
     through in place."""
 
 
-@dataclass(slots=True, eq=False)
-class SourcePart(Closing):
-    """Read one open source. At most one of `file` and `tree` is set; neither if the source is opened for each read."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What it takes to read a source from where it is."""
+
+    opens_at_once: bool = True
+    """Whether its files can be listed without copying all of it first."""
+    is_walked: bool = False
+    """Whether it is a tar that is read through in place, which may take a while."""
+    unpacks_first: bool = False
+    """Whether it is compressed as a whole, so that its files are only known after unpacking."""
+    reads_slowly: bool = False
+    """Whether each read of one of its files takes time."""
+    archive_bytes: int = 0
+    """The size of archives that are still to be copied here before they are read, if known."""
+    mount_bytes: int = 0
+    """How much of that passes through a mount of Google Drive, which keeps a second copy."""
+    kept_bytes: int = 0
+    """How much of that an interrupted run has already copied."""
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.opens_at_once and other.opens_at_once,
+            self.is_walked or other.is_walked,
+            self.unpacks_first or other.unpacks_first,
+            self.reads_slowly or other.reads_slowly,
+            self.archive_bytes + other.archive_bytes,
+            self.mount_bytes + other.mount_bytes,
+            self.kept_bytes + other.kept_bytes,
+        )
+
+
+@dataclass(eq=False)
+class Part(Closing):
+    """One open source. At most one of `file` and `tree` is set; neither if the source is opened for each read."""
 
     source: SingleSource
     """What was opened."""
@@ -122,64 +175,69 @@ class SourcePart(Closing):
     opening: Opening
     """What it was opened with."""
     file: RemoteFile | None = None
-    """The file, where the source is one."""
+    """The file, if the source is one."""
     tree: Tree | None = None
-    """The files of the folder, where the source is one."""
+    """The files of the folder, if the source is one."""
     path: Path | None = None
     """Its path on this machine's disks or mounts; `None` if it is only reached over the network."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the report."""
     version: str = ""
-    """The service's name for its version, where the files here do not tell it."""
+    """The service's name for its version, if the files here do not tell it."""
     questions: Md5Questions | None = None
     """Asks Drive's client for MD5s: of each file of a folder before the file is read, of a zip while its directory is
     read; otherwise `None`."""
     in_place: bool = False
     """Whether an archive is read in place although each answer takes time, because there is no room for a copy."""
-    download: Download | None = None
-    """The download of a source that can only be downloaded as a whole."""
+    copy: StreamingCopy | None = None
+    """The bytes of the file, if they are copied here while they are read."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What has to be closed before the file or tree itself."""
-    _bytes: ByteSource | None = None
-    """The bytes of the file, after the first read."""
-    _copy: StreamingCopy | None = None
-    """The same, if they are copied here while they are read."""
-    _archive: Tree | None = None
-    """The files in the archive, after the first access."""
-    _part: Tree | None = None
-    """Those of the files that are meant, after the first access."""
-    _identity: SourceIdentity | None = None
-    """Its state, after the first access."""
+    _download: Path | None = None
+    """The folder of a file that could only be downloaded as a whole."""
 
     @property
-    def identity(self) -> SourceIdentity:
-        """Return its state at the first call, or, for a folder, when it was opened."""
-        if self._identity is None:
-            self._identity = self._identify()
-        return self._identity
+    def comes_first(self) -> bool:
+        """Return whether it is a file without range requests, which has to be downloaded completely before anything is
+        read."""
+        file = self.file
+        return file is not None and self.path is None and (file.facts.size is None or not file.facts.ranges)
+
+    @cached_property
+    def kind(self) -> ArchiveKind | None:
+        """The kind of archive that a file is; its beginning is read once, when the source is opened."""
+        return None if self.file is None or self.comes_first else recognise_archive(self.content)
 
     @property
-    def slowest(self) -> SourcePart:
-        """Return itself: the part of a list by which the number of concurrent reads is chosen."""
-        return self
+    def cost(self) -> Cost:
+        """What is still to be done, as far as it is known."""
+        archive_bytes = 0
+        if self.file is not None and self._is_copied and self._download is None:
+            archive_bytes = self.file.facts.size or 0
+        is_far = self.opening.sparing and self._is_copied and not self.comes_first
+        is_walked = is_far and self.kind == "tar"
+        return Cost(
+            # A zip has its directory at the end, which one request fetches. A tar is read from its beginning.
+            opens_at_once=not self.comes_first and (not self._is_copied or self.kind in ("zip", None) or is_walked),
+            is_walked=is_walked,
+            unpacks_first=self.kind not in ("zip", "tar", None),
+            reads_slowly=self.slow and (self.in_place or not self._is_copied),
+            archive_bytes=archive_bytes,
+            mount_bytes=archive_bytes if is_on_drive(self.source) else 0,
+            # A sparse file has its full length from the beginning; its use of the disk is what has arrived.
+            kept_bytes=0
+            if self.copy is None
+            else min(self.copy.size, sum(map(disk_use, find_orphans(self._copy_path)))),
+        )
 
     @property
-    def extent(self) -> tuple[int, int]:
-        """Return the number of its files and their total size, without waiting for a client's answers."""
-        if self.questions is None or self.tree is None:
-            return self.identity.files, self.identity.nbytes
-        return len(self.tree.entries), total_size(self.tree.entries)
+    def _is_copied(self) -> bool:
+        """Tell whether a file is copied here, because reading it in place takes too long."""
+        # A slow mount counts as remote: random reads of an archive through it are slower than copying all of it.
+        return self.file is not None and self.opening.folder is not None and (self.path is None or self.slow)
 
-    def take_state(self) -> None:
-        """Collect the facts that identify its state, before it is read.
-
-        A folder on Drive has been listed already, and the MD5 of each file is asked for right before the file is read:
-        `identity` waits for missing ones.
-        """
-        if self.tree is None or self.questions is None:
-            self._identity = self.identity
-
-    def _identify(self) -> SourceIdentity:
+    def identify(self) -> SourceIdentity:
+        """Return its state now, or, for a folder, when it was opened."""
         address = self.source.address
         if self.tree is not None:
             digest = self.source.digest if isinstance(self.source, TreeSource) else ""
@@ -197,113 +255,31 @@ class SourcePart(Closing):
         if self.questions is None:
             # Before the ends are read, so that a write in between is noticed.
             md5s, _ = ask_md5s([str(self.path)]) if self.slow and is_on_drive(self.source) else ([], "")
-            identity = identify_archive(self._content, facts.mtime_ns, address=address)
+            identity = identify_archive(self.content, facts.mtime_ns, address=address)
         else:
             # In a zip, a write in between is noticed when members are read: their checksums are in its directory.
-            identity = identify_archive(self._content, facts.mtime_ns, address=address)
+            identity = identify_archive(self.content, facts.mtime_ns, address=address)
             md5s, _ = self.questions.answers([str(self.path)])
         return replace(identity, md5=md5s[0] if md5s else "")
 
-    @property
-    def comes_first(self) -> bool:
-        """Return whether it is a file without range requests, which has to be downloaded completely before anything is
-        read."""
-        file = self.file
-        return file is not None and self.path is None and (file.facts.size is None or not file.facts.ranges)
-
-    @property
-    def opens_at_once(self) -> bool:
-        """Return whether its files can be listed without copying all of it first."""
-        if self.comes_first:
-            return False
-        # A zip has its directory at the end, which one request fetches. A tar has to be read from its beginning.
-        return not self._is_copied or recognise_archive(self._content) in ("zip", None) or self.is_walked
-
-    @property
-    def is_walked(self) -> bool:
-        """Return whether it is a tar that is read through in place, which may take a while."""
-        is_far = self.opening.sparing and self._is_copied and not self.comes_first
-        return is_far and recognise_archive(self._content) == "tar"
-
-    @property
-    def unpacks_first(self) -> bool:
-        """Return whether it is compressed as a whole, so that its files are only known after unpacking."""
-        if self.file is None or self.comes_first:
-            return False
-        return recognise_archive(self._content) not in ("zip", "tar", None)
-
-    @property
-    def is_archive(self) -> bool:
-        """Return whether it is a file that is an archive; reads its beginning."""
-        return self.file is not None and recognise_archive(self._content) is not None
-
-    @property
-    def reads_slowly(self) -> bool:
-        """Return whether each read of one of its files takes time."""
-        return self.slow and (self.in_place or not self._is_copied)
-
-    @property
-    def archive_bytes(self) -> int:
-        """Return the size of an archive that is still to be copied here, if known; otherwise 0."""
-        if self.file is None or not self._is_copied or (self.comes_first and self._bytes is not None):
-            return 0
-        return self.file.facts.size or 0
-
-    @property
-    def mount_bytes(self) -> int:
-        """Return how much of that passes through a mount of Google Drive, which keeps a second copy."""
-        return 0 if not self.archive_bytes or self.identity.trusts_times else self.archive_bytes
-
-    @property
-    def kept_bytes(self) -> int:
-        """Return how much of that an interrupted run has already copied."""
-        if self._copy is None:
-            return 0
-        # A sparse file has its full length from the beginning; its use of the disk is what has arrived.
-        return min(self._copy.size, sum(map(disk_use, find_orphans(self._copy_path))))
-
-    @property
-    def resumed_bytes(self) -> int:
-        """Return how much of an interrupted run's copy or download this one has reused."""
-        return self._copy.kept_bytes if self._copy is not None else 0
-
-    @property
-    def waits_for(self) -> str:
-        """Return why requested bytes are not arriving at present; "" if they are."""
-        if self._copy is not None:
-            return self._copy.waits_for
-        return "" if self.tree is None else self.tree.waits_for
-
-    @property
-    def _is_copied(self) -> bool:
-        """Tell whether a file is copied here, because reading it in place takes too long."""
-        # A slow mount counts as remote: random reads of an archive through it are slower than copying all of it.
-        return self.file is not None and self.opening.folder is not None and (self.path is None or self.slow)
-
-    @property
-    def _content(self) -> ByteSource:
-        """Return the bytes of a file, which is downloaded now if necessary."""
-        if self._bytes is None:
-            self._bytes = self._open_bytes()
-        return self._bytes
-
-    def _open_bytes(self) -> ByteSource:
+    @cached_property
+    def content(self) -> ByteSource:
+        """The bytes of a file, which is downloaded now if necessary."""
         assert self.file is not None
-        label = self.source.label
+        label, facts = self.source.label, self.file.facts
         if self.path is not None and not self._is_copied:
             pieces = self.source.pieces if isinstance(self.source, LocalSource) else ()
             if pieces:
                 return self._stack.enter_context(JoinedBytes(label, [LocalBytes(piece) for piece in pieces]))
             return self._stack.enter_context(LocalBytes(self.path, label=label))
         if self.comes_first:
-            return self._stack.enter_context(LocalBytes(self._fetch_whole(), label=label))
-        facts = self.file.facts
+            return self._stack.enter_context(LocalBytes(self._downloaded() / _DATA, label=label))
         assert facts.size is not None
         step = self._stack.enter_context(LateStep(self.opening.progress, f"copy {facts.name}", facts.size))
-        self._copy = self._stack.enter_context(
+        self.copy = self._stack.enter_context(
             StreamingCopy(self.file, self._copy_path, step=step, policy=PATIENT, cancellation=self.opening.cancellation)
         )
-        return self._copy
+        return self.copy
 
     @property
     def _copy_path(self) -> Path:
@@ -311,26 +287,31 @@ class SourcePart(Closing):
         assert self.opening.folder is not None
         return self.opening.folder / copy_name(self.source.address, self.file.facts.name)
 
-    def _fetch_whole(self) -> Path:
+    def _downloaded(self) -> Path:
+        """Return the folder with all of a file that comes as one stream, which cannot be continued: what an earlier run
+        has completed of the same state, or what is downloaded now."""
         assert self.file is not None
-        file, facts = self.file, self.file.facts
-        # A download of another version must not be continued.
+        facts = self.file.facts
         state = f"{self.source.address} {facts.size} {facts.version} {facts.mtime_ns}"
-        check_space(self._copy_path.parent, facts.size or 0, f"The copy of '{self.source.label}'")
-        self.download = Download(self._copy_path, state)
-
-        def bring(folder: Path) -> Path:
+        folder = temp_beside(self._copy_path)
+        for orphan in find_orphans(self._copy_path):
+            if read_json(orphan / _STATE) != {"state": state}:
+                remove_own(orphan)
+            elif take_orphan(orphan, folder):
+                self._download = folder
+                return folder
+        check_space(folder.parent, facts.size or 0, f"The copy of '{self.source.label}'")
+        folder.mkdir()
+        try:
             with self.opening.progress.step(f"copy {facts.name}", total=facts.size, unit="B") as step:
-                fetched = fetch_file(
-                    file,
-                    folder / facts.name,
-                    step=step,
-                    cancellation=self.opening.cancellation,
-                    policy=PATIENT,
-                )
-            return fetched.path
-
-        return self.download.fetch(bring)[0]
+                cancellation = self.opening.cancellation
+                fetch_file(self.file, folder / _DATA, step=step, cancellation=cancellation, policy=PATIENT)
+            write_json(folder / _STATE, {"state": state})
+        except BaseException:
+            remove_own(folder)
+            raise
+        self._download = folder
+        return folder
 
     def verify(self, checksum: Checksum) -> None:
         """Hash the whole file, which requires reading all of it.
@@ -340,17 +321,16 @@ class SourcePart(Closing):
             ChecksumMismatchError: it is not the requested file; nothing was made from it.
         """
         if self.file is None:
-            raise not_one_file(self.source.label)
-        # Before the bytes are read, so that a change meanwhile is noticed.
-        identity = self.identity
-        content = self._content
-        # From the copy, if there is one: otherwise each part would be a separate request, and all of it is copied
-        # anyway.
-        read = content.pread if self._copy is None else self._copy.read_here
-        walk = self._walk("compare") if self._copy is not None and self.opening.sparing else None
-        if walk is not None:
+            raise _not_one_file(self.source.label)
+        content, walk = self.content, None
+        read = content.pread
+        if self.copy is not None and self.opening.sparing:
             # There may be no room for a copy, so all of it is read once for this and not kept.
+            walk = self._walk("compare")
             read = walk.pread
+        elif self.copy is not None:
+            # Otherwise each part would be a separate request, and all of it is copied anyway.
+            read = self.copy.read_here
         digest = checksum.digest_of(pieces_of(read, content.size, self.opening.cancellation))
         if walk is not None:
             walk.end()
@@ -362,7 +342,6 @@ class SourcePart(Closing):
                 f"{checksum.digest}. Nothing was staged. Compare the checksum with its publisher's."
             )
             raise ChecksumMismatchError(msg)
-        self._identity = replace(identity, checksum=str(checksum))
 
     def open_tree(self, spool: Path, *, alone: bool = True) -> Tree:
         """Open the files. An archive that can only be read in order starts to be copied.
@@ -370,55 +349,41 @@ class SourcePart(Closing):
         Args:
             spool: a folder on the local disk for the unpacked form of a compressed tar.
             alone: whether it is the whole source, so that a single file of arrays or records is accepted too.
-
-        Raises:
-            ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
-            SourceNotFoundError: `only=` fits nothing in it.
         """
-        if self._part is None:
-            whole = self._open_whole(spool, alone=alone)
-            self._part = OnlyTree(whole, self.opening.only) if self.opening.only else whole
-        return self._part
-
-    def _open_whole(self, spool: Path, *, alone: bool) -> Tree:
         if self.tree is not None:
             return self.tree
-        if self._archive is None:
-            content: ByteSource = self._content
-            walk = None
-            if self.is_walked:
-                content = walk = self._walk("look through")
-            elif not self.opens_at_once:
-                self.start()
-            self._archive = self._stack.enter_context(
-                open_archive(
-                    content,
-                    spool=spool,
-                    single_files=alone,
-                    name="" if self.file is None else self.file.facts.name,
-                    zip_encoding=self.opening.zip_encoding,
-                    cancellation=self.opening.cancellation,
-                )
-            )
-            if walk is not None:
-                walk.end()
-        return self._archive
+        assert self.file is not None
+        content, walk = self.content, None
+        if self.cost.is_walked:
+            content = walk = self._walk("look through")
+        elif not self.cost.opens_at_once and self.copy is not None:
+            self.copy.start()
+        tree = open_archive(
+            content,
+            spool=spool,
+            limits=self.opening.limits,
+            single_files=alone and self.opening.single_files,
+            name=self.file.facts.name,
+            zip_encoding=self.opening.zip_encoding,
+            cancellation=self.opening.cancellation,
+        )
+        if walk is not None:
+            walk.end()
+        return self._stack.enter_context(tree)
 
     def _walk(self, verb: str) -> ArchiveWalk:
         """Return the bytes of a remote file, for reading it once from beginning to end."""
         assert self.file is not None
-        content = self._content
-        step = self._stack.enter_context(
-            LateStep(self.opening.progress, f"{verb} {self.file.facts.name}", content.size)
-        )
-        return ArchiveWalk(content, self.file, step, self.opening.cancellation)
+        step = LateStep(self.opening.progress, f"{verb} {self.file.facts.name}", self.content.size)
+        return ArchiveWalk(self.content, self.file, self._stack.enter_context(step), self.opening.cancellation)
 
-    def relisted(self) -> str:
+    def changes(self) -> str:
         """Look for changes that reading cannot notice: list a folder on a slow mount again, and compare the time of a
         local file. Return what has changed, in a sentence, or ""."""
-        if self.file is not None and self.path is not None and isinstance(self._bytes, LocalBytes):
+        if self.file is not None and isinstance(self.__dict__.get("content"), LocalBytes) and self.path is not None:
+            assert isinstance(self.content, LocalBytes)
             # Of the open file, because its path may lead to another one meanwhile.
-            now, facts = os.fstat(self._bytes.fileno()), self.file.facts
+            now, facts = os.fstat(self.content.fileno()), self.file.facts
             if (now.st_size, now.st_mtime_ns) == (facts.size, facts.mtime_ns):
                 return ""
             return f"'{self.path}' was written to while it was being read; wait until whatever writes it is done."
@@ -436,34 +401,12 @@ class SourcePart(Closing):
         found = " and ".join(parts) or "other sizes or times"
         return f"'{self.path}' lists {found} than when it was first listed."
 
-    def start(self) -> None:
-        """Begin to copy a remote archive; do nothing for any other source."""
-        if self._copy is not None:
-            self._copy.start()
-
-    def read_in_place(self) -> None:
-        """Read an archive that `opens_at_once` in place. Call this instead of `start`."""
-        self.in_place = True
-        if self._copy is not None:
-            self._copy.read_in_place()
-
-    def read_members(self, byte_ranges: Iterable[tuple[int, int]], *, readers: int) -> None:
-        """Expect reads of these members of an archive in place; do nothing for any other source."""
-        if self._copy is not None and self.in_place:
-            self._copy.read_members(byte_ranges, readers=readers)
-
-    def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
-        """Copy these byte ranges of a remote archive first; with `alone`, no others until somebody waits for them. Do
-        nothing for any other source."""
-        if self._copy is not None:
-            self._copy.prefer(byte_ranges, alone=alone)
-
     def discard(self) -> None:
         """Remove temporary copies."""
-        if self._copy is not None:
-            self._copy.discard()
-        if self.download is not None:
-            self.download.discard()
+        if self.copy is not None:
+            self.copy.discard()
+        if self._download is not None:
+            remove_own(self._download)
 
     def close(self) -> None:
         """Release connections and handles; copied data stays for the next run. Calling it twice is fine."""
@@ -478,16 +421,293 @@ class SourcePart(Closing):
         # A tree that the caller has opened is closed by the caller.
         if self.tree is not None and not isinstance(self.source, TreeSource):
             self.tree.close()
-        if self.download is not None:
-            self.download.close()
+        if self._download is not None and self._download.exists():
+            with contextlib.suppress(OSError):
+                leave_for_next(self._download)
 
 
-def not_one_file(label: str) -> OptionError:
+class OpenedSource(Closing):
+    """Read one or several sources as one; a context manager that releases everything.
+
+    `parts`: the sources. `files`: the single files among them, each opened when it is read; `None` if there are none.
+    """
+
+    def __init__(self, source: Source, opening: Opening, *, unpack: bool) -> None:
+        """Open all parts; as `open_source`."""
+        self.parts: list[Part] = []
+        self.files: RemoteFileTree | None = None
+        self._source, self._opening = source, opening
+        self._closed = False
+        self._stack = contextlib.ExitStack()
+        self._whole: Tree | None = None
+        self._tree: Tree | None = None
+        self._checksum = ""
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            if not isinstance(source, ManySource):
+                self._open([source])
+            elif unpack:
+                self._open_archives(source)
+            else:
+                self._open_as_they_are(source)
+            if unpack:
+                for part in self.parts:
+                    _ = part.kind
+            undo.pop_all()
+
+    def _open(self, sources: Sequence[SingleSource]) -> None:
+        def open_one(source: SingleSource) -> Part:
+            # What is meant is a part of all of them together.
+            part = _open_part(source, self._opening)
+            self._stack.callback(part.close)
+            if self._closed:  # another one failed meanwhile, and nobody waits for this one
+                part.close()
+            return part
+
+        if len(sources) == 1:
+            self.parts.append(open_one(sources[0]))
+            return
+        with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            # Many at once, because opening an archive on a server or a mount is two round trips of waiting.
+            self.parts += pool.run(open_one, sources, cancellation=self._opening.cancellation)
+
+    def _open_archives(self, source: ManySource) -> None:
+        _refuse_table(source)
+        first, *others = source.parts
+        self._open([first])
+        opened = self.parts[0]
+        # The first source determines the kind of list. Single files are opened when they are read, because there may be
+        # thousands of addresses.
+        have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
+        is_file = opened.file is not None and recognise_archive(opened.content) is None
+        if is_file and have_addresses:
+            self._stack.pop_all().close()
+            self.parts = [_unopened(part, self._opening) for part in source.parts]
+            self._whole = self.files = self._list_files()
+        elif others:
+            self._open(others)
+
+    def _open_as_they_are(self, source: ManySource) -> None:
+        # Before anything is touched, because every call on a hanging mount would block.
+        require_answer(*paths_of(source))
+        for part in source.parts:
+            if isinstance(part, WebSource) or (isinstance(part, LocalSource) and part.path.is_file()):
+                self.parts.append(_unopened(part, self._opening))
+            else:
+                self._open([part])
+        self.files = self._list_files()
+        folders = [(name_in_list(part.source), part.tree) for part in self.parts if part.tree is not None]
+        if not folders:
+            self._whole = self.files
+            return
+        tops = sorted({entry.name.partition("/")[0] for entry in self.files.entries})
+        # Files keep their names at the top, so a folder with the same name as a file gets a number.
+        stems = ("", *distinct_names([*tops, *(name for name, _ in folders)])[len(tops) :])
+        joined = list(zip(stems, [self.files, *(tree for _, tree in folders)], strict=True))
+        self._whole = JoinedTree(source.label, joined, joining=Joining(stems, ""))
+
+    def _list_files(self) -> RemoteFileTree:
+        """Return the single files among the parts as one tree."""
+        files: list[tuple[str, SingleSource]] = []
+        for part in self.parts:
+            if part.tree is None:
+                # A share link's address says nothing about the file.
+                is_named = part.file is not None and isinstance(part.source, ShareSource | KaggleSource)
+                files.append((part.file.facts.name if is_named and part.file else part.source.label, part.source))
+        return list_files(self._source.label, files, cancellation=self._opening.cancellation)
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the report."""
+        return [note for part in self.parts for note in part.notes]
+
+    @property
+    def one(self) -> Part | None:
+        """The only part, if there is no other: a pattern that matches one file stands for that file."""
+        return self.parts[0] if len(self.parts) == 1 and self.files is None else None
+
+    @property
+    def slowest(self) -> Part:
+        """The part by which the number of concurrent reads is chosen."""
+        return next((part for part in self.parts if part.slow), self.parts[0])
+
+    @property
+    def cost(self) -> Cost:
+        """What is still to be done before its files are read, and to read them."""
+        if self.files is not None:
+            return Cost(reads_slowly=True)
+        return sum((part.cost for part in self.parts[1:]), self.parts[0].cost)
+
+    @property
+    def resumed_bytes(self) -> int:
+        """How much of an interrupted run's data this one has reused."""
+        return sum(part.copy.kept_bytes for part in self.parts if part.copy is not None)
+
+    @property
+    def waits_for(self) -> str:
+        """Why nothing of a part is arriving at present; "" if all parts are."""
+        waiting = (part.copy or part.tree for part in self.parts)
+        return next((one.waits_for for one in waiting if one is not None and one.waits_for), "")
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The number of its files, counting an archive as one, and their total size; known without a client's
+        answers."""
+        if self.one is not None and self.one.tree is not None and self.one.questions is not None:
+            return len(self.one.tree.entries), total_size(self.one.tree.entries)
+        return self.identity.files, self.identity.nbytes
+
+    def take_state(self) -> None:
+        """Collect the facts that identify its state, before it is read.
+
+        A folder on Drive has been listed already, and the MD5 of each file is asked for right before the file is read:
+        `identity` waits for missing ones.
+        """
+        if self.one is None or self.one.tree is None or self.one.questions is None:
+            _ = self.identity
+
+    @cached_property
+    def _state(self) -> SourceIdentity:
+        address = self._source.address
+        if self.one is not None:
+            return replace(self.one.identify(), address=address)
+        listed = [part for part in self.parts if self.files is not None and part.tree is None]
+        states = [] if self.files is None else self.files.identities([part.source for part in listed])
+        found = dict(zip(map(id, listed), states, strict=True))
+        others = [part for part in self.parts if id(part) not in found]
+        with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            # A part's state may take a request, and lists have thousands of parts.
+            states = pool.run(Part.identify, others, cancellation=self._opening.cancellation)
+        found.update(zip(map(id, others), states, strict=True))
+        return identify_many([found[id(part)] for part in self.parts], address=address)
+
+    @property
+    def identity(self) -> SourceIdentity:
+        """Its state when it was first asked for, and the checksum that was verified."""
+        return replace(self._state, checksum=self._checksum) if self._checksum else self._state
+
+    def verify(self, checksum: Checksum) -> None:
+        """Hash the only file; as `Part.verify`."""
+        if self.one is None:
+            raise _not_one_file(self._source.label)
+        # Before the bytes are read, so that a change meanwhile is noticed.
+        _ = self._state
+        self.one.verify(checksum)
+        self._checksum = str(checksum)
+
+    def open_tree(self, spool: Path) -> Tree:
+        """Return all files. Archives that can only be read in order start to be copied.
+
+        Args:
+            spool: a folder on the local disk for the unpacked form of compressed tars.
+
+        Raises:
+            ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
+            SourceNotFoundError: `only=` fits nothing in it.
+        """
+        if self._tree is None:
+            joined = self._whole or self._join(spool)
+            self._tree = OnlyTree(joined, self._opening.only) if self._opening.only else joined
+        return self._tree
+
+    def _join(self, spool: Path) -> Tree:
+        if len(self.parts) == 1:
+            return self.parts[0].open_tree(spool)
+        with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            # Unpacking may take hours; reads inside have deadlines of their own.
+            trees = pool.run(
+                lambda part: part.open_tree(spool, alone=False),
+                self.parts,
+                cancellation=self._opening.cancellation,
+                stall_timeout_s=float("inf"),
+            )
+        names = [name_in_list(part.source) for part in self.parts]
+        return JoinedTree(self._source.label, list(zip(names, trees, strict=True)))
+
+    def changes(self) -> str:
+        """List folders on slow mounts again, and compare the times of local files; return what has changed in a
+        sentence, or ""."""
+        return next(filter(None, (part.changes() for part in self.parts)), "")
+
+    def start(self) -> None:
+        """Begin to copy remote archives."""
+        for part in self.parts:
+            if part.copy is not None:
+                part.copy.start()
+
+    def read_in_place(self) -> None:
+        """Read archives in place, if there is no room for copies. Call this instead of `start`."""
+        for part in self.parts:
+            part.in_place = True
+            if part.copy is not None:
+                part.copy.read_in_place()
+
+    def read_members(self, byte_ranges: Iterable[tuple[int, int]], *, readers: int) -> None:
+        """Expect reads of these members `(begin, end)` of a single archive in place."""
+        # The archives of a list have positions of their own.
+        if self.one is not None and self.one.copy is not None and self.one.in_place:
+            self.one.copy.read_members(byte_ranges, readers=readers)
+
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
+        """Copy these byte ranges `(begin, end)` of a single remote archive first; with `alone`, no others until
+        somebody waits for them."""
+        # As above: those of a list are copied in order.
+        if self.one is not None and self.one.copy is not None:
+            self.one.copy.prefer(byte_ranges, alone=alone)
+
+    def discard(self) -> None:
+        """Remove temporary copies."""
+        for part in self.parts:
+            part.discard()
+
+    def close(self) -> None:
+        """Release connections and handles; copied data stays for the next run."""
+        self._closed = True
+        self._stack.close()
+
+
+def _refuse_table(source: ManySource) -> None:
+    """Refuse a table anywhere in a list of folders or archives.
+
+    Raises:
+        LayoutError: there is one.
+        DriveDisconnectedError: the mount of a source is dead, or does not answer.
+    """
+    tables = [part for part in source.parts if isinstance(part, LocalSource) and part.path.suffix in _TABLES]
+    others = [part for part in source.parts if part not in tables]
+    if not tables or not others:
+        return
+    require_answer(*paths_of(source))
+    folders = [str(part.path) for part in others if isinstance(part, LocalSource) and part.path.is_dir()]
+    opened = [part.label for part in others if part.label.lower().endswith(ARCHIVE_SUFFIXES) or part.label in folders]
+    if not opened:
+        return
+    places = list(dict.fromkeys(part.path.parent for part in tables))
+    # A folder is read with everything below it, except archives.
+    inside = [folder for folder in folders if any(Path(folder).is_relative_to(place) for place in places)]
+    wanted = [*map(str, places), *(part.label for part in others if part.label not in inside)]
+    written = repr(wanted if len(wanted) > 1 else wanted[0])
+    msg = (
+        f"'{tables[0].label}' is a table in a list of folders or archives (first '{opened[0]}'). A table is read "
+        f"from the folder that it is in. Give that folder in its place: {written}."
+    )
+    raise LayoutError(msg)
+
+
+def _unopened(source: SingleSource, opening: Opening) -> Part:
+    """Return a single file of a list, of which there may be thousands: each is opened when it is read."""
+    if not isinstance(source, LocalSource):
+        return Part(source, "http" if isinstance(source, WebSource) else "object store", True, opening)
+    slow = is_slow_mount(source.path)
+    return Part(source, "mount" if slow else "local disk", slow, opening, path=source.path)
+
+
+def _not_one_file(label: str) -> OptionError:
     """Return the error for a checksum of something that is not a single file."""
     return OptionError(f"'{label}' is not one file, and hash= is for one file. Leave it out.")
 
 
-def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenSource:
+def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenedSource:
     """Open a source by reading a folder's listing, both ends of an archive, or what a service reports about it.
 
     Args:
@@ -506,20 +726,10 @@ def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenSource
     # Copying takes files as they are.
     if unpack and isinstance(opened, LocalSource | ManySource):
         opened = whole_of(opened)
-    if isinstance(opened, ManySource):
-        # Imported here because lists open their parts with this module.
-        from colabstage.sources.many import OpenList
-
-        return OpenList(opened, opening, unpack=unpack)
-    return open_part(opened, opening)
+    return OpenedSource(opened, opening, unpack=unpack)
 
 
-def open_part(source: SingleSource, opening: Opening) -> SourcePart:
-    """Open one source; patterns have been expanded.
-
-    Raises:
-        Exception: as `open_source`.
-    """
+def _open_part(source: SingleSource, opening: Opening) -> Part:
     if isinstance(source, WebSource | ObjectSource | ShareSource):
         require_online(source.label)
     # Both ends of a zip are read next.
@@ -532,7 +742,7 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
             case WebSource():
                 is_zip = ends_with_contents(urlsplit(source.url).path)
                 file = open_remote(source, checksum=opening.checksum, along_bytes=along if is_zip else 0)
-                part = SourcePart(source, "http", slow=True, opening=opening, file=file)
+                part = Part(source, "http", slow=True, opening=opening, file=file)
             case ObjectSource():
                 part = _open_object(source, opening)
             case ShareSource():
@@ -540,7 +750,7 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
             case KaggleSource():
                 part = _open_kaggle(source, opening, along)
             case TreeSource():
-                part = SourcePart(source, "tree", slow=False, opening=opening, tree=source.tree)
+                part = Part(source, "tree", slow=False, opening=opening, tree=source.tree)
     # The zip that Kaggle sends is not what anybody has a checksum of.
     if opening.checksum is not None and (part.tree is not None or isinstance(source, KaggleSource)):
         part.close()
@@ -549,7 +759,7 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
     return part
 
 
-def _open_path(source: SingleSource, path: Path, transport: Transport, opening: Opening) -> SourcePart:
+def _open_path(source: SingleSource, path: Path, transport: Transport, opening: Opening) -> Part:
     slow = is_slow_mount(path)
     if slow and transport == "local disk":
         transport = "mount"
@@ -567,33 +777,33 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
                 leave_out=leave_out,
                 md5s=questions.known,
             )
-            return SourcePart(source, transport, slow, opening, tree=tree, path=path, questions=questions)
+            return Part(source, transport, slow, opening, tree=tree, path=path, questions=questions)
         workers = SLOW_LISTERS if slow else 1
         tree = FolderTree(path, workers=workers, leave_out=leave_out)
-        return SourcePart(source, transport, slow, opening, tree=tree, path=path)
+        return Part(source, transport, slow, opening, tree=tree, path=path)
     pieces = source.pieces if isinstance(source, LocalSource) else ()
     file: RemoteFile = JoinedFile([MountedFile(piece) for piece in pieces], path) if pieces else MountedFile(path)
     # Downloads have been compared already.
     if opening.checksum is not None and isinstance(source, LocalSource):
         file.facts = replace(file.facts, checksum=opening.checksum)
-    part = SourcePart(source, transport, slow, opening, file=file, path=path)
+    part = Part(source, transport, slow, opening, file=file, path=path)
     if kind == "zip" and slow and is_on_drive(source):
         part.questions = Md5Questions(workers=1)
         part.questions.ask([str(path)])
     return part
 
 
-def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
-    from colabstage.sources.objects import ObjectTree, object_kind
+def _open_object(source: ObjectSource, opening: Opening) -> Part:
+    from colabstage.sources.objects import object_kind, open_folder
 
     if object_kind(source.url) == "folder":
-        tree = ObjectTree(source.url, workers=SLOW_LISTERS, retry=PATIENT)
-        return SourcePart(source, "object store", slow=True, opening=opening, tree=tree)
+        tree = open_folder(source.url, workers=SLOW_LISTERS, retry=PATIENT)
+        return Part(source, "object store", slow=True, opening=opening, tree=tree)
     file = open_remote(source, checksum=opening.checksum)
-    return SourcePart(source, "object store", slow=True, opening=opening, file=file)
+    return Part(source, "object store", slow=True, opening=opening, file=file)
 
 
-def _open_shared(source: ShareSource, opening: Opening, along_bytes: int) -> SourcePart:
+def _open_shared(source: ShareSource, opening: Opening, along_bytes: int) -> Part:
     from colabstage.sources.gdrive import (
         IN_FLIGHT,
         list_shared_folder,
@@ -605,7 +815,7 @@ def _open_shared(source: ShareSource, opening: Opening, along_bytes: int) -> Sou
     link = resolve_link(source.link)
     if link.kind != "folder":
         file = open_shared_file(link, checksum=opening.checksum, along_bytes=along_bytes)
-        return SourcePart(source, "share link", slow=True, opening=opening, file=file)
+        return Part(source, "share link", slow=True, opening=opening, file=file)
     folder = list_shared_folder(link, cancellation=opening.cancellation)
     tree = RemoteFileTree(
         source.label,
@@ -615,10 +825,10 @@ def _open_shared(source: ShareSource, opening: Opening, along_bytes: int) -> Sou
         askers=IN_FLIGHT,
         stamp=folder.version,
     )
-    return SourcePart(source, "share link", slow=True, opening=opening, tree=tree, notes=list(folder.notes))
+    return Part(source, "share link", slow=True, opening=opening, tree=tree, notes=list(folder.notes))
 
 
-def _open_kaggle(source: KaggleSource, opening: Opening, along_bytes: int) -> SourcePart:
+def _open_kaggle(source: KaggleSource, opening: Opening, along_bytes: int) -> Part:
     from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
 
     found = find_kaggle_folder(source.dataset)
@@ -626,7 +836,7 @@ def _open_kaggle(source: KaggleSource, opening: Opening, along_bytes: int) -> So
         require_online(source.label)
         opened = open_kaggle(source.dataset, checksum=opening.checksum, along_bytes=along_bytes)
         if not isinstance(opened, KaggleFolder):
-            return SourcePart(source, "kaggle", slow=True, opening=opening, file=opened)
+            return Part(source, "kaggle", slow=True, opening=opening, file=opened)
         found = opened
     part = _open_path(source, found.path, "kaggle", opening)
     part.notes.append(found.note)

@@ -36,6 +36,7 @@ from colabstage.machine.mounts import (
 from colabstage.machine.platforms import detect_platform
 from colabstage.sources.gdrive import parse_share_link
 from colabstage.sources.kaggle import parse_kaggle
+from colabstage.sources.services import service_of
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 from colabstage.trees.volumes import is_piece, may_be_part
 from colabstage.trees.volumes import parts_of as parts_of_file
@@ -443,7 +444,8 @@ def _object(text: str, scheme: str) -> ObjectSource:
     if "::" in text or scheme in _CACHING:
         msg = f"'{label}' goes through another file system; give the address of the data itself."
         raise OptionError(msg)
-    _check_known(scheme)
+    if service_of(text) is None:
+        _check_known(scheme)
     shown, query = label.rstrip("/"), ""
     if "=" in label.partition("?")[2]:  # otherwise it is a key that contains a question mark
         shown = label.partition("?")[0]

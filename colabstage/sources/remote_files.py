@@ -142,10 +142,15 @@ class RemoteFileTree(Tree):
         """
         data = self.read_part(entry, 0, entry.size) if self.gives_parts(entry) else b"".join(self.chunks(entry))
         checksum = self.facts[entry.name].checksum
-        if checksum is not None and checksum.digest_of([data]) != checksum.digest:
+        if checksum is not None:
+            self._check(entry, checksum.digest_of([data]))
+        return data
+
+    def _check(self, entry: FileEntry, digest: str) -> None:
+        checksum = self.facts[entry.name].checksum
+        if checksum is not None and digest != checksum.digest:
             msg = f"'{entry.name}' of '{self.label}' is damaged: its {checksum.algorithm} is not {checksum.digest}."
             raise SourceReadError(msg)
-        return data
 
     def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
         """Return a part of one file; as `read`, without the checksum."""
@@ -158,9 +163,16 @@ class RemoteFileTree(Tree):
         return data[skipped:]
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content in pieces of at most a megabyte, as they come."""
+        """Yield the content in pieces of at most a megabyte, as they come; compared at the end as by `read`."""
+        checksum = self.facts[entry.name].checksum if entry.name in self.facts else None
+        hasher = None if checksum is None else checksum.new_hasher()
         with self._at_service(entry) as file:
-            yield from read_through(file, policy=self._policy)
+            for piece in read_through(file, policy=self._policy):
+                if hasher is not None:
+                    hasher.update(piece)
+                yield piece
+        if hasher is not None:
+            self._check(entry, hasher.hexdigest())
 
     def gives_parts(self, entry: FileEntry) -> bool:
         """Return whether parts of a file can be requested, not only the whole file from its beginning."""

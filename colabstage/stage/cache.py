@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import (
-    CancelledError,
     ColabstageError,
     DamagedPackError,
     DriveError,
@@ -126,10 +125,8 @@ class Cache:
 
     def why_not(self) -> str:
         """Say, for the report, why a pack that is not published is not in it; "" where there is no pack."""
-        if not self.request.wants_pack:
-            return ""
         kept = "the cache keeps another pack of it, made where there was more room"
-        return f"no: {kept if self.is_left else self.why}"
+        return f"no: {kept if self.is_left else self.why}" if self.request.wants_pack else ""
 
     def find(self) -> CachedPack | None:
         """Return the pack of the request; `None` where there is none, or none is wanted."""
@@ -374,8 +371,8 @@ class CurrentPack(NamedTuple):
     """Where it is."""
     identity: SourceIdentity
     """The state that it was made from."""
-    comparison: Comparison | None = None
-    """What still compares that with the source; `None` where it is known to be the same."""
+    comparison: Comparison
+    """What compares that with the source, or has compared it."""
 
 
 def find_current(
@@ -384,9 +381,9 @@ def find_current(
     """Return the packed copy in the cache, if it is complete and the source is not known to have changed; and whatever
     complete copy there is.
 
-    With `beside` the source is compared while the pack is copied, where it is copied.
+    With `beside` the source is compared while the pack is copied, where it is copied: for a folder of some thousand
+    files on a mount that takes seconds.
     """
-    request = call.request
     with call.report.timed("look in cache") as step:
         cached = cache.find()
         identity = None if cached is None else identity_of(cached.manifest)
@@ -394,21 +391,14 @@ def find_current(
             step.note = "not there"
             return None, cached
         step.note = f"found '{cached.label.rpartition('/')[2]}'"
-        # What the comparison asks of a mount takes about a second for a folder of some thousand files, and longer the
-        # more there are; the copy takes longer.
-        if beside and not exceeds_limit(request, cached):
-            return CurrentPack(cached, identity, Comparison(call, source, identity)), cached
-        freshness = compare_source(call, source, identity)
-        if not freshness.same:
-            step.note = _OUTDATED
-            return None, cached
-        step.note = "; ".join(filter(None, (step.note, freshness.seen)))
-    return CurrentPack(cached, _identity_now(source, identity, freshness)), cached
-
-
-def _identity_now(source: SourceOnce, recorded: SourceIdentity, freshness: Freshness) -> SourceIdentity:
-    """Return the state to record: where the source was opened and is the same, with its present times."""
-    return source.opened.identity if source.opened is not None and freshness.proved else recorded
+        freshness = None
+        if not beside or exceeds_limit(call.request, cached):
+            freshness = compare_source(call, source, identity)
+            if not freshness.same:
+                step.note = _OUTDATED
+                return None, cached
+            step.note = "; ".join(filter(None, (step.note, freshness.seen)))
+    return CurrentPack(cached, identity, Comparison(call, source, identity, freshness)), cached
 
 
 def copy_current(call: StageCall, source: SourceOnce, found: CurrentPack, cache: Cache) -> SourceIdentity | None:
@@ -416,20 +406,23 @@ def copy_current(call: StageCall, source: SourceOnce, found: CurrentPack, cache:
     read instead, unless readers have seen rows of the copy."""
     comparison = found.comparison
     try:
-        freshness = _copy_pack(call, found.pack, cache, comparison)
-        if freshness is None and comparison is not None:
+        freshness = _copy_pack(call, found.pack, comparison, cache)
+        if freshness is None:
             comparison.settle()
     except BaseException:
-        if comparison is not None:
-            comparison.abandon()
+        comparison.abandon()
         raise
-    return None if freshness is None else _identity_now(source, found.identity, freshness)
+    finally:
+        comparison.leave()
+    if freshness is None:
+        return None
+    # Where the source was opened and is the same, with its present times.
+    return source.opened.identity if source.opened is not None and freshness.proved else found.identity
 
 
-def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Comparison | None) -> Freshness | None:
+def _copy_pack(call: StageCall, cached: CachedPack, comparison: Comparison, cache: Cache) -> Freshness | None:
     """Copy a pack from the cache while the source is compared; `None` where the source has to be read instead."""
-    request, report, lent = call.request, call.report, False
-    freshness = Freshness(same=True)
+    report, lent = call.report, False
 
     def let_in(pack: PartialPack) -> None:
         nonlocal lent
@@ -438,32 +431,21 @@ def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Co
         lent, report.origin = True, "cache"
         call.let_in(pack)
 
-    def confirm() -> None:
-        nonlocal freshness
-        if comparison is not None:
-            freshness = comparison.agree()
-
     def copy() -> tuple[int, int]:
-        stop = call.cancellation if comparison is None else comparison.cancellation
-        readers = None if call.let_in is None else let_in
-        try:
-            return restore_pack(call, cached, cancellation=stop, let_in=readers, confirm=confirm)
-        except CancelledError:
-            why = None if comparison is None else comparison.why_cancelled()
-            if why is None:
-                raise
-            raise why from None
+        with comparison.beside() as cancellation:
+            readers = None if call.let_in is None else let_in
+            return restore_pack(call, cached, cancellation=cancellation, let_in=readers, confirm=comparison.agree)
 
     try:
         with report.timed("copy from cache", unit="B") as step:
             try:
                 size, kept = cached.place.ask(copy)
             except StateDiffersError:
-                assert comparison is not None
                 # Its steps took part of the time of this one.
                 comparison.settle()
                 step.unit, step.note = "", f"stopped: {_OUTDATED}"
                 return None
+            freshness = comparison.agree()
             step.amount = size - kept
             again = f"{format_bytes(kept)} were already here" if kept else ""
             step.note = "; ".join(filter(None, ("verified block by block", again, freshness.seen)))
@@ -473,9 +455,9 @@ def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Co
         report.note(f"The cached pack cannot be used: {error}")
         return None
     except NotEnoughSpaceError as error:
-        # What was made on a machine with more room, as pixels for example, may fit here in another form. That form has
-        # the same key, and publishing it would take the better one from that machine.
-        if lent or (request.options.encoding != "auto" and not cached.in_shards):
+        # What was made where there was more room, as pixels for example, may fit here in another form. Publishing that
+        # would take the better one from other machines.
+        if lent or (call.request.options.encoding != "auto" and not cached.in_shards):
             raise
         cache.is_left = True
         report.note(f"The cached pack was left as it is, and the source is read again: {error}")

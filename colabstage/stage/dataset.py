@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
-from colabstage.errors import ArgumentError, CancelledError, OptionError, ended, printable
+from colabstage.errors import CancelledError, OptionError, ended, printable
 from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
 from colabstage.io.page import facts_table, heading, notes, page, table
@@ -307,15 +307,6 @@ class StagedDataset:
     def __contains__(self, split: object) -> bool:
         """Tell whether there is a split of that name."""
         return split in self.splits
-
-    def __len__(self) -> NoReturn:
-        """Refuse, because samples belong to a split; a `DataLoader` over all of it is refused by this too."""
-        msg = f"A staged dataset has splits, each with a length of its own. {self._by_split()}"
-        raise ArgumentError(msg)
-
-    def __bool__(self) -> bool:
-        """Tell that there is one; Python would ask for the length otherwise."""
-        return True
 
     @takes(
         LoaderOptions,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.pack.job import PackJob
-    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.opening import OpenedSource
     from colabstage.stage.cache import Cache, CachedPack, CurrentPack
     from colabstage.stage.request import StageRequest
     from colabstage.stage.source import SourceOnce, StageCall
@@ -142,7 +142,7 @@ class Reading:
 
 
 def plan_reading(
-    request: StageRequest, source: OpenSource, spool: Path, *, packs: bool, base: Base | None = None
+    request: StageRequest, source: OpenedSource, spool: Path, *, packs: bool, base: Base | None = None
 ) -> Reading:
     """Plan everything that is made of a source, as far as nothing has to be written for that.
 
@@ -163,27 +163,31 @@ def plan_reading(
     if update.takeover is None:
         return replace(reading, update=update)
     figures = replace(figures, source_bytes=update.takeover.nbytes)
-    in_place = source.opens_at_once and 2 * update.takeover.nbytes < source.archive_bytes
+    in_place = source.cost.opens_at_once and 2 * update.takeover.nbytes < source.cost.archive_bytes
     if in_place:
         figures = replace(figures, archive_bytes=0, mount_bytes=0)
     return replace(reading, figures=figures, update=update, in_place=in_place)
 
 
-def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
+def staging_figures(
+    request: StageRequest, source: OpenedSource, tree: Tree | None, job: PackJob | None
+) -> StageFigures:
     """Add up what staging moves, as far as it is known; `tree` is `None` for a source that cannot be listed yet."""
     # The sum of what is unpacked: plain files take that, however small their archive is.
     tree_bytes = 0 if tree is None else total_size(tree.entries)
     # What is looked through where it is will be packed from there.
-    stays = tree is None and source.is_walked
+    cost = source.cost
+    stays = tree is None and cost.is_walked
     return StageFigures(
         source_bytes=source.extent[1],
-        archive_bytes=0 if stays else source.archive_bytes,
+        archive_bytes=0 if stays else cost.archive_bytes,
         pack_bytes=0 if job is None else job.plan.nbytes,
         files_bytes=tree_bytes if request.wants_files else 0,
-        mount_bytes=0 if stays else source.mount_bytes,
+        mount_bytes=0 if stays else cost.mount_bytes,
     )
 
 
-def has_to_come(source: OpenSource) -> bool:
+def has_to_come(source: OpenedSource) -> bool:
     """Tell whether all of a source has to be here before a pack can be planned, or made shard by shard."""
-    return not source.opens_at_once or source.unpacks_first
+    cost = source.cost
+    return not cost.opens_at_once or cost.unpacks_first

@@ -35,7 +35,7 @@ from colabstage.trees.listing import total_size
 if TYPE_CHECKING:
     from colabstage.pack.job import PackJob
     from colabstage.pack.options import PackOptions
-    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import Found
     from colabstage.stage.decide import Action, Decision
@@ -227,7 +227,7 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
         return replace(plan, reasons=(*reasons, *plan.reasons), in_part=count > 0)
 
     opened = source.open()
-    if has_to_come(opened) or opened.is_walked:
+    if has_to_come(opened) or opened.cost.is_walked:
         reasons.append(_why_unknown(opened))
         return planned(staging_figures(request, opened, None, None))
     base = find_base(call, cache) if request.wants_pack else None
@@ -285,11 +285,11 @@ def _refusal(request: StageRequest) -> str:
     return ""
 
 
-def _why_unknown(source: OpenSource) -> str:
+def _why_unknown(source: OpenedSource) -> str:
     """Say why a plan would have to read all of a source."""
-    if source.is_walked:
+    if source.cost.is_walked:
         return "It has no table of contents: a tar is looked through where it is, which reads up to all of it once."
-    if source.opens_at_once:
+    if source.cost.opens_at_once:
         return "It is compressed as a whole; what is in it is known only after it is unpacked."
     return "It can only be read from its beginning; what is in it is known only after it has arrived."
 
@@ -299,7 +299,7 @@ _WORTH_BYTES = 200_000_000
 _STREAMING_PAYS = "streaming=True would give batches as soon as"
 
 
-def _streaming_advice(request: StageRequest, opened: OpenSource, job: PackJob) -> list[str]:
+def _streaming_advice(request: StageRequest, opened: OpenedSource, job: PackJob) -> list[str]:
     """Return a sentence that says whether `streaming=True` would pay; nothing where it hardly matters."""
     # Under a limit it is no choice: the two cannot be combined.
     if (

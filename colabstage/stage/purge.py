@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +27,7 @@ from colabstage.io.boundary import typed
 from colabstage.io.files import clear_lock, local_lock, read_json
 from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
 from colabstage.io.units import format_bytes, format_duration
-from colabstage.io.workspace import disk_use, find_unproved, is_made_here, is_our_name, last_touched
+from colabstage.io.workspace import disk_use, is_made_here, is_our_name, last_touched
 from colabstage.load.partial import PART_RECORD, PARTS
 from colabstage.machine.mounts import drive_root, require_answer, run_watched
 from colabstage.pack.rows import is_rows, is_rows_name
@@ -76,29 +76,17 @@ class StoredDataset:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {
-            "place": self.place,
-            "name": self.name,
-            "path": str(self.path),
-            "source": self.source,
-            "nbytes": self.nbytes,
-            "changed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.changed_s)),
-            "samples": self.samples,
-            "whole": self.whole,
-            "previous": self.previous,
-            "options": self.options,
-        }
+        values = asdict(self)
+        changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(values.pop("changed_s")))
+        return {**values, "path": str(self.path), "changed": changed}
 
     def __str__(self) -> str:
         age = format_duration(max(0.0, time.time() - self.changed_s))
         rows = ", ".join(f"{split} {count:,}" for split, count in self.samples.items()) or "plain files"
-        marks = [mark for mark, given in (("previous", self.previous), ("not whole", not self.whole)) if given]
-        state = f" ({', '.join(marks)})" if marks else ""
-        where = "here " if self.place == "here" else "cache"
+        state = " (previous)" if self.previous else " (not whole)" if not self.whole else ""
         chosen = "".join(f"  {name}={value}" for name, value in self.options.items())
-        return (
-            f"{where}  {self.name}{state}  {format_bytes(self.nbytes)}  {rows}{chosen}  {age} old  from {self.source}"
-        )
+        size = format_bytes(self.nbytes)
+        return f"{self.place:<5}  {self.name}{state}  {size}  {rows}{chosen}  {age} old  from {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,23 +213,21 @@ def _stored(cache: CachePlace, name: str, files: Sequence[CachedFile], count: in
     )
 
 
+_PLAIN: dict[str, Any] = {"layout": "auto", "encoding": "auto", "seed": 0}
+
+
 def _options_of(pack: CachedFile) -> dict[str, Any]:
     """Read which options a pack was made with, but for the defaults; none of a pack in a bucket, or that is damaged."""
     if not isinstance(pack.path, Path):
         return {}
     try:
-        options = read_info(pack.path).options
+        options = dict(read_info(pack.path).options)
     except (ColabstageError, OSError):
         return {}
-    image = options.get("image")
+    image, _ = options.pop("image", None), options.pop("mask", None)
     size = image.get("size") if isinstance(image, dict) else None
-    chosen = {"image_size": "x".join(map(str, size))} if size else {}
-    plain = {"layout": "auto", "encoding": "auto", "seed": 0}
-    return chosen | {
-        name: value
-        for name, value in options.items()
-        if name not in ("image", "mask") and value is not None and value != plain.get(name)
-    }
+    chosen = {name: value for name, value in options.items() if value not in (None, _PLAIN.get(name))}
+    return {"image_size": "x".join(map(str, size)), **chosen} if size else chosen
 
 
 def _dataset_of(file: str) -> str:
@@ -402,15 +388,14 @@ def _purge_cached(one: StoredDataset) -> str | None:
     count = int(name.removesuffix(".h5")[-5:]) if "?????" in name else 0
 
     def purge() -> str | None:
-        files = cache.shards(f"{one.name}.h5") if count else cache.look([name])
-        for file in files:
-            if file is None or PartName.of(Path(file.name)).count != count:
-                continue
+        files = cache.shards(f"{one.name}.h5") if count else list(filter(None, cache.look([name])))
+        for file in (file for file in files if PartName.of(Path(file.name)).count == count):
             # Recognised by its manifest, because people keep other files in the place of the cache.
             if not cache.discard(file, ours=lambda now: _is_ours(now) and _dataset_of(now.name) == one.name):
                 return f"'{file.source.label}' is not what colabstage put there, or was changed since"
         discard_rows(cache, f"{one.name}.h5")
-        return None
+        # A manifest that cannot be read proves nothing, and a file is removed only when it is gone.
+        return f"'{one.path}' is not what colabstage put there, or was changed since" if name in cache.names() else None
 
     return cache.ask(purge)
 
@@ -425,56 +410,25 @@ def sweep_leftovers(
         DriveNotMountedError: one of them is on Drive, and none is mounted there.
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
-    return _in_folders(local_dir, cache_dir, _sweep)
-
-
-def find_left(
-    *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
-) -> list[Path]:
-    """Return what has a name of unfinished work, and is not removed because it is a link, or another user's.
-
-    Raises:
-        DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
-    """
-
-    def find(base: Path, cache: Path | None) -> list[Path]:
-        folders = [base, *([] if cache is None else [cache]), *_own_folders(base)]
-        return [left for folder in folders for left in find_unproved(folder)]
-
-    return _in_folders(local_dir, cache_dir, find)
-
-
-def _in_folders(
-    local_dir: str | os.PathLike[str] | None,
-    cache_dir: str | os.PathLike[str] | None,
-    work: Callable[[Path, Path | None], list[Path]],
-) -> list[Path]:
-    """Call `work` with the local folder and that of the cache, if both answer."""
     base, cache = _places(local_dir, cache_dir)
     # A bucket has no unfinished files: an object appears when all of it has arrived.
     folder = cache.folder if isinstance(cache, FolderPlace) else None
-    folders = [base, *([] if folder is None else [folder])]
+    places = [base] if folder is None else [base, folder]
 
-    def answered() -> list[Path]:
-        require_answer(*folders)
-        return work(base, folder)
+    def sweep() -> list[Path]:
+        require_answer(*places)
+        return _sweep(base, folder)
 
-    return run_watched(answered, *folders)
-
-
-def _own_folders(base: Path) -> list[Path]:
-    """Return the folders in a folder that this user made, and that are no links."""
-    return list(filter(is_made_here, _folders_in(base)))
+    return run_watched(sweep, *places)
 
 
 def _sweep(base: Path, cache: Path | None) -> list[Path]:
     removed = sweep_orphans(base)
-    # Locks are beside the folders of the datasets, and outlive them.
+    # Locks are beside the folders of the datasets, and outlive them. One that somebody holds stays.
     for lock in sorted(base.glob(lock_path(base / "*").name)):
-        # A lock that somebody holds stays; the others are files without a use.
         clear_lock(lock)
         if not lock.exists():
             removed.append(lock)
-    for folder in _own_folders(base):
+    for folder in filter(is_made_here, _folders_in(base)):
         removed += sweep_orphans(folder)
     return removed if cache is None else [*removed, *sweep_orphans(cache, empty=drive_root(cache) is not None)]

@@ -42,7 +42,7 @@ from colabstage.pack.shards import pack_by_executor
 from colabstage.pack.stream import MemberRanges
 from colabstage.sources.opening import sweep_copies
 from colabstage.sources.parse import parts_of, paths_of, read_local_dir
-from colabstage.sources.tree import SLOW_READERS, fetch_folder
+from colabstage.sources.to_folder import SLOW_READERS, write_folder
 from colabstage.stage.base import bring_base, find_base
 from colabstage.stage.cache import (
     Cache,
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from colabstage.pack.options import PackOptions
     from colabstage.pack.stream import PackStream
     from colabstage.pack.takeover import BasePack
-    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.base import Base
     from colabstage.stage.decide import Decision, Here, Reading
@@ -348,7 +348,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     return _finish(call, in_thread(work, "colabstage-publish", daemon=False).result)
 
 
-def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) -> StagedFiles | CachedPack | None:
+def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None) -> StagedFiles | CachedPack | None:
     """Make the source local in the forms that were asked for; each form that existed before is unchanged on an error.
 
     `cache`: where a pack that is larger than the disk limit goes, in shards; `None` when the pack is here already and
@@ -392,7 +392,7 @@ def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) 
         remove_empty(request.folder)  # after an error, unless something was kept for the next try; and of shards
 
 
-def _expect_members(source: OpenSource, reading: Reading) -> None:
+def _expect_members(source: OpenedSource, reading: Reading) -> None:
     """Fetch nothing of an archive but the members that are read."""
     assert reading.job is not None
     assert reading.update.takeover is not None
@@ -402,14 +402,15 @@ def _expect_members(source: OpenSource, reading: Reading) -> None:
 
 
 def _plan(
-    call: StageCall, source: OpenSource, spool: Path, *, packs: bool, base: Base | None
+    call: StageCall, source: OpenedSource, spool: Path, *, packs: bool, base: Base | None
 ) -> tuple[Reading, PackStream | None]:
     """Plan what is made, and check that it fits, before anything comes or is unpacked."""
     request, report = call.request, call.report
     make_folder(spool)
     with report.timed("plan", unit="files", moves=False) as step:
         if request.disk_limit is not None and has_to_come(source):
-            check_disk_limit(request, None if source.unpacks_first else staging_figures(request, source, None, None))
+            cost = source.cost
+            check_disk_limit(request, None if cost.unpacks_first else staging_figures(request, source, None, None))
         if request.checksum is not None:
             # Before the listing is believed: a wrong file may well have one.
             source.verify(request.checksum)
@@ -421,7 +422,7 @@ def _plan(
                 _refuse_executor(request, reading.figures)
             return reading, None
         # What an interrupted run has written is part of the figures, and does not need its space twice.
-        in_place = source.kept_bytes + (reading.room - free_space(request.folder) if packs else 0)
+        in_place = source.cost.kept_bytes + (reading.room - free_space(request.folder) if packs else 0)
         # Now, with everything known and nothing written: a disk that is full after an hour helps nobody.
         needed = max(0, reading.figures.peak_bytes - in_place)
         remedy = less_room(request, free_space(request.folder))
@@ -442,7 +443,7 @@ def _refuse_executor(request: StageRequest, figures: StageFigures) -> NoReturn:
     raise NotEnoughSpaceError(msg)
 
 
-def _stream_for(call: StageCall, source: OpenSource, job: PackJob) -> PackStream | None:
+def _stream_for(call: StageCall, source: OpenedSource, job: PackJob) -> PackStream | None:
     """Plan the stream that lets readers in, and fetch the source in its order; return `None` where readers wait."""
     if call.stream is None:
         return None
@@ -455,7 +456,7 @@ def _stream_for(call: StageCall, source: OpenSource, job: PackJob) -> PackStream
     return call.stream
 
 
-def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles:
+def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> StagedFiles:
     """Fetch the plain files beside the previous ones, then replace those."""
     request, report = call.request, call.report
     here = files_staged(request, source.identity)
@@ -464,11 +465,11 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
         return here
     total = total_size(tree.entries)
     with report.timed("fetch files", unit="B") as timing, call.progress.step("fetch", total=total, unit="B") as step:
-        fetched = fetch_folder(
+        fetched = write_folder(
             tree,
             request.files_path,
             fingerprint=source.identity.fingerprint,
-            limits=pipeline_limits(tree, slow=source.reads_slowly),
+            limits=pipeline_limits(tree, slow=source.cost.reads_slowly),
             step=step,
             cancellation=call.cancellation,
             # Called before the exchange of names, the last moment at which the previous files are still in place.
@@ -484,10 +485,10 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
 
 
 def _make_pack(
-    call: StageCall, source: OpenSource, job: PackJob, stream: PackStream | None, base: BasePack | None
+    call: StageCall, source: OpenedSource, job: PackJob, stream: PackStream | None, base: BasePack | None
 ) -> None:
     request, report, executor = call.request, call.report, call.executor
-    slow = source.reads_slowly
+    slow = source.cost.reads_slowly
     if request.wants_files and executor is None:
         # The files have just arrived: the local ones are faster than the source.
         job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))
@@ -533,7 +534,7 @@ def _make_pack(
             raise
         step.amount = sum(done.samples.values()) - done.resumed - (0 if done.takeover is None else done.takeover.taken)
         said = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
-        if source.archive_bytes:
+        if source.cost.archive_bytes:
             said.append("while the archive was being copied here")
         if done.resumed:
             said.append(f"{done.resumed:,} were already in place")

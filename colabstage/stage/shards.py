@@ -35,7 +35,7 @@ from colabstage.pack.shards import set_report, shard_job, shard_names, write_sha
 from colabstage.pack.stream import MemberRanges
 from colabstage.sources.identity import compare_states
 from colabstage.sources.in_part import fixed_bytes
-from colabstage.sources.tree import SLOW_READERS
+from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.stage.cache import CachedPack, find_shards
 from colabstage.stage.places import look_at_file
 from colabstage.stage.record import identity_of
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress
     from colabstage.pack.job import PackJob
     from colabstage.pack.set_stores import ShardName
-    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.opening import OpenedSource
     from colabstage.stage.cache import Cache
     from colabstage.stage.places import CachedFile, CachePlace
     from colabstage.stage.request import StageRequest
@@ -179,7 +179,9 @@ def plan_shards(
     return sentence, sizes.count
 
 
-def pack_into_cache(call: StageCall, source: OpenSource, job: PackJob, cache: Cache, *, whole_bytes: int) -> CachedPack:
+def pack_into_cache(
+    call: StageCall, source: OpenedSource, job: PackJob, cache: Cache, *, whole_bytes: int
+) -> CachedPack:
     """Pack shard by shard into the cache, and return the whole set.
 
     Args:
@@ -291,13 +293,13 @@ class _SetOfShards:
         """Return what the single file would be called."""
         return f"{self.call.request.name}.h5"
 
-    def find_finished(self, source: OpenSource) -> dict[int, CachedFile]:
+    def find_finished(self, source: OpenedSource) -> dict[int, CachedFile]:
         """Return the shards that are in the cache, by number."""
         wanted = {str(name): name.number for name in self.names}
         there = find_shards(self.call.request, self.place)
         return {wanted[one.manifest.shard]: one for one in there if self._is_current(one, source)}
 
-    def _is_current(self, shard: CachedFile, source: OpenSource) -> bool:
+    def _is_current(self, shard: CachedFile, source: OpenedSource) -> bool:
         """Tell whether a shard in the cache is one of this set, of the present state of the source."""
         state = identity_of(shard.manifest)
         if self.starts_over or shard.made_of != self.names[0].made_of or state is None:
@@ -307,7 +309,7 @@ class _SetOfShards:
         verdict = compare_states(state, source.identity)
         return verdict == "same" or (verdict == "unproved" and self.call.request.verify == "fast")
 
-    def write(self, source: OpenSource) -> CachedPack:
+    def write(self, source: OpenedSource) -> CachedPack:
         """Pack what is not in the cache, publish it, and return the set."""
         call, request = self.call, self.call.request
         finished = self.find_finished(source)
@@ -347,7 +349,7 @@ class _SetOfShards:
         return CachedPack.of_set([there[str(name)] for name in self.names], self.place)
 
     def _write_each(
-        self, source: OpenSource, store: _CacheStore, left: list[ShardName], progress: Progress
+        self, source: OpenedSource, store: _CacheStore, left: list[ShardName], progress: Progress
     ) -> Generator[tuple[ShardName, ShardResult]]:
         members = MemberRanges(self.job)
         for name in left:
@@ -358,7 +360,7 @@ class _SetOfShards:
             store.keep(store.scratch(name))
 
     def _write_one(
-        self, name: ShardName, local: Path, source: OpenSource, members: MemberRanges, progress: Progress
+        self, name: ShardName, local: Path, source: OpenedSource, members: MemberRanges, progress: Progress
     ) -> ShardResult:
         """Write one shard, unless an earlier call did, which was killed before it published it."""
         call = self.call
@@ -372,7 +374,7 @@ class _SetOfShards:
         report = run_pack(
             job,
             local,
-            slow=source.reads_slowly,
+            slow=source.cost.reads_slowly,
             progress=progress,
             cancellation=call.cancellation,
             key=call.request.key,

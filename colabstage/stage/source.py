@@ -4,11 +4,11 @@ or beside the copy of what was made of that state."""
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from colabstage.errors import ArchiveError, DriveError, SourceChangedError, SourceError
+from colabstage.errors import ArchiveError, CancelledError, DriveError, SourceChangedError, SourceError
 from colabstage.io.environment import OFFLINE_VARIABLE, is_set
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import in_thread
@@ -21,14 +21,14 @@ from colabstage.sources.parse import LocalSource, TreeSource, parts_of
 from colabstage.stage.dataset import StageReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor, Future
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor
 
     from colabstage.io.progress import Progress
     from colabstage.load.partial import PartialPack
     from colabstage.pack.stream import PackStream
     from colabstage.sources.identity import SourceIdentity
-    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import Source
     from colabstage.stage.request import StageRequest
 
@@ -65,10 +65,10 @@ class SourceOnce(Closing):
     def __init__(self, call: StageCall) -> None:
         self._call = call
         self._stack = contextlib.ExitStack()
-        self.opened: OpenSource | None = None
+        self.opened: OpenedSource | None = None
         """The source, once it is open."""
 
-    def open(self, report: StageReport | None = None) -> OpenSource:
+    def open(self, report: StageReport | None = None) -> OpenedSource:
         """Return the source, open; the step goes to `report`, by default that of the call."""
         if self.opened is not None:
             return self.opened
@@ -108,10 +108,10 @@ class SourceListingError(SourceChangedError):
     """A folder on a mount no longer lists the files that it listed when it was opened."""
 
 
-def check_listing(source: OpenSource) -> None:
+def check_listing(source: OpenedSource) -> None:
     """Raise `SourceListingError` where names, sizes or times differ from what was read."""
     # A mounted Google Drive sometimes lists only a part of a folder, without an error.
-    problem = source.relisted()
+    problem = source.changes()
     if problem:
         raise SourceListingError(problem)
 
@@ -178,24 +178,39 @@ class Comparison:
     The source belongs to the thread until `settle` has returned.
     """
 
-    def __init__(self, call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> None:
-        """Begin."""
+    def __init__(
+        self, call: StageCall, source: SourceOnce, recorded: SourceIdentity, known: Freshness | None = None
+    ) -> None:
+        """Begin, unless the result is known."""
         self._call, self._source = call, source
         # Two steps at the same time would not add up to the time that the call took.
         self._report = StageReport()
-        self.cancellation = Cancellation()
-        """Cancels the work beside it."""
-        call.cancellation.follow(self.cancellation.cancel)
+        self._cancellation = Cancellation()
+        self.leave = call.cancellation.follow(self._cancellation.cancel)
         beside = replace(call, report=self._report)
-        self._answer = in_thread(lambda: compare_source(beside, source, recorded), "colabstage-compare")
+        self._answer: Future[Freshness] = Future()
+        if known is None:
+            self._answer = in_thread(lambda: compare_source(beside, source, recorded), "colabstage-compare")
+        else:
+            self._answer.set_result(known)
         self._answer.add_done_callback(self._stop_work)
 
     def _stop_work(self, answer: Future[Freshness]) -> None:
         if answer.exception() is not None or not answer.result().same:
-            self.cancellation.cancel()
+            self._cancellation.cancel()
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[Cancellation]:
+        """Yield what cancels the work in the block; raise why that was, if it was not the call that was cancelled."""
+        try:
+            yield self._cancellation
+        except CancelledError:
+            if self._answer.done() and not self._call.cancellation.cancelled:
+                self.agree()
+            raise
 
     def agree(self) -> Freshness:
-        """Wait for the answer, and return it if the source is the same; otherwise raise `StateDiffersError`."""
+        """Wait for the result, and return it if the source is the same; otherwise raise `StateDiffersError`."""
         self._wait()
         freshness = self._answer.result()
         if not freshness.same:
@@ -203,12 +218,6 @@ class Comparison:
         self._call.cancellation.check()
         self._call.report.note(*self._report.notes)
         return freshness
-
-    def why_cancelled(self) -> BaseException | None:
-        """Return why the work beside it was cancelled; `None` where the call itself was."""
-        if not self._answer.done() or self._call.cancellation.cancelled:
-            return None
-        return self._answer.exception() or (None if self._answer.result().same else StateDiffersError())
 
     def settle(self) -> None:
         """Wait for the end, and add the thread's steps to the call's report."""

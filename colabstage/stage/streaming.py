@@ -25,9 +25,7 @@ from colabstage.io.progress import (
     background_of,
     cancellation_of,
     resolve_progress,
-    silence,
     start_at,
-    withdraw,
 )
 from colabstage.io.units import format_duration, format_rate
 from colabstage.io.whole_imports import whole_imports
@@ -62,25 +60,20 @@ _CLEAR_UP_S = 30.0
 class _UntilHandedOut:
     """A progress that shows steps until the dataset is handed out; it can be cancelled at any time.
 
-    After that the user's own cells run, and their bars would be drawn into by those of the steps; `BackgroundPack`
-    shows one row for all of them.
+    After that the user's own cells run, and `BackgroundPack` shows one row for all steps.
     """
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
-        self._steps: list[ProgressStep] = []
         self.cancellation: Cancellation = cancellation_of(shown)
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        self._steps.append(step := self._shown.step(name, total=total, unit=unit))
-        return step
+        return self._shown.step(name, total=total, unit=unit)
 
-    def fall_silent(self) -> None:
-        """Show no further steps, and take away the bars of those that go on."""
-        self._shown = NullProgress()
-        for step in self._steps:
-            withdraw(step)
-        self._steps.clear()
+    def move_to_background(self) -> Progress:
+        """Show no further steps, and return where the one row of the background goes."""
+        shown, self._shown = self._shown, NullProgress()
+        return background_of(shown)
 
 
 class Arriving(Arrival, Protocol):
@@ -139,7 +132,7 @@ class BackgroundPack:
         self._report = report
         self._progress = _UntilHandedOut(shown)
         self._wanted = not isinstance(shown, NullProgress)
-        self._background = background_of(shown)
+        self._background: Progress = NullProgress()
         self._planned: Future[PackInfo] = Future()
         self._handed_out: StagedDataset | None = None
         self._began = SYSTEM_CLOCK.now()
@@ -245,13 +238,7 @@ class BackgroundPack:
             raise WorkersLostError(msg)
         deadline = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
         shown = resolve_progress(progress)
-        # A bar of the same terminal tells what the lines do.
-        silence(self._background, wanted=progress is True)
-        try:
-            self._await(shown, deadline, timeout_s)
-        finally:
-            # Nor is the last line needed below a bar that is full.
-            silence(self._background, wanted=progress is True and self._done.done())
+        self._await(shown, deadline, timeout_s)
         return self._result()
 
     def _await(self, shown: Progress, deadline: float | None, timeout_s: float | None) -> None:
@@ -335,7 +322,7 @@ class BackgroundPack:
     def _let_in(self, arrival: Arriving) -> None:
         self._arrival = arrival
         # Before the dataset is handed out: from then on what is printed belongs to the user's cells.
-        self._progress.fall_silent()
+        self._background = self._progress.move_to_background()
         self._report.arrival, self._report.state = self.figures, "arriving"
         self._report.note(
             f"Handed out after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} {arrival.verb}"

@@ -8,11 +8,10 @@ import functools
 import os
 import re
 import stat
-import threading
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -45,8 +44,8 @@ _LOOK_BATCH = 256
 # And a folder is shared among at least this many.
 _SHARES = 64
 # Entries of a folder by which its pace shows; and the seconds for one above which it is that of round trips, of which
-# several at once take no longer than one; and those below which nobody but the kernel is asked.
-_FIRST_LOOKS, _SLOW_LOOK_S, _KERNEL_LOOK_S = 4, 0.001, 0.00005
+# several at once take no longer than one.
+_FIRST_LOOKS, _SLOW_LOOK_S = 4, 0.001
 # Folders that are listed before their entries join the others: enough for every worker.
 _LIST_FOLDERS = 512
 # Longer than the slowest listing anybody reported from a Drive mount (20 s) with its retries.
@@ -97,7 +96,7 @@ class FolderTree(Tree):
         self._times: dict[str, int] = {}
         _check_root(self._root)
         with _threads(workers) as pool:
-            walk = _LevelWalk(self._root, pool, retry, heard, found)
+            walk = _Walk(self._root, pool, retry, heard, found)
             walk.all_but(leave_out)
         files = walk.files
         sizes, times_ns = np.array(files.sizes, np.int64), times_in_column(files.times_ns)
@@ -302,8 +301,8 @@ def _path_below(root: str, name: str) -> str:
     return f"{root}/{name}" if name else root
 
 
-class _UnlistedFolder(NamedTuple):
-    """A folder still to be listed."""
+class _Folder(NamedTuple):
+    """A folder that was found, and is still to be listed."""
 
     name: str
     """Its name in the tree, "" for the root."""
@@ -313,17 +312,8 @@ class _UnlistedFolder(NamedTuple):
     """Whether a link leads to it; only then can it be one of its ancestors."""
 
 
-class _Other(NamedTuple):
-    """An entry of a folder that is no file."""
-
-    name: str
-    kind: Literal["folder", "native", "broken"]
-    """What it is; "native" is a document of Google's own kinds, "broken" a link that leads nowhere."""
-    through_link: bool
-
-
 @dataclass(slots=True)
-class _Looked:
+class _Found:
     """What some entries of a folder are. Files are in columns, since there may be millions."""
 
     total: int = 0
@@ -331,15 +321,30 @@ class _Looked:
     names: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     times_ns: list[int] = field(default_factory=list)
-    others: list[_Other] = field(default_factory=list)
+    folders: list[tuple[str, bool]] = field(default_factory=list)
+    """With whether a link leads there."""
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    """The names of what is no file of the tree, by the kind that a note tells of."""
 
-    def add(self, other: _Looked) -> None:
+    def add_file(self, name: str, status: os.stat_result) -> None:
+        """Append a file."""
+        self.names.append(name)
+        self.sizes.append(status.st_size)
+        self.times_ns.append(status.st_mtime_ns)
+
+    def leave_out(self, kind: str, name: str) -> None:
+        """Note an entry that is no file of the tree."""
+        self.left_out.setdefault(kind, []).append(name)
+
+    def add(self, other: _Found) -> None:
         """Append others."""
         self.total += other.total
         self.names += other.names
         self.sizes += other.sizes
         self.times_ns += other.times_ns
-        self.others += other.others
+        self.folders += other.folders
+        for kind, names in other.left_out.items():
+            self.left_out.setdefault(kind, []).extend(names)
 
 
 class _Listed(NamedTuple):
@@ -349,12 +354,12 @@ class _Listed(NamedTuple):
     """When something in it was last added, removed or renamed."""
     identity: _Identity
     """Device and inode, by which a loop is known."""
-    looked: _Looked
+    found: _Found
     unseen: list[os.DirEntry[str]]
     """Entries that nobody has looked at yet."""
 
 
-class _LevelWalk:
+class _Walk:
     """List one level of a tree after the other: as many folders at once as there are workers, then what they hold."""
 
     def __init__(
@@ -363,45 +368,40 @@ class _LevelWalk:
         pool: DaemonPool | None,
         retry: RetryPolicy,
         heard: Callable[[], object],
-        found: Callable[[Sequence[str]], object] | None,
+        on_files: Callable[[Sequence[str]], object] | None,
     ) -> None:
-        self._root, self._pool, self._retry = root, pool, retry
-        self._heard, self._found, self._turn = heard, found, threading.Lock()
-        self.files = _Looked()
+        self._root, self._pool, self._retry, self._heard, self._on_files = root, pool, retry, heard, on_files
+        self.files = _Found()
         self.stamp: dict[str, tuple[int, int]] = {}
-        self._others: dict[str, list[str]] = {"native": [], "broken": [], "looped": [], "own": []}
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence about each kind of entry that was left out and may be missed."""
-        native, broken, looped, own = self._others.values()
-        if native:
+        left = {kind: sorted(names) for kind, names in self.files.left_out.items()}
+        if native := left.get("native"):
             kinds = count_by(Path(name).suffix.lower() for name in native)
             yield (
-                f"{left_out(len(native), 'Google documents')} ({kinds}; first '{min(native)}'): a mounted Drive cannot "
+                f"{left_out(len(native), 'Google documents')} ({kinds}; first '{native[0]}'): a mounted Drive cannot "
                 "read them. Export them from Drive if they belong to the dataset."
             )
-        if broken:
-            yield f"{left_out(len(broken), 'links', 'to nothing')} (first '{min(broken)}')."
-        if looped:
-            yield f"{left_out(len(looped), 'links', 'to a folder above')} (first '{min(looped)}')."
-        if own:
-            named = ", ".join(f"'{name}'" for name in sorted(own)[:3])
+        for kind, where in (("broken", "to nothing"), ("looped", "to a folder above")):
+            if names := left.get(kind):
+                yield f"{left_out(len(names), 'links', where)} (first '{names[0]}')."
+        if own := left.get("own"):
+            named = ", ".join(f"'{name}'" for name in own[:3])
             yield f"{left_out(len(own), 'folders', 'in which colabstage keeps what it makes')} ({named})."
 
     def all_but(self, leave_out: Collection[str]) -> None:
         """List all folders but those of these names."""
-        level = [_UnlistedFolder("", frozenset(), through_link=False)]
+        level = [_Folder("", frozenset(), through_link=False)]
         while level:
-            deeper: list[_UnlistedFolder] = []
+            below: list[_Folder] = []
             for first in range(0, len(level), _LIST_FOLDERS):
                 some = level[first : first + _LIST_FOLDERS]
                 for folder, listed in zip(some, self._list_some(some), strict=True):
-                    inside = self._take(folder, listed)
-                    deeper += (below for below in inside if below.name not in leave_out)
-                    self._others["own"] += [below.name for below in inside if below.name in leave_out]
-            level = deeper
+                    below += self._take(folder, listed, leave_out)
+            level = below
 
-    def _list_some(self, folders: list[_UnlistedFolder]) -> list[_Listed | None]:
+    def _list_some(self, folders: list[_Folder]) -> list[_Listed | None]:
         listed = _at_once(self._list, folders, self._pool)
         # What was left is shared among all, whichever folder it is in.
         batches = []
@@ -409,119 +409,95 @@ class _LevelWalk:
             if one is not None and one.unseen:
                 length = min(-(-len(one.unseen) // _SHARES), _LOOK_BATCH)
                 starts = range(0, len(one.unseen), length)
-                batches += [(folder, one.looked, one.unseen[start : start + length]) for start in starts]
+                batches += [(folder, one.found, one.unseen[start : start + length]) for start in starts]
                 one.unseen.clear()
         looks = _at_once(lambda batch: self._look_at(batch[0], batch[2]), batches, self._pool)
-        for (_, looked, _), more in zip(batches, looks, strict=True):
-            looked.add(more)
+        for (_, found, _), more in zip(batches, looks, strict=True):
+            found.add(more)
         return listed
 
-    def _take(self, folder: _UnlistedFolder, listed: _Listed | None) -> list[_UnlistedFolder]:
-        """Put what was seen in a folder where it belongs; return the folders in it."""
+    def _take(self, folder: _Folder, listed: _Listed | None, leave_out: Collection[str]) -> Iterator[_Folder]:
+        """Put what was found in a folder to the rest; yield the folders in it."""
         if listed is None:
-            self._others["looped"].append(folder.name)
-            return []
-        self.stamp[folder.name] = (listed.mtime_ns, listed.looked.total)
-        self.files.add(listed.looked)
-        inside: list[_UnlistedFolder] = []
-        for other in listed.looked.others:
-            if other.kind == "folder":
-                above = folder.ancestors | {listed.identity}
-                inside.append(_UnlistedFolder(other.name, above, other.through_link))
+            self.files.leave_out("looped", folder.name)
+            return
+        self.stamp[folder.name] = (listed.mtime_ns, listed.found.total)
+        for name, linked in listed.found.folders:
+            if name in leave_out:
+                self.files.leave_out("own", name)
             else:
-                self._others[other.kind].append(other.name)
-        return inside
+                yield _Folder(name, folder.ancestors | {listed.identity}, linked)
+        listed.found.folders.clear()
+        self.files.add(listed.found)
 
-    def _list(self, folder: _UnlistedFolder) -> _Listed | None:
+    def _list(self, folder: _Folder) -> _Listed | None:
         """List one folder; `None` where a link leads back to one that it is in."""
         path = _path_below(self._root, folder.name)
         listed = read_with_retry(lambda: self._read(folder, path), path, policy=self._retry)
         self._heard()
         return listed
 
-    def _read(self, folder: _UnlistedFolder, path: str) -> _Listed | None:
+    def _read(self, folder: _Folder, path: str) -> _Listed | None:
         """Read one folder, and look at its entries meanwhile; among other threads, only until that proves slow."""
         # Asked before the listing: a change while the folder is being listed then shows in the stamp.
         status = os.stat(path)  # noqa: PTH116
         identity = (status.st_dev, status.st_ino)
         if folder.through_link and identity in folder.ancestors:
             return None
-        listed = _Listed(status.st_mtime_ns, identity, _Looked(), [])
-        alone = self._pool is None
-        # Entries of an open folder are looked up in it; those of a path each from the root of the file system, but also
-        # later and by others.
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if alone else None
-        try:
-            with os.scandir(path if handle is None else handle) as scan:
-                count, look_s = _FIRST_LOOKS, _SLOW_LOOK_S
-                # At once: a mount that tells sizes with the names keeps them for a second or less.
-                while batch := list(islice(scan, count)):
-                    # Where no look leaves the kernel, threads that look at the same time would only take Python's lock
-                    # from each other, at each entry.
-                    with self._turn if look_s < _KERNEL_LOOK_S and not alone else contextlib.nullcontext():
-                        began = SYSTEM_CLOCK.now()
-                        listed.looked.add(self._look_at(folder, batch))
-                        look_s = (SYSTEM_CLOCK.now() - began) / count
-                    # On a mount that leaves them out each look is a round trip of its own.
-                    if look_s > _SLOW_LOOK_S and not alone:
-                        listed.unseen.extend(scan)
-                    count = _LOOK_BATCH
-        finally:
-            if handle is not None:
-                os.close(handle)
+        listed = _Listed(status.st_mtime_ns, identity, _Found(), [])
+        with os.scandir(path) as scan:
+            count = _FIRST_LOOKS
+            # At once: a mount that tells sizes with the names keeps them for a second or less.
+            while batch := list(islice(scan, count)):
+                began = SYSTEM_CLOCK.now()
+                listed.found.add(self._look_at(folder, batch))
+                # On a mount that leaves them out each look is a round trip of its own.
+                if SYSTEM_CLOCK.now() - began > _SLOW_LOOK_S * count and self._pool is not None:
+                    listed.unseen.extend(scan)
+                count = _LOOK_BATCH
         return listed
 
-    def _look_at(self, folder: _UnlistedFolder, entries: list[os.DirEntry[str]]) -> _Looked:
+    def _look_at(self, folder: _Folder, entries: list[os.DirEntry[str]]) -> _Found:
         """Look at each entry once, which empties the list; what they are is checked by all names at once, because
         nearly all are plain files."""
         prefix = f"{folder.name}/" if folder.name else ""
-        names = [entry.name for entry in entries]
-        named = f"/{'/'.join(names).lower()}/"
+        named = f"/{'/'.join(entry.name for entry in entries).lower()}/"
         odd_names = _ODD_NAMES.search(named) is not None or _ODD_ENDINGS.search(named) is not None
         odd: list[os.DirEntry[str]] = []
-        looked = _Looked(len(entries))
+        found = _Found(len(entries))
         for entry in entries:
             try:
                 if odd_names or not entry.is_file(follow_symlinks=False):
                     odd.append(entry)
-                    continue
-                status = entry.stat()
+                else:
+                    found.add_file(prefix + entry.name, entry.stat())
             except OSError:
                 odd.append(entry)
-                continue
-            looked.names.append(prefix + entry.name)
-            looked.sizes.append(status.st_size)
-            looked.times_ns.append(status.st_mtime_ns)
         # An entry that was looked at holds nearly a kilobyte, and there may be millions.
         entries.clear()
         for entry in odd:
             name = prefix + entry.name
-            look = functools.partial(_look_closely, entry, name)
-            seen = read_with_retry(look, f"{self._root}/{name}", policy=self._retry)
-            if isinstance(seen, _Other):
-                looked.others.append(seen)
-            elif seen is not None:
-                looked.names.append(name)
-                looked.sizes.append(seen.st_size)
-                looked.times_ns.append(seen.st_mtime_ns)
-        if self._found is not None:
-            self._found([f"{self._root}/{name}" for name in looked.names])
-        return looked
+            look = functools.partial(_look_closely, entry, name, found)
+            read_with_retry(look, f"{self._root}/{name}", policy=self._retry)
+        if self._on_files is not None:
+            self._on_files([f"{self._root}/{name}" for name in found.names])
+        return found
 
 
-def _look_closely(entry: os.DirEntry[str], name: str) -> os.stat_result | _Other | None:
-    """Return the status of a file, or what else an entry is; `None` for junk, and for pipes and sockets."""
+def _look_closely(entry: os.DirEntry[str], name: str, found: _Found) -> None:
+    """Find out what an entry is; junk, pipes and sockets are nothing."""
     linked = entry.is_symlink()
     try:
         if entry.is_dir():
-            return None if is_junk_folder(entry.name) else _Other(name, "folder", linked)
-        if is_junk(entry.name):
-            return None
-        if entry.name.lower().endswith(GOOGLE_NATIVE):
-            return _Other(name, "native", linked)
-        status = entry.stat()
+            if not is_junk_folder(entry.name):
+                found.folders.append((name, linked))
+        elif is_junk(entry.name):
+            return
+        elif entry.name.lower().endswith(GOOGLE_NATIVE):
+            found.leave_out("native", name)
+        elif stat.S_ISREG((status := entry.stat()).st_mode):
+            found.add_file(name, status)
     except OSError as error:
-        if linked and error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
-            return _Other(name, "broken", linked)
-        raise
-    return status if stat.S_ISREG(status.st_mode) else None
+        if not linked or error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+            raise
+        found.leave_out("broken", name)

@@ -186,9 +186,8 @@ def check_folders(archive: str, files: Iterable[str], folders: Iterable[str] = (
     """Refuse a name that is a file and also a folder of others, as `check_collisions` does."""
     files = list(files)
     above = parent_folders(files) | parent_folders(f"{folder}/" for folder in folders)
-    both = [name for name in files if name in above]
-    if both:
-        raise refuse_member(archive, both[0], "it is a file and also a folder of other members")
+    if both := above.intersection(files):
+        raise refuse_member(archive, min(both), "it is a file and also a folder of other members")
 
 
 def first_repeated(strings: Collection[str]) -> str | None:

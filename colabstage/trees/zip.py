@@ -10,12 +10,14 @@ from __future__ import annotations
 import calendar
 import contextlib
 import functools
+import operator
 import stat
 import struct
 import zlib
 from array import array
-from dataclasses import dataclass
-from itertools import pairwise
+from collections import deque
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,7 +35,7 @@ from colabstage.trees.bytes import (
     owners_bytes,
     truncated,
 )
-from colabstage.trees.listing import FileEntries, FileEntry, Tree
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, sorted_by_name, take_strings
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -60,6 +62,7 @@ from colabstage.trees.zip_member import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -72,8 +75,9 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _TAIL_BYTES = 65_535 + _END.size + _END64_LOCATOR.size + _END64.size
 _MEMBER_MARK = b"PK\1\2"
 _MEMBER_BYTES = 46
-_MARK_AND_LENGTHS = struct.Struct("<4s24x3H")
+_LENGTHS = struct.Struct("<28x3H")
 _RECORD_FIELDS = {
+    "mark": ("S4", 0),
     "system": ("u1", 5),
     "flags": ("<u2", 8),
     "method": ("<u2", 10),
@@ -94,6 +98,11 @@ _RECORD = np.dtype(
         "itemsize": _MEMBER_BYTES,
     }
 )
+_COLUMNS = {
+    **dict.fromkeys(("offset", "packed_size", "size", "mtime_ns"), np.int64),
+    "crc": np.uint32,
+    **dict.fromkeys(("method", "flags", "mode", "name_length"), np.uint16),
+}
 # Systems in "version made by" whose archivers write the mode of a file into its attributes.
 _UNIX_SYSTEMS = (3, 19)
 # Where a field of 32 bits says that a zip64 field has the number; in the order in which that has them.
@@ -110,6 +119,7 @@ _BEYOND = 1 << 61
 _PAGE_NAMES = 512
 # Of a directory that is far away, what is read at once, and how many of these are in flight.
 _READ_BYTES, _READERS = 4 << 20, 4
+_LOCAL_READ_BYTES = 1 << 18
 
 
 class _End(NamedTuple):
@@ -127,38 +137,20 @@ class _End(NamedTuple):
     """Whether the numbers are those of a zip64 record."""
 
 
-@dataclass(slots=True)
-class _Directory:
+class _Directory(NamedTuple):
     """Every member of a zip in the directory's order, N of them."""
 
-    data: bytes
-    """The directory as it is stored."""
-    starts: NDArray[np.int64]
-    """Where the record of each begins in it, `(N,)`."""
     names: list[str]
-    """As text, "" for those that are not ASCII."""
-    foreign: list[int]
-    """The numbers of these."""
-    extended: list[int]
-    """The numbers of those that have extra fields."""
-    facts: dict[str, NDArray[Any]]
+    """As they are stored, each byte a character."""
+    columns: dict[str, NDArray[Any]]
     """By name, each `(N,)`: offset, end, packed_size, size, crc, method, flags, mode, mtime_ns."""
-
-    def stored_name(self, number: int) -> bytes:
-        begin = self.starts.item(number) + _MEMBER_BYTES
-        return self.data[begin : begin + int.from_bytes(self.data[begin - 18 : begin - 16], "little")]
-
-    def extra(self, number: int) -> bytes:
-        at = self.starts.item(number)
-        name_length, extra_length = struct.unpack_from("<2H", self.data, at + 28)
-        begin = at + _MEMBER_BYTES + name_length
-        return self.data[begin : begin + extra_length]
+    unicode_paths: dict[int, bytes]
+    """Info-ZIP's fields with a name in UTF-8, by number."""
 
 
 def _read_directory(source: ByteSource) -> _Directory:
     """Return every member of a zip; reads the end of the file only."""
-    tail_at = max(0, source.size - _TAIL_BYTES)
-    tail = source.pread(_TAIL_BYTES, tail_at)
+    tail, tail_at = _read_tail(source)
     end = _find_end(source, tail, tail_at)
     # Bytes that were put before the archive, as a self-extracting one has, move every offset alike.
     start = end.position - end.size
@@ -167,18 +159,11 @@ def _read_directory(source: ByteSource) -> _Directory:
         raise truncated(source, "its directory should be beyond the file's end")
     if shift % (1 << 32):
         raise truncated(source, "its last bytes are the end of another archive")
-    if start >= tail_at:
-        data = tail[start - tail_at : end.position - tail_at]
-    else:
-        # A disk has no round trips to share.
-        readers = 1 if isinstance(owners_bytes(source), LocalBytes) else _READERS
-        with DaemonPool(readers, "colabstage-directory") as pool:
-            blocks = list(block_ranges(end.size, _READ_BYTES))
-            data = b"".join(pool.run(lambda block: source.pread(block[1], start + block[0]), blocks))
-    if len(data) < end.size:
-        raise truncated(source, "its directory is cut")
-    found = _parse(source, data)
-    offsets = found.facts["offset"]
+    blocks = (
+        iter((tail[start - tail_at : end.position - tail_at],)) if start >= tail_at else _blocks(source, start, end)
+    )
+    found = _parse(source, blocks, end.size)
+    offsets = found.columns["offset"]
     if shift > 0:
         # Offsets are modulo 4 GiB, as macOS writes them into large archives.
         offsets += np.cumsum(offsets < np.concatenate([[0], offsets[:-1]])) << 32
@@ -191,18 +176,39 @@ def _read_directory(source: ByteSource) -> _Directory:
     return found
 
 
+def _read_tail(source: ByteSource) -> tuple[bytes, int]:
+    """Return the bytes that hold the last record, and where they begin."""
+    at = max(0, source.size - _TAIL_BYTES)
+    return source.pread(_TAIL_BYTES, at), at
+
+
+def _blocks(source: ByteSource, start: int, end: _End) -> Iterator[bytes]:
+    """Yield the directory in blocks; never all in memory at once."""
+    if isinstance(owners_bytes(source), LocalBytes):
+        # A disk has no round trips to share.
+        for offset, length in block_ranges(end.size, _LOCAL_READ_BYTES):
+            yield source.pread(length, start + offset)
+        return
+    with DaemonPool(_READERS, "colabstage-directory") as pool:
+        coming: deque[Future[bytes]] = deque()
+        for offset, length in block_ranges(end.size, _READ_BYTES):
+            coming.append(pool.submit(partial(source.pread, length, start + offset)))
+            if len(coming) >= _READERS:
+                yield from pool.results([coming.popleft()])
+        while coming:
+            yield from pool.results([coming.popleft()])
+
+
 def refuse_volume(source: ByteSource) -> None:
     """Refuse the end of a zip in several parts, which does not begin as a zip."""
-    tail_at = max(0, source.size - _TAIL_BYTES)
     with contextlib.suppress(CorruptArchiveError):
-        _find_end(source, source.pread(_TAIL_BYTES, tail_at), tail_at)
+        _find_end(source, *_read_tail(source))
 
 
 def directory_bytes(source: ByteSource) -> bytes | None:
     """Return the directory of a zip as it is stored, with the checksum of every member; `None` where there is none
     whole. Reads no member, and judges nothing."""
-    tail_at = max(0, source.size - _TAIL_BYTES)
-    tail = source.pread(_TAIL_BYTES, tail_at)
+    tail, tail_at = _read_tail(source)
     if _END_MARK not in tail:
         return None
     try:
@@ -273,67 +279,99 @@ def _damaged_directory(source: ByteSource, reason: str) -> CorruptArchiveError:
     return CorruptArchiveError(f"'{source.label}' is damaged: {reason}. Copy or upload the archive again.")
 
 
-def _parse(source: ByteSource, data: bytes) -> _Directory:
-    names: list[str] = []
-    foreign: list[int] = []
-    starts = array("q")
-    at, length = 0, len(data)
-    read, add_name, add_start = _MARK_AND_LENGTHS.unpack_from, names.append, starts.append
+def _parse(source: ByteSource, blocks: Iterator[bytes], size: int) -> _Directory:
+    # Of as many members as the directory may have; what is not written to takes no memory.
+    columns = {name: np.empty(size // _MEMBER_BYTES, kind) for name, kind in _COLUMNS.items()}
+    found = _Directory([], columns, {})
+    done, data = 0, b""
+    for block in blocks:
+        # A record that the end of a block cut is read with the next block.
+        data += block
+        first = len(found.names)
+        starts, length = _find_records(data, found.names)
+        _fill_columns(source, data, starts, first, found)
+        done, data = done + length, data[length:]
+    if done + len(data) < size:
+        raise truncated(source, "its directory is cut")
+    if data.startswith(_MEMBER_MARK) and len(data) >= _MEMBER_BYTES:
+        raise _damaged_directory(source, "the last entry of its directory is cut")
+    if data:
+        raise _damaged_directory(source, f"its directory is not readable at byte {done:,}")
+    return found._replace(columns={name: column[: len(found.names)] for name, column in columns.items()})
+
+
+def _find_records(data: bytes, names: list[str]) -> tuple[NDArray[np.int64], int]:
+    """Append the name of each whole record; return where each begins, and where the last one ends."""
+    # Slicing text is quicker than slicing bytes and decoding each.
+    text, length, at, first = data.decode("latin-1"), len(data), 0, len(names)
+    found = array("q")
+    read, add_name, add_start = _LENGTHS.unpack_from, names.append, found.append
     # Each says where the next begins: one step for each of what may be millions of members.
     while at + _MEMBER_BYTES <= length:
-        mark, name_length, extra_length, comment_length = read(data, at)
-        if mark != _MEMBER_MARK:
+        name_length, extra_length, comment_length = read(data, at)
+        name_end = at + _MEMBER_BYTES + name_length
+        after = name_end + extra_length + comment_length
+        if after > length:
             break
         add_start(at)
-        begin = at + _MEMBER_BYTES
-        at = begin + name_length + extra_length + comment_length
-        raw = data[begin : begin + name_length]
-        if raw.isascii():
-            add_name(raw.decode())
-        else:
-            foreign.append(len(names))
-            add_name("")
-    if at > length:
-        raise _damaged_directory(source, "the last entry of its directory is cut")
-    if at < length:
-        raise _damaged_directory(source, f"its directory is not readable at byte {at:,}")
-    # Records of one length that may begin at any byte: those at the members' places are taken, field by field.
-    anywhere, places = (
-        np.ndarray((max(0, length - _MEMBER_BYTES + 1),), _RECORD, data, strides=(1,)),
-        np.frombuffer(starts, np.int64),
-    )
-    wide = {name: anywhere[name][places].astype(np.int64) for name in _WIDE_FIELDS}
+        add_name(text[at + _MEMBER_BYTES : name_end])
+        at = after
+    starts = np.frombuffer(found, np.int64)
+    wrong = np.flatnonzero(_records_of(data)["mark"][starts] != _MEMBER_MARK)
+    if len(wrong):
+        del names[first + wrong[0] :]
+        return starts[: wrong[0]], starts.item(wrong[0])
+    return starts, at
+
+
+def _records_of(data: bytes) -> NDArray[Any]:
+    """Return the fixed part of a record at every byte of a directory, of which those at the members' places count."""
+    return np.ndarray((max(0, len(data) - _MEMBER_BYTES + 1),), _RECORD, data, strides=(1,))
+
+
+def _fill_columns(source: ByteSource, data: bytes, starts: NDArray[np.int64], first: int, found: _Directory) -> None:
+    """Write down what the records that begin at `starts` say; the first is the member number `first`."""
+    anywhere = _records_of(data)
+    columns = {name: column[first : first + len(starts)] for name, column in found.columns.items()}
+    for name in (*_WIDE_FIELDS, "crc", "method", "flags", "name_length"):
+        columns[name][:] = anywhere[name][starts]
+    is_unix = np.isin(anywhere["system"][starts], _UNIX_SYSTEMS)
+    columns["mode"][:] = np.where(is_unix, anywhere["attributes"][starts] >> 16, 0)
     # Files are written in the same seconds, so there are far fewer times than members.
-    stamps, of_stamp = np.unique(anywhere["stamp"][places], return_inverse=True)
+    stamps, of_stamp = np.unique(anywhere["stamp"][starts], return_inverse=True)
     times = np.array([_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()], np.int64)
-    mode = np.where(np.isin(anywhere["system"][places], _UNIX_SYSTEMS), anywhere["attributes"][places] >> 16, 0)
-    facts: dict[str, NDArray[Any]] = {
-        **wide,
-        **{name: anywhere[name][places] for name in ("crc", "method", "flags", "name_length")},
-        "mode": mode.astype(np.uint16),
-        "mtime_ns": times[of_stamp.reshape(-1)],
-    }
-    extended = np.flatnonzero(anywhere["extra_length"][places]).tolist()
-    found = _Directory(data, places, names, foreign, extended, facts)
-    for number in np.flatnonzero(np.any([column == _NARROW_FULL for column in wide.values()], axis=0)).tolist():
-        values = _wide_fields(source, found.extra(number), [column.item(number) for column in wide.values()])
-        for column, value in zip(wide.values(), values, strict=True):
-            column[number] = min(value, _BEYOND)
-    return found
+    columns["mtime_ns"][:] = times[of_stamp.reshape(-1)]
+
+    def extra(row: int) -> bytes:
+        name_length, extra_length = struct.unpack_from("<2H", data, starts[row] + 28)
+        begin = starts.item(row) + _MEMBER_BYTES + name_length
+        return data[begin : begin + extra_length]
+
+    wide = [columns[name] for name in _WIDE_FIELDS]
+    for row in np.flatnonzero(np.any([column == _NARROW_FULL for column in wide], axis=0)).tolist():
+        values = _wide_fields(source, extra(row), [column.item(row) for column in wide])
+        for column, value in zip(wide, values, strict=True):
+            column[row] = min(value, _BEYOND)
+    if struct.pack("<H", _EXTRA_UNICODE_PATH) in data:
+        for row in np.flatnonzero(anywhere["extra_length"][starts]).tolist():
+            if (field := _extra_field(extra(row), _EXTRA_UNICODE_PATH)) is not None:
+                found.unicode_paths[first + row] = field
 
 
 def _set_ends(source: ByteSource, found: _Directory, directory_at: int) -> None:
     """Give every member the place where its bytes must end, and refuse those that overlap."""
-    facts = found.facts
-    offsets = facts["offset"]
+    columns = found.columns
+    offsets = columns["offset"]
     order = np.argsort(offsets, kind="stable")
-    ends = facts["end"] = np.empty_like(offsets)
-    ends[order] = np.append(offsets[order][1:], directory_at)[: len(order)]
+    ends = columns["end"] = np.empty_like(offsets)
+    ends[order[:-1]] = offsets[order[1:]]
+    ends[order[-1:]] = directory_at
     # Members that share bytes are how a small archive unpacks to petabytes.
-    lengths = LOCAL.size + facts.pop("name_length").astype(np.int64)
-    over = np.flatnonzero(facts["packed_size"] > ends - offsets - lengths)
+    room = ends - offsets
+    room -= columns.pop("name_length")
+    over = np.flatnonzero(columns["packed_size"] > room - LOCAL.size)
     if len(over):
-        name = found.stored_name(int(over[np.argmax(offsets[over])])).decode("utf-8", "replace")
+        name = found.names[over[np.argmax(offsets[over])]].encode("latin-1").decode("utf-8", "replace")
         raise refuse_member(source.label, name, "its bytes overlap those of what follows it")
 
 
@@ -370,19 +408,17 @@ def _unix_time_ns(date: int, time: int) -> int:
     return calendar.timegm((year, month, day, hour, minute, second)) * 1_000_000_000
 
 
-def _decode_names(archive: str, directory: _Directory, encoding: str | None) -> tuple[dict[int, bytes], set[int]]:
+def _decode_names(
+    archive: str, names: list[str], flags: NDArray[Any], unicode_paths: dict[int, bytes], encoding: str | None
+) -> tuple[dict[int, bytes], set[int]]:
     """Make text of the names that are not plain ASCII; return these names as they are stored, by number, and the
     numbers of those whose encoding the archive leaves open.
     """
-    names, flags = directory.names, directory.facts["flags"]
     undeclared: set[int] = set()
-    fields: dict[int, bytes] = {}
-    if struct.pack("<H", _EXTRA_UNICODE_PATH) in directory.data:
-        found = ((number, _extra_field(directory.extra(number), _EXTRA_UNICODE_PATH)) for number in directory.extended)
-        fields = {number: field for number, field in found if field is not None}
-    changed = {number: directory.stored_name(number) for number in sorted({*directory.foreign, *fields})}
-    for number, raw in changed.items():
-        field = fields.get(number, b"")
+    foreign = [number for number, name in enumerate(names) if not name.isascii()]
+    stored = {number: names[number].encode("latin-1") for number in sorted({*foreign, *unicode_paths})}
+    for number, raw in stored.items():
+        field = unicode_paths.get(number, b"")
         # The field is of this name only if it has its checksum: other tools rename members and leave the field.
         is_its_own = field[:1] == b"\1" and int.from_bytes(field[1:5], "little") == zlib.crc32(raw)
         try:
@@ -393,18 +429,18 @@ def _decode_names(archive: str, directory: _Directory, encoding: str | None) -> 
         if not is_declared:
             undeclared.add(number)
     # One name in UTF-8 may be chance, as of two Chinese characters in GBK: either all are, or none is taken for it.
-    if encoding is None and all(names[number] or not changed[number] for number in undeclared):
-        return changed, set()
+    if encoding is None and all(names[number] or not stored[number] for number in undeclared):
+        return stored, set()
     for number in undeclared:
         try:
-            names[number] = changed[number].decode(encoding or "cp437")
+            names[number] = stored[number].decode(encoding or "cp437")
         except UnicodeDecodeError as error:
             msg = (
-                f"zip_encoding={encoding!r} does not fit '{archive}': {changed[number]!r}, the name of a file in it, "
+                f"zip_encoding={encoding!r} does not fit '{archive}': {stored[number]!r}, the name of a file in it, "
                 "is none in that encoding. Name the one of the machine that made the zip (gbk, cp932, cp949, cp866)."
             )
             raise ArchiveError(msg) from error
-    return changed, undeclared
+    return stored, undeclared
 
 
 class ZipTree(Tree):
@@ -424,147 +460,147 @@ class ZipTree(Tree):
         self, source: ByteSource, *, limits: ArchiveLimits = DEFAULT_LIMITS, encoding: str | None = None
     ) -> None:
         self.source, self.label = source, source.label
-        directory = _read_directory(source)
-        facts, names = directory.facts, directory.names
+        names, columns, unicode_paths = _read_directory(source)
         # Each size may be near 2 ** 61, so the sum is one of floats.
-        total = int(facts["size"].sum(dtype=np.float64))
+        total = int(columns["size"].sum(dtype=np.float64))
         check_limits(self.label, len(names), total, source.size, limits)
-        changed, undeclared = _decode_names(self.label, directory, encoding)
-        numbers, folders = self._choose(directory, undeclared, changed)
-        linked = np.flatnonzero(stat_kinds(facts["mode"]) == stat.S_IFLNK).tolist()
-        if not linked:
-            # What is not needed any more goes before the next copy: there may be millions of members.
-            directory.data = b""
-        numbers, repeated = self._without_repeated(numbers, directory)
-        files = [names[number] for number in numbers]
-        check_folders(self.label, files, folders)
-        self.empty_folders = without_files(folders, files) if folders else ()
-        self._check_readable(facts, files, np.array(numbers, np.int64))
-        numbers, skipped = self._resolve_links(directory, numbers, linked, changed) if linked else (numbers, [])
+        stored, undeclared = _decode_names(self.label, names, columns["flags"], unicode_paths, encoding)
+        rows, folders = self._choose(names, columns, undeclared, stored)
+        # From here on everything is sorted by name. There may be millions: each column replaces the one before.
+        names, _, order = sorted_by_name(take_strings(names, rows) if len(rows) < len(names) else names)
+        rows = rows[order]
+        del order
+        for name in columns:
+            columns[name] = columns[name][rows]
+        # Of those whose local headers have other names than they are read by.
+        self._stored_names = (
+            {place: stored[row] for place, row in enumerate(rows.tolist()) if row in stored} if stored else {}
+        )
+        kept, repeated = self._without_repeated(names, columns)
+        check_folders(self.label, names, folders)
+        self.empty_folders = without_files(folders, names) if folders else ()
+        self._check_readable(names, columns)
+        skipped = self._resolve_links(names, columns, kept)
         self.notes = notes_on_members(skipped, repeated)
-        if encoding is None and (unclear := sorted(undeclared.intersection(numbers))):
+        unclear = np.flatnonzero(np.isin(rows, list(undeclared)) & kept)
+        if encoding is None and len(unclear):
             note = (
                 f"The zip does not say how {format_count(len(unclear), 'names')} in it are encoded, and not all are in "
                 f"UTF-8; read as cp437, the format's default, the first is '{names[unclear[0]]}'. If that is wrong, "
                 'add the encoding of the machine that made it: zip_encoding="gbk".'
             )
             self.notes += (note,)
-        kept = [names[number] for number in numbers]
-        del directory, files, names
-        rows = np.array(numbers, np.int64)
-        del numbers
-        columns = {name: facts.pop(name)[rows] for name in list(facts)}
+        if not kept.all():
+            places = np.flatnonzero(kept)
+            names, columns = take_strings(names, places), {name: column[places] for name, column in columns.items()}
+            self._stored_names = {
+                place: self._stored_names[before]
+                for place, before in enumerate(places.tolist())
+                if before in self._stored_names
+            }
         executable = (columns["mode"] & stat.S_IXUSR) != 0
-        self.entries = FileEntries(kept, columns["size"], columns["mtime_ns"], columns["offset"], executable)
+        self.entries = FileEntries(names, columns["size"], columns["mtime_ns"], columns["offset"], executable)
         self.crcs = columns["crc"]
         self._packing = [columns[name] for name in ("end", "packed_size", "crc", "method", "flags")]
-        # The names as bytes, of those whose local headers have others.
-        self._stored_names = (
-            {place: changed[row] for place, row in enumerate(rows.tolist()) if row in changed} if changed else {}
-        )
 
     def _choose(
-        self, directory: _Directory, undeclared: set[int], changed: dict[int, bytes]
-    ) -> tuple[list[int], list[str]]:
+        self, names: list[str], columns: dict[str, NDArray[Any]], undeclared: set[int], stored: dict[int, bytes]
+    ) -> tuple[NDArray[np.int64], list[str]]:
         """Clean the names; return the number of each member that is a file or a link, junk left out, and the names of
-        those that are folders. `changed` gets the stored names of those that are cleaned.
+        those that are folders. `stored` gets the stored names of those that are cleaned.
         """
-        numbers: list[int] = []
         folders: list[str] = []
-        names, modes = directory.names, directory.facts["mode"]
-        plain = np.isin(stat_kinds(modes), (0, stat.S_IFREG, stat.S_IFLNK))
+        kept = np.ones(len(names), np.bool_)
+        kinds = columns["mode"] & np.uint16(0o170000)
+        plain = np.isin(kinds, (0, stat.S_IFREG, stat.S_IFLNK))
         for first in range(0, len(names), _PAGE_NAMES):
             page = range(first, min(first + _PAGE_NAMES, len(names)))
             # Together, since nearly all are plain.
             if plain[page.start : page.stop].all() and are_plain_names(names[page.start : page.stop]):
-                numbers += page
                 continue
             for number in page:
                 # Windows' own separator; in a name whose encoding is unknown it may be half a character.
                 raw = names[number] if number in undeclared else names[number].replace("\\", "/")
-                is_folder, size = stat.S_ISDIR(int(modes[number])), int(directory.facts["size"][number])
+                is_folder, size = kinds.item(number) == stat.S_IFDIR, columns["size"].item(number)
                 if raw.endswith("/") or (is_folder and not size):
                     folders.append(clean_member_name(self.label, raw, folder=True))
                     if size:
                         raise refuse_member(self.label, names[number], "it is named like a folder but has content")
+                    kept[number] = False
                     continue
                 name = clean_member_name(self.label, raw)
                 if not plain[number]:
                     raise refuse_member(self.label, names[number], "it is a device, a pipe or a folder with content")
-                if is_junk(name):
-                    continue
-                numbers.append(number)
+                kept[number] = not is_junk(name)
                 if name != names[number]:
-                    changed.setdefault(number, directory.stored_name(number))
+                    stored.setdefault(number, names[number].encode("utf-8", "surrogatepass"))
                     names[number] = name
-        return numbers, folders
+        return np.flatnonzero(kept), folders
 
-    def _without_repeated(self, numbers: list[int], directory: _Directory) -> tuple[list[int], list[str]]:
-        """Return the members by name, the first of those that are the same; and the names of the others."""
-        names, facts = directory.names, directory.facts
-        numbers.sort(key=names.__getitem__)
-        repeats = [second for first, second in pairwise(numbers) if names[first] == names[second]]
-        if not repeats:
-            return numbers, []
-        firsts: dict[str, int] = {}
-        for number in numbers:
-            first = firsts.setdefault(names[number], number)
-            if any(facts[fact][first] != facts[fact][number] for fact in ("size", "crc")):
+    def _without_repeated(
+        self, names: list[str], columns: dict[str, NDArray[Any]]
+    ) -> tuple[NDArray[np.bool_], list[str]]:
+        """Return which members to keep, the first of those that are the same; and the names of the others."""
+        kept = np.ones(len(names), np.bool_)
+        kept[1:] = np.fromiter(map(operator.ne, names, islice(names, 1, None)), np.bool_, max(0, len(names) - 1))
+        repeated = np.flatnonzero(~kept).tolist()
+        for place in repeated:
+            if any(columns[fact][place - 1] != columns[fact][place] for fact in ("size", "crc")):
                 reason = "it is there twice, with two contents, so which of the two is meant is unclear"
-                raise refuse_member(self.label, names[number], reason)
-        return list(firsts.values()), [names[number] for number in sorted(repeats)]
+                raise refuse_member(self.label, names[place], reason)
+        return kept, [names[place] for place in repeated]
 
-    def _check_readable(self, facts: dict[str, NDArray[Any]], names: list[str], numbers: NDArray[np.int64]) -> None:
+    def _check_readable(self, names: list[str], columns: dict[str, NDArray[Any]]) -> None:
         """Refuse what no member can be read of, by the directory alone: nothing is staged for an hour before the first
         locked member.
         """
-        locked = np.flatnonzero(facts["flags"][numbers] & FLAG_ENCRYPTED)
+        locked = np.flatnonzero(columns["flags"] & FLAG_ENCRYPTED)
         if len(locked):
             msg = (
                 f"'{self.label}' is password-protected ({len(locked):,} of {len(names):,} files, first "
-                f"{names[int(locked[0])]!r}). Unpack it with its password, and stage the folder or a zip without one."
+                f"{names[locked[0]]!r}). Unpack it with its password, and stage the folder or a zip without one."
             )
             raise ArchiveError(msg)
-        methods = facts["method"][numbers]
-        unreadable = np.flatnonzero(~np.isin(methods, READABLE))
+        unreadable = np.flatnonzero(~np.isin(columns["method"], READABLE))
         if len(unreadable):
-            first = int(unreadable[0])
-            method = _METHODS.get(int(methods[first]), f"method {methods[first]}")
+            number = columns["method"].item(unreadable[0])
             msg = (
-                f"'{self.label}' packs {names[first]!r} with {method}, which is not read here. Unpack it and make the "
-                "zip again with Deflate or without compression."
+                f"'{self.label}' packs {names[unreadable[0]]!r} with {_METHODS.get(number, f'method {number}')}, which "
+                "is not read here. Unpack it and make the zip again with Deflate or without compression."
             )
             raise ArchiveError(msg)
 
-    def _resolve_links(
-        self, directory: _Directory, numbers: list[int], linked: list[int], changed: dict[int, bytes]
-    ) -> tuple[list[int], list[str]]:
-        """Give links the facts of the files that they lead to; return the members without the links that lead to none,
-        and the names of these. A zip keeps a link's target as its content, so those few are read."""
-        facts, names = directory.facts, directory.names
-        rows = {names[number]: number for number in numbers}
+    def _resolve_links(self, names: list[str], columns: dict[str, NDArray[Any]], kept: NDArray[np.bool_]) -> list[str]:
+        """Give links the facts of the files that they lead to; return the names of those that lead to none, and keep
+        them no longer. A zip keeps a link's target as its content, so those few are read."""
+        linked = np.flatnonzero(((columns["mode"] & np.uint16(0o170000)) == stat.S_IFLNK) & kept).tolist()
+        if not linked:
+            return []
+        places = {names[place]: place for place in np.flatnonzero(kept).tolist()}
         links = {
-            names[number]: resolve_link(self.label, names[number], self._target_of(directory, number))
-            for number in linked
-            if rows.get(names[number]) == number
+            names[place]: resolve_link(self.label, names[place], self._target_of(names[place], columns, place))
+            for place in linked
         }
-        found = resolve_links(links, rows.keys() - links.keys())
+        found = resolve_links(links, places.keys() - links.keys())
         for name, target in found.items():
-            link, file = rows[name], rows[target]
-            changed[link] = changed.get(file) or directory.stored_name(file)
-            for column in facts.values():
+            link, file = places[name], places[target]
+            self._stored_names[link] = self._stored_name(file, target)
+            for column in columns.values():
                 column[link] = column[file]
-        skipped = links.keys() - found.keys()
-        return [number for number in numbers if names[number] not in skipped], sorted(skipped)
+        skipped = sorted(links.keys() - found.keys())
+        kept[[places[name] for name in skipped]] = False
+        return skipped
 
-    def _target_of(self, directory: _Directory, number: int) -> str:
-        columns = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
-        facts = [int(directory.facts[column][number]) for column in columns]
-        member = ZipMember(directory.names[number], directory.stored_name(number), *facts)
+    def _target_of(self, name: str, columns: dict[str, NDArray[Any]], place: int) -> str:
+        facts = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
+        member = ZipMember(name, self._stored_name(place, name), *[columns[fact].item(place) for fact in facts])
         # No path is longer on Linux; what claims to be is not read into memory.
         if member.size > 4096:
-            raise refuse_member(self.label, member.name, "it is a link with a target of more than 4,096 bytes")
+            raise refuse_member(self.label, name, "it is a link with a target of more than 4,096 bytes")
         return read_member(self.source, member).decode("utf-8", "surrogateescape")
+
+    def _stored_name(self, place: int, name: str) -> bytes:
+        return self._stored_names.get(place) or name.encode("utf-8", "surrogatepass")
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one member, its CRC-32 verified."""
@@ -580,10 +616,5 @@ class ZipTree(Tree):
         # An entry that a caller has created may carry other facts than the directory has.
         own = entry if entry.place == place else self.entries[place]
         end, packed_size, crc, method, flags = [column.item(place) for column in self._packing]
-        stored = self._stored_names.get(place) or own.name.encode("utf-8", "surrogatepass")
+        stored = self._stored_name(place, own.name)
         return ZipMember(own.name, stored, own.position, end, packed_size, own.size, crc, method, flags, own.mtime_ns)
-
-
-def stat_kinds(modes: NDArray[Any]) -> NDArray[Any]:
-    """Return what of some Unix modes says whether each is a file, a folder, a link or else."""
-    return modes & np.uint16(0o170000)

@@ -97,7 +97,6 @@ def _chunks(folder: Path) -> Path:
     ids=["zip", "jpeg", "tar.gz", "folder"],
 )
 def test_what_is_staged_without_them_is_the_same(tmp_path: Path, make: Any, options: Any, package: str) -> None:
-    """Within a grey level, with the same labels; each missing package is named once."""
     source = make(photos(tmp_path / "photos"))
     fast = stage(tmp_path / "fast", source, [], **options)
     slow = stage(tmp_path / "slow", source, ACCELERATORS, **options)

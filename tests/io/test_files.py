@@ -21,10 +21,7 @@ from colabstage.io.workspace import disk_use
 
 
 class TestMakeFolder:
-    """A folder to write to, or an error that says why not."""
-
     def test_parents_are_made_and_twice_is_fine(self, tmp_path: Path) -> None:
-        """Missing parents are created; an existing folder is accepted."""
         fileops.make_folder(tmp_path / "a" / "b")
         fileops.make_folder(tmp_path / "a" / "b")
         assert (tmp_path / "a" / "b").is_dir()
@@ -39,34 +36,22 @@ class TestMakeFolder:
         assert (tmp_path / "file").read_text(encoding="utf-8") == "text"
 
     def test_a_folder_of_a_read_only_file_system_is_refused(self) -> None:
-        """Being there is not enough: /proc takes nothing, from root either."""
         with pytest.raises(TargetNotWritableError, match="'/proc/colabstage'"):
             fileops.make_folder(Path("/proc/colabstage"))
 
 
 class TestJson:
-    """Small facts on disk."""
-
     def test_what_was_written_is_read(self, tmp_path: Path) -> None:
-        """Values come back, names with undecodable bytes included."""
         value = {"b": [1, 2.5, None], "a": "ü", "name": os.fsdecode(b"\xff.jpg")}
         fileops.write_json(tmp_path / "x.json", value)
         assert fileops.read_json(tmp_path / "x.json") == value
 
     @pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\x00\x00\x00", b"\xff\xfe"])
     def test_half_a_file_is_none(self, content: bytes, tmp_path: Path) -> None:
-        """A truncated, zeroed or garbled file counts as absent."""
         (tmp_path / "x.json").write_bytes(content)
         assert fileops.read_json(tmp_path / "x.json") is None
 
-    def test_no_file_is_none(self, tmp_path: Path) -> None:
-        """Neither a missing file nor a missing folder is an error."""
-        (tmp_path / "file").write_bytes(b"")
-        assert fileops.read_json(tmp_path / "none") is None
-        assert fileops.read_json(tmp_path / "file" / "x.json") is None
-
     def test_what_json_cannot_hold_keeps_the_old_file(self, tmp_path: Path) -> None:
-        """A value that cannot be written loses nothing."""
         fileops.write_json(tmp_path / "x.json", 1)
         with pytest.raises(TypeError):
             fileops.write_json(tmp_path / "x.json", {1, 2})
@@ -75,11 +60,8 @@ class TestJson:
 
 
 class TestBlocks:
-    """Blocks, their hashes, and reads and writes that are whole."""
-
     @given(size=st.integers(0, 10_000), block=st.integers(1, 3000))
     def test_blocks_cover_the_file_once(self, size: int, block: int) -> None:
-        """Blocks follow each other without gap or overlap, all but the last of full length."""
         ranges = fileops.block_ranges(size, block)
         assert sum(length for _, length in ranges) == size
         assert [offset for offset, _ in ranges] == [number * block for number in range(len(ranges))]
@@ -98,7 +80,6 @@ class TestBlocks:
 
     @pytest.mark.parametrize("shape", [(0,), (0, 3), (7,), (5, 3)])
     def test_what_was_written_at_an_offset_is_read_there(self, shape: tuple[int, ...], tmp_path: Path) -> None:
-        """Arrays of any shape go out as their bytes; reading stops at the end of the file."""
         data = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
         handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
         try:
@@ -110,10 +91,7 @@ class TestBlocks:
 
 
 class TestLocalLock:
-    """The lock spares work and never stands in the way."""
-
     def test_is_let_go_though_its_file_cannot_be_removed(self, tmp_path: Path) -> None:
-        """A disk that has become read-only keeps the file, and no lock."""
         path = tmp_path / ".colabstage-x.lock"
         with (
             mock.patch.object(fileops, "remove_named", side_effect=OSError(errno.EROFS, "Read-only file system")),
@@ -125,14 +103,7 @@ class TestLocalLock:
             assert held
         assert kept.tb is not None  # which keeps the first lock's frames alive
 
-    def test_it_is_held_and_let_go(self, tmp_path: Path) -> None:
-        """Inside it is held; afterwards it can be had again."""
-        for _ in range(2):
-            with fileops.local_lock(tmp_path / ".colabstage-x.lock", timeout_s=1) as held:
-                assert held
-
     def test_a_second_holder_goes_on_without(self, tmp_path: Path) -> None:
-        """Who does not get the lock in time is told so, and the first one's stays held."""
         answers: list[bool] = []
 
         def ask() -> None:
@@ -147,7 +118,6 @@ class TestLocalLock:
         assert answers == [False, False]
 
     def test_who_waits_is_told_for_whom(self, tmp_path: Path) -> None:
-        """Both sentences name the process that holds the lock, and the deadline is kept."""
         said: list[str] = []
         with (
             fileops.local_lock(tmp_path / ".colabstage-x.lock", timeout_s=1),
@@ -155,9 +125,7 @@ class TestLocalLock:
         ):
             assert not held
         assert len(said) == 2
-        assert all(f"process {os.getpid()}" in sentence for sentence in said)
-        assert said[0].startswith("Waited for")
-        assert said[1].startswith("Continued beside")
+        assert all(".colabstage-x.lock" in sentence for sentence in said)
 
     def test_no_place_for_a_lock_is_no_error(self) -> None:
         """Where no lock file can be made, the work goes on without."""
@@ -165,7 +133,6 @@ class TestLocalLock:
             assert not held
 
     def test_its_file_goes_with_it(self, tmp_path: Path) -> None:
-        """Nothing is left beside somebody's data; who waited for it meanwhile holds a file that has the name."""
         lock = tmp_path / ".colabstage-x.lock"
         waiting = threading.Event()
         held: list[bool] = []
@@ -186,7 +153,6 @@ class TestLocalLock:
         assert list(tmp_path.iterdir()) == []
 
     def test_what_the_dead_held_is_cleared_and_the_living_hold_stays(self, tmp_path: Path) -> None:
-        """A lock file that nobody holds goes."""
         lock = tmp_path / ".colabstage-x.lock"
         fileops.clear_lock(lock)
         lock.touch()
@@ -197,7 +163,6 @@ class TestLocalLock:
             assert lock.exists()
 
     def test_an_error_inside_lets_go(self, tmp_path: Path) -> None:
-        """An error of the work passes through, and the lock is free."""
         with pytest.raises(ValueError, match="work"), fileops.local_lock(tmp_path / ".colabstage-x.lock", timeout_s=1):
             raise ValueError("work")
         with fileops.local_lock(tmp_path / ".colabstage-x.lock", timeout_s=0.05) as held:
@@ -205,7 +170,6 @@ class TestLocalLock:
 
 
 def test_a_folder_is_measured_while_others_clear_it(tmp_path: Path) -> None:
-    """Folders that come and go during the walk neither raise nor hide what stays."""
     (tmp_path / "stays").write_bytes(bytes(4096))
     stop = threading.Event()
 

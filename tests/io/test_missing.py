@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("look", [recognise, read_info], ids=["source", "pack"])
 def test_the_nearest_name_is_told_of_sources_and_of_packs(tmp_path: Path, look: object) -> None:
-    """Whatever was to be opened: the typing error is in the middle of the path as well."""
     assert callable(look)
     (tmp_path / "data").mkdir()
     for name in ("photos.h5", "other.h5", "x.zip"):

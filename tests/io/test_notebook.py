@@ -47,7 +47,6 @@ def work(fail):
     ],
 )
 def test_front_ends_are_told_apart(classes: list[str], draws: bool) -> None:
-    """Kernels of notebooks, Colab's among them, draw HTML; a terminal and Spyder do not."""
     assert draws_html(classes) == draws
 
 
@@ -83,7 +82,6 @@ step.advance()
 
 
 def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Path, nurseries: Nurseries) -> None:
-    """Whatever cell runs: the loop's own output has nothing of it; and how to stop it is no cell's business."""
     outputs = run_cells(
         _BACKGROUND,
         "print('loop')\nannotate(step, 'training: 9 samples/s')\nstep.advance(2)",
@@ -114,7 +112,6 @@ def stage():
 
 
 def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurseries: Nurseries) -> None:
-    """The stop button ends in a cancelled panel, and of a verb in one sentence; an error shows no frame of ours."""
     stop = "import os, signal\nwith progress.step('read', total=2, unit='B'): os.kill(os.getpid(), signal.SIGINT)"
     stopped = (
         "from colabstage.io.arguments import GOES_ON, stops_with\n"
@@ -153,7 +150,7 @@ def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    assert "copy: 100%" in done.stderr
+    assert "✓ copy  2 B" in done.stderr
     assert "<" not in done.stdout
 
 

@@ -71,24 +71,18 @@ def adopt(path: Path, temp: Path) -> bool:
 
 
 class TestOwners:
-    """Who made a temporary file, and whether it still runs."""
-
     def test_this_process_is_alive(self) -> None:
-        """Our own token is a living one."""
         assert workspace.owner_is_alive(workspace.owner_token()) is True
 
     def test_an_ended_process_is_dead(self) -> None:
-        """A token outlives its process, and says so."""
         token = run_python("from colabstage.io.workspace import owner_token; print(owner_token())")
         assert workspace.owner_is_alive(token) is False
 
     def test_a_reused_process_id_is_not_the_owner(self) -> None:
-        """The same process id with another start time is another process."""
         world, pid, started = workspace.owner_token().split("-")
         assert workspace.owner_is_alive(f"{world}-{pid}-{int(started) - 1}") is False
 
     def test_an_ended_child_nobody_waited_for_is_dead(self) -> None:
-        """A zombie owns nothing."""
         code = "from colabstage.io.workspace import owner_token; print(owner_token(), flush=True)"
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
@@ -98,33 +92,17 @@ class TestOwners:
 
     @pytest.mark.parametrize("token", ["", "x", "0000abcd-1-5", "0000abcd-none-5", "a-b-c-d"])
     def test_a_foreign_token_cannot_be_judged(self, token: str) -> None:
-        """Another boot's, another container's or a malformed token is neither alive nor dead."""
         assert workspace.owner_is_alive(token) is None
-
-    def test_without_a_start_time_nothing_is_judged(self) -> None:
-        """A token from where the kernel does not tell start times may belong to somebody alive."""
-        world, pid, _ = workspace.owner_token().split("-")
-        assert workspace.owner_is_alive(f"{world}-{pid}-") is None
 
 
 class TestTempNames:
-    """Temporary names are fresh, beside their target and short enough."""
-
-    def test_names_differ_and_stay_in_the_folder(self, tmp_path: Path) -> None:
-        """Two names for one target are two files of the same folder."""
-        names = {workspace.temp_beside(tmp_path / "data.h5") for _ in range(3)}
-        assert len(names) == 3
-        assert {name.parent for name in names} == {tmp_path}
-
     @pytest.mark.parametrize("name", ["n" * 255, "ü" * 127, "数" * 85])
     def test_a_long_name_leaves_room_for_the_owner(self, name: str, tmp_path: Path) -> None:
-        """The longest name that a file system takes can still be written beside."""
         with ownership.atomic_path(tmp_path / name) as temp:
             temp.write_bytes(b"whole")
         assert [path.name for path in tmp_path.iterdir()] == [name]
 
     def test_long_names_that_differ_at_the_end_stay_apart(self, tmp_path: Path) -> None:
-        """What is cut off still tells two targets apart."""
         left = dead_owners_temp(tmp_path / ("n" * 200 + "a"))
         assert not adopt(tmp_path / ("n" * 200 + "b"), tmp_path / "mine")
         assert adopt(tmp_path / ("n" * 200 + "a"), tmp_path / "mine")
@@ -132,16 +110,12 @@ class TestTempNames:
 
 
 class TestSweep:
-    """Leftovers of the dead go, everything else stays."""
-
     def test_a_dead_owners_leftovers_go(self, tmp_path: Path) -> None:
-        """A dead process's temporary file is removed and reported."""
         left = dead_owners_temp(tmp_path / "data.h5")
         assert ownership.sweep_orphans(tmp_path) == [left]
         assert list(tmp_path.iterdir()) == []
 
     def test_living_work_and_other_files_stay(self, tmp_path: Path) -> None:
-        """Our own temporary file and files that only look alike are not touched."""
         ours = workspace.temp_beside(tmp_path / "data.h5")
         kept = {ours, tmp_path / "data.h5", tmp_path / ".colabstage-x.tmp", tmp_path / "notes.tmp"}
         for path in kept:
@@ -151,13 +125,11 @@ class TestSweep:
         assert set(tmp_path.iterdir()) == kept
 
     def test_with_a_name_only_its_leftovers_go(self, tmp_path: Path) -> None:
-        """A target's name is matched whole: 'a.h5' is not 'a.h5.json'."""
         other, own = dead_owners_temp(tmp_path / "a.h5.json"), dead_owners_temp(tmp_path / "a.h5")
         assert ownership.sweep_orphans(tmp_path, name="a.h5") == [own]
         assert other.exists()
 
     def test_foreign_leftovers_go_only_when_old(self, tmp_path: Path) -> None:
-        """What another machine left is removed once nothing has touched it for an hour."""
         young, old = (tmp_path / f".colabstage-{name}.0000abcd-1-5.0.tmp" for name in ("young", "old"))
         for path in (young, old):
             path.write_text("half", encoding="utf-8")
@@ -166,7 +138,6 @@ class TestSweep:
         assert young.exists()
 
     def test_a_foreign_folder_is_as_young_as_its_youngest_file(self, tmp_path: Path) -> None:
-        """Writing deep inside a folder keeps the folder, whose own time does not change by that."""
         folder = tmp_path / ".colabstage-tree.0000abcd-1-5.0.tmp"
         (folder / "deep").mkdir(parents=True)
         (folder / "deep" / "file").write_text("being written", encoding="utf-8")
@@ -181,7 +152,6 @@ class TestSweep:
     def test_a_death_while_a_folder_is_put_in_place_leaves_one_inventory(
         self, moment: str, name: str, tmp_path: Path
     ) -> None:
-        """What the next call sweeps for that folder: no half of an inventory, and no second one."""
         target = tmp_path / name
         code = f"""
             import os, pathlib, sys
@@ -205,49 +175,25 @@ class TestSweep:
         assert ownership.look_at(target).is_as_made
         assert (target / "file").read_text() == ("old" if "whole" in moment else "newer")
 
-    def test_no_folder_is_nothing_to_sweep(self, tmp_path: Path) -> None:
-        """A folder that is not there yet is clean."""
-        assert ownership.sweep_orphans(tmp_path / "none") == []
-
 
 class TestAdoption:
-    """Unfinished work of the dead can be gone on with."""
-
     def test_a_dead_owners_work_is_taken_over_once(self, tmp_path: Path) -> None:
-        """The first to ask gets it under its own name, the second finds nothing."""
         target, mine = tmp_path / "data.h5", workspace.temp_beside(tmp_path / "data.h5")
         dead_owners_temp(target)
         assert adopt(target, mine) is True
         assert mine.read_text(encoding="utf-8") == "half"
         assert adopt(target, workspace.temp_beside(target)) is False
 
-    def test_living_work_is_not_taken(self, tmp_path: Path) -> None:
-        """What a living process writes stays its own."""
-        target = tmp_path / "data.h5"
-        ours = workspace.temp_beside(target)
-        ours.write_text("being written", encoding="utf-8")
-        assert adopt(target, tmp_path / "mine") is False
-        assert ours.exists()
-
     def test_disowned_work_can_be_taken_by_this_process(self, tmp_path: Path) -> None:
-        """After an error a process leaves its work to its own next try."""
         target, temp = tmp_path / "data.h5", workspace.temp_beside(tmp_path / "data.h5")
         temp.write_text("half", encoding="utf-8")
         workspace.leave_for_next(temp)
         assert not temp.exists()
         assert adopt(target, workspace.temp_beside(target)) is True
 
-    def test_another_targets_work_is_not_taken(self, tmp_path: Path) -> None:
-        """'a.h5' does not take over what was to become 'a.h5.json'."""
-        dead_owners_temp(tmp_path / "a.h5.json")
-        assert adopt(tmp_path / "a.h5", tmp_path / "mine") is False
-
 
 class TestAtomicPath:
-    """A file is the old one or the new one."""
-
     def test_success_replaces(self, tmp_path: Path) -> None:
-        """The new content stands at the path, and nothing else is in the folder."""
         path = tmp_path / "file"
         path.write_text("old", encoding="utf-8")
         with ownership.atomic_path(path) as temp:
@@ -258,7 +204,6 @@ class TestAtomicPath:
 
     @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()])
     def test_failure_keeps_the_old_one(self, error: BaseException, tmp_path: Path) -> None:
-        """An error or Ctrl-C leaves what was there and no leftover."""
         path = tmp_path / "file"
         path.write_text("old", encoding="utf-8")
 
@@ -273,7 +218,6 @@ class TestAtomicPath:
         assert list(tmp_path.iterdir()) == [path]
 
     def test_a_folder_does_not_replace_a_full_one(self, tmp_path: Path) -> None:
-        """A folder with something in it is never replaced."""
         path = tmp_path / "tree"
         path.mkdir()
         (path / "file").write_text("old", encoding="utf-8")
@@ -282,7 +226,6 @@ class TestAtomicPath:
         assert [entry.name for entry in tmp_path.rglob("*")] == ["tree", "file"]
 
     def test_a_folder_appears_whole(self, tmp_path: Path) -> None:
-        """A folder stands at an absent path once it is complete."""
         with ownership.atomic_path(tmp_path / "tree") as temp:
             temp.mkdir()
             (temp / "file").write_text("text", encoding="utf-8")
@@ -291,12 +234,9 @@ class TestAtomicPath:
 
 
 class TestSync:
-    """Bytes reach the disk, or somebody hears of it."""
-
     def test_what_has_no_fsync_passes_and_what_fails_is_told(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A file system without it is left as it is, as /proc, which answers 'invalid argument'; a bad disk is not."""
         synced: list[str] = []
         sync = os.fsync
 
@@ -319,10 +259,7 @@ class TestSync:
 
 
 class TestOneOwner:
-    """No other module removes, empties or replaces a file by itself."""
-
     def test_whoever_removes_asks(self) -> None:
-        """Every other module asks; the exceptions have their reasons."""
         package = Path(ownership.__file__).parent.parent
         found = {
             name: calls
@@ -348,7 +285,6 @@ class TestOneOwner:
         ],
     )
     def test_a_planted_call_is_noticed(self, code: str, calls: list[str]) -> None:
-        """Each way to lose a file is noticed; text and records may be replaced."""
         assert removals(code) == calls
 
 
@@ -411,7 +347,6 @@ class TestFolders:
 
     @pytest.mark.parametrize("edit", EDITS)
     def test_what_somebody_did_in_it_stays(self, tmp_path: Path, edit: str) -> None:
-        """What was added or changed is refused and named; what is gone is no loss; who is told to replaces it."""
         target = tmp_path / "out"
         ownership.put_folder(make_folder(target, MADE), target)
         assert ownership.look_at(target).is_as_made
@@ -431,7 +366,6 @@ class TestFolders:
         assert len([path for path in tmp_path.iterdir() if path.name not in ("a", "out")]) == 1
 
     def test_an_inventory_of_somebody_else_stays_as_long_as_its_owner_may_live(self, tmp_path: Path) -> None:
-        """A living process is about to put there what it announced, and one of another machine may be."""
         target = tmp_path / "out"
         code = "from colabstage.io.workspace import owner_token; print(owner_token(), flush=True); input()"
         pipe = subprocess.PIPE
@@ -468,7 +402,6 @@ class TestAmongOthers:
     """Where locks hold nobody off, another process may do the same between any two steps."""
 
     def test_a_refusal_counts_of_what_has_stayed(self, tmp_path: Path) -> None:
-        """What another has put there meanwhile is judged again; what nobody touched is refused at once."""
         target, made = tmp_path / "a.json", workspace.temp_beside(tmp_path / "a.json")
         looks: list[bytes] = []
 
@@ -489,7 +422,6 @@ class TestAmongOthers:
         assert target.read_bytes() == b"new"
 
     def test_what_is_missing_for_good_is_told(self, tmp_path: Path) -> None:
-        """Nobody tries for ever."""
         made = workspace.temp_beside(tmp_path / "a.json")
         made.write_bytes(b"new")
         with pytest.raises(FileNotFoundError):
@@ -537,7 +469,6 @@ class TestAmongOthers:
 
 
 def test_a_second_name_is_given_to_what_has_one(tmp_path: Path) -> None:
-    """A file with several names is somebody's copy, and a link leads to something else; neither gets one of ours."""
     target, folder = tmp_path / "a.h5", workspace.temp_beside(tmp_path / "a.h5")
     folder.mkdir()
     target.write_bytes(b"pack")
@@ -553,7 +484,6 @@ def test_a_second_name_is_given_to_what_has_one(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_somebody_living_works_in(tmp_path: Path) -> None:
-    """Dead owners' temporaries do not count, nor the one that asks."""
     mine = workspace.temp_beside(tmp_path / "data.h5.copy")
     mine.mkdir()
     dead_owners_temp(tmp_path / "data.h5")

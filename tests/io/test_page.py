@@ -27,7 +27,6 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("background", ["#ffffff", "#111111", "#1e1e1e"])
 @pytest.mark.parametrize("name", COLOURS)
 def test_colours_stand_out_on_any_page(name: str, background: str) -> None:
-    """Bars and bold words are seen on a white page and on those of dark themes."""
     assert contrast(COLOURS[name], background) > 3
 
 
@@ -43,18 +42,15 @@ def test_colours_stand_out_on_any_page(name: str, background: str) -> None:
     ids=["page", "heading", "facts", "table", "notes"],
 )
 def test_text_is_text(html: str) -> None:
-    """Nothing that is in a name or a message becomes a tag."""
     assert "<script" not in html
     assert "&lt;script&gt;" in html
 
 
 def test_nothing_for_no_facts() -> None:
-    """A table of nothing is not drawn."""
     assert facts_table([]) == notes([]) == ""
 
 
 def test_no_rule_reaches_beyond_our_class_or_paints_a_background() -> None:
-    """Every rule is for what lies in our box, whose background stays the page's own."""
     always = re.sub(r"@media[^{]*\{((?:[^{}]*\{[^}]*\})*)\}", r"\1", STYLE.removesuffix("</style>"))
     rules = re.findall(r"([^{}>]+)\{([^}]*)\}", always)
     assert len(rules) > 5
@@ -63,7 +59,6 @@ def test_no_rule_reaches_beyond_our_class_or_paints_a_background() -> None:
 
 
 def test_cells_are_aligned_without_the_style_sheet() -> None:
-    """A notebook that is not trusted drops it, and aligns what says nothing at the right."""
     drawn = "<tr><th>a</th><td style='color:red'>b</td><td class='cs-number'>1</td></tr>"
     left, right = "style='text-align:left'", "style='text-align:right'"
     assert left_aligned(drawn) == (

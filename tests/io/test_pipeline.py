@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import CancelledError, DecodeError, SourceReadError
-from colabstage.io.pipeline import DaemonPool, PipelineLimits, PipelineResult, ReadPace, run_pipeline
+from colabstage.io.pipeline import DaemonPool, PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
 from tests.clocks import ManualClock
 
@@ -128,7 +128,6 @@ def use_nothing(item: int, data: bytes) -> None:
 def test_every_item_is_used_once_within_the_budget(
     sizes: list[int], readers: int, workers: int, budget: int, rng: object
 ) -> None:
-    """Whatever the sizes, the order and the widths, each item is read and used once and the bytes stay bounded."""
     order = list(range(len(sizes)))
     rng.shuffle(order)  # type: ignore[attr-defined]
     recorder = Recorder(sizes)
@@ -140,22 +139,13 @@ def test_every_item_is_used_once_within_the_budget(
     assert pipeline_threads() == []
 
 
-def test_budget_is_filled_but_not_exceeded_when_workers_are_slow() -> None:
-    """Many quick readers before slow workers read ahead up to the budget, and no further."""
-    recorder = Recorder([10] * 60, use_s=0.003)
-    recorder.run(PipelineLimits(readers=8, max_readers=8, workers=1, budget_bytes=100))
-    assert recorder.most_bytes == 100
-
-
 def test_little_is_read_ahead_where_reading_is_faster() -> None:
-    """Quick readers do not fill memory up to the budget: what is ahead is bounded in number too."""
     recorder = Recorder([1] * 600, use_s=0.0005)
     recorder.run(PipelineLimits(readers=2, max_readers=2, workers=1))
     assert 4 <= recorder.most_bytes <= 64
 
 
 def test_what_is_read_ahead_may_be_bounded_by_the_budget_alone() -> None:
-    """With `ahead=None` readers go on as far as the budget allows while a worker is held up, and not beyond it."""
     some = threading.Semaphore(0)
     taken: list[int] = []
     used: list[int] = []
@@ -178,14 +168,6 @@ def test_what_is_read_ahead_may_be_bounded_by_the_budget_alone() -> None:
     assert (taken_meanwhile, len(taken)) == (100, 1000)
 
 
-def test_item_beyond_the_budget_passes_alone() -> None:
-    """An item that is larger than the whole budget waits until nothing else is in flight, and then goes through."""
-    recorder = Recorder([10, 10, 5000, 10, 10], read_s=0.002, use_s=0.002)
-    recorder.run(PipelineLimits(readers=4, max_readers=4, workers=4, budget_bytes=100))
-    assert recorder.used == Counter(range(5))
-    assert recorder.most_bytes == 5000
-
-
 @pytest.mark.parametrize("readers", [0, 1])
 def test_items_are_read_in_the_order_given(readers: int) -> None:
     """One reader, or one worker that reads for itself, reads exactly in the caller's order, which is what makes an
@@ -197,52 +179,12 @@ def test_items_are_read_in_the_order_given(readers: int) -> None:
 
 
 def test_no_more_reads_and_uses_at_once_than_allowed() -> None:
-    """The limits on readers and workers hold, and are reached when there is work for all."""
     recorder = Recorder([1] * 80, read_s=0.004, use_s=0.004)
     result = recorder.run(PipelineLimits(readers=5, max_readers=5, workers=3))
     assert (recorder.most_reads, recorder.most_uses, result.readers) == (5, 3, 5)
 
 
-def test_nothing_to_do_is_done_at_once() -> None:
-    """No items: no thread is started and nothing is waited for."""
-    clock = ManualClock()
-    before = threading.active_count()
-    result = run_with(read_nothing, use_nothing, count=0, clock=clock)
-    assert result == PipelineResult(readers=0, mean_read_s=0.0)
-    assert (clock.waits, threading.active_count()) == (0, before)
-
-
-def test_a_reader_is_wanted_while_reads_are_slow_and_there_is_more_to_read() -> None:
-    """Decided from what was seen of reads alone: no thread, no time."""
-    limits = PipelineLimits(readers=1, max_readers=8, workers=2, slow_read_s=0.002)
-    pace = ReadPace(limits)
-    assert not pace.wants_reader(1, 100)
-    pace.note(0.003)
-    assert pace.wants_reader(1, 100)
-    assert pace.wants_reader(7, 1)
-    assert not pace.wants_reader(8, 100)
-    assert not pace.wants_reader(1, 0)
-    own = ReadPace(replace(limits, caller_reads=True))
-    own.note(0.003)
-    assert not own.wants_reader(0, 100)
-
-
-def test_the_mean_of_reads_follows_a_source_that_changes() -> None:
-    """The plain mean of the first ten reads; after that each counts for a tenth."""
-    pace = ReadPace(LIMITS)
-    for seconds in (0.004, 0.0, 0.0, 0.0):
-        pace.note(seconds)
-    assert pace.mean_read_s == pytest.approx(0.001)
-    for _ in range(200):
-        pace.note(0.001)
-    assert pace.mean_read_s == pytest.approx(0.001)
-    for _ in range(30):
-        pace.note(0.1)
-    assert pace.mean_read_s > 0.09
-
-
 def test_readers_grow_while_reads_are_slow() -> None:
-    """From one reader on, waiting workers and slow reads bring more readers, up to the limit, who read at once."""
     recorder = Recorder([1] * 150, read_s=0.01)
     limits = PipelineLimits(readers=1, max_readers=8, workers=2, slow_read_s=0.0001)
     result = recorder.run(limits)
@@ -251,7 +193,6 @@ def test_readers_grow_while_reads_are_slow() -> None:
 
 
 def test_workers_read_for_themselves_without_readers() -> None:
-    """No more at once than there are workers; they count as those who read."""
     recorder = Recorder([1] * 200, read_s=0.0005, use_s=0.001)
     result = recorder.run(PipelineLimits(readers=0, max_readers=8, workers=3, slow_read_s=0.2))
     assert recorder.used == Counter(range(200))
@@ -260,7 +201,6 @@ def test_workers_read_for_themselves_without_readers() -> None:
 
 
 def test_workers_without_readers_keep_to_the_budget_and_are_soon_told_of_room() -> None:
-    """What one large item frees is room for four small ones: nobody waits until they look again by themselves."""
     recorder = Recorder([100, 25, 25, 25, 25], use_s=0.1)
     recorder.run(PipelineLimits(readers=0, max_readers=8, workers=4, budget_bytes=100, slow_read_s=0.2))
     assert recorder.used == Counter(range(5))
@@ -269,7 +209,6 @@ def test_workers_without_readers_keep_to_the_budget_and_are_soon_told_of_room() 
 
 
 def test_readers_come_when_reads_of_workers_prove_slow() -> None:
-    """As many as help, and then workers leave reading to them."""
     recorder = Recorder([1] * 150, read_s=0.01)
     result = recorder.run(PipelineLimits(readers=0, max_readers=8, workers=2, slow_read_s=0.001))
     assert recorder.used == Counter(range(150))
@@ -278,7 +217,6 @@ def test_readers_come_when_reads_of_workers_prove_slow() -> None:
 
 
 def test_a_worker_that_hangs_in_a_read_holds_nobody_up() -> None:
-    """As a reader that does: the call ends in a typed error, and what the others were using is finished."""
     with released_at_the_end() as release:
 
         def read(item: int) -> bytes:
@@ -290,17 +228,6 @@ def test_a_worker_that_hangs_in_a_read_holds_nobody_up() -> None:
         clock = SilentClock()
         with pytest.raises(SourceReadError, match=r"for 1[89]\d seconds \(7 of 30 done"):
             run_with(read, use_nothing, limits, count=30, clock=clock)
-
-
-@pytest.mark.parametrize("error", [SourceReadError("gone"), ValueError("odd")])
-def test_failing_read_of_a_worker_stops_everything(error: BaseException) -> None:
-    """As that of a reader."""
-    used: list[int] = []
-    with pytest.raises(type(error)) as caught:
-        run_with(fail_at(20, error), lambda item, _: used.append(item), replace(LIMITS, readers=0))
-    assert caught.value is error
-    assert len(used) < 100
-    assert pipeline_threads() == []
 
 
 def test_readers_stay_few_while_reads_are_fast() -> None:
@@ -317,12 +244,6 @@ def test_readers_stay_few_while_workers_are_busy() -> None:
     assert result.readers <= 3
 
 
-def test_no_reader_is_added_when_nothing_is_left_to_read() -> None:
-    """The last slow read brings no reader that would have nothing to do."""
-    result = Recorder([1], read_s=0.01).run(PipelineLimits(readers=1, max_readers=8, workers=1, slow_read_s=0.0001))
-    assert result.readers == 1
-
-
 def fail_at(number: int, error: BaseException) -> Callable[[int], bytes]:
     """A read that raises at one item."""
 
@@ -337,7 +258,6 @@ def fail_at(number: int, error: BaseException) -> Callable[[int], bytes]:
 
 @pytest.mark.parametrize("error", [SourceReadError("gone"), ValueError("odd"), SystemExit(3)])
 def test_failing_read_stops_everything_with_its_traceback(error: BaseException) -> None:
-    """What a read raises comes out of the call itself, with the line that raised it; little more is started."""
     used: list[int] = []
     with pytest.raises(type(error)) as caught:
         run_with(fail_at(20, error), lambda item, _: used.append(item))
@@ -367,19 +287,7 @@ def test_failing_use_stops_everything_with_its_traceback() -> None:
     assert pipeline_threads() == []
 
 
-def test_first_of_several_errors_is_raised() -> None:
-    """When many reads fail at once, one error comes out and all threads end."""
-
-    def read(item: int) -> bytes:
-        raise SourceReadError(f"item {item}")
-
-    with pytest.raises(SourceReadError, match="item"):
-        run_with(read, use_nothing, replace(LIMITS, readers=8, max_readers=8))
-    assert pipeline_threads() == []
-
-
 def test_failed_run_lets_go_of_what_was_read() -> None:
-    """The error that comes out of a failed run does not keep bytes alive that were read and never used."""
 
     class Read:
         """Stands for a large image."""
@@ -424,16 +332,6 @@ def test_cancelling_stops_the_run_soon() -> None:
     assert pipeline_threads() == []
 
 
-def test_cancelled_before_it_starts_reads_nothing() -> None:
-    """A run that is cancelled already ends at once."""
-    cancellation = Cancellation()
-    cancellation.cancel()
-    recorder = Recorder([1] * 5000, read_s=0.01)
-    with pytest.raises(CancelledError):
-        recorder.run(LIMITS, cancellation=cancellation)
-    assert recorder.taken == []
-
-
 @contextmanager
 def released_at_the_end() -> Iterator[threading.Event]:
     """An event to block on, set in the end so that no thread stays."""
@@ -459,20 +357,7 @@ def test_source_that_hangs_is_an_error_within_the_deadline() -> None:
             run_with(read, use_nothing, limits, clock=clock)
 
 
-def test_a_source_that_hangs_is_given_up_in_real_time_too() -> None:
-    """By the computer's clock, without one that is passed in."""
-    with released_at_the_end() as release:
-
-        def read(item: int) -> bytes:
-            release.wait(60)
-            return b""
-
-        with pytest.raises(SourceReadError, match="0 of 3 done"):
-            run_with(read, use_nothing, replace(LIMITS, stall_timeout_s=0.3, readers_end_s=0.1), count=3)
-
-
 def test_slow_but_moving_source_is_not_taken_for_a_dead_one() -> None:
-    """Reads that together take much longer than the deadline are fine while each of them returns in time."""
     clock, used = ManualClock(), []
 
     def read(item: int) -> bytes:
@@ -486,7 +371,6 @@ def test_slow_but_moving_source_is_not_taken_for_a_dead_one() -> None:
 
 
 def test_interrupting_the_caller_ends_all_threads() -> None:
-    """Ctrl-C in the cell comes out as such and leaves no thread."""
     threading.Timer(0.2, _thread.interrupt_main).start()
     recorder = Recorder([1] * 5000, read_s=0.01)
     with pytest.raises(KeyboardInterrupt):
@@ -496,7 +380,6 @@ def test_interrupting_the_caller_ends_all_threads() -> None:
 
 
 def test_workers_finish_what_they_write_before_the_call_returns() -> None:
-    """After a failure no use is still running: its caller may close the file that uses write to."""
     running = 0
 
     def use(item: int, data: bytes) -> None:
@@ -513,7 +396,6 @@ def test_workers_finish_what_they_write_before_the_call_returns() -> None:
 
 
 def test_small_items_cost_little() -> None:
-    """20,000 items without content take well under two seconds of computing, whatever else uses the cores."""
     began = time.process_time()
     result = run_with(read_nothing, use_nothing, count=20_000)
     assert time.process_time() - began < 2.0
@@ -521,7 +403,6 @@ def test_small_items_cost_little() -> None:
 
 
 def test_a_pool_raises_the_first_failure_while_others_still_run() -> None:
-    """And leaves them behind; results come in the items' order."""
     never = threading.Event()
 
     def call(item: int) -> int:
@@ -543,7 +424,6 @@ def test_a_pool_raises_the_first_failure_while_others_still_run() -> None:
 
 
 def test_a_pool_notices_that_nothing_moves_and_that_it_is_asked_to_stop() -> None:
-    """Calls that hang keep neither the caller nor, at the end, the interpreter."""
     never = threading.Event()
     with pytest.raises(TimeoutError, match="moved"), DaemonPool(2) as pool:
         pool.run(lambda _: never.wait(60), range(2), stall_timeout_s=0.3)
@@ -555,7 +435,6 @@ def test_a_pool_notices_that_nothing_moves_and_that_it_is_asked_to_stop() -> Non
 
 
 def test_the_interpreter_ends_though_calls_hang() -> None:
-    """As a thread does in the read of a mount that never answers."""
     code = (
         "import threading; from colabstage.io.pipeline import DaemonPool\n"
         "try:\n"

@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from colabstage.errors import CancelledError, OptionError
-from colabstage.io.page import Board, Row
+from colabstage.io.page import Row
 from colabstage.io.progress import (
     Cancellation,
+    LineProgress,
     NullProgress,
-    Progress,
     TqdmProgress,
-    _LineBoard,
     annotate,
     background_of,
     resolve_progress,
 )
 
 
-def shown(progress: Progress, total: int | None, unit: str, amounts: list[int]) -> str:
-    """What one step writes to stderr while `amounts` are reported by four threads."""
-    with redirect_stderr(io.StringIO()) as screen:
-        with progress.step("copy", total=total, unit=unit) as step, ThreadPoolExecutor(4) as pool:
-            list(pool.map(step.advance, amounts))
-        return screen.getvalue()
-
-
 def test_the_argument_chooses_what_is_shown() -> None:
-    """`True` is a bar, `False` is silence, an object of one's own is used as it is."""
     own = NullProgress()
     assert isinstance(resolve_progress(True), TqdmProgress)
     assert isinstance(resolve_progress(False), NullProgress)
@@ -50,27 +38,21 @@ def test_what_cannot_show_progress_is_named(value: object) -> None:
         resolve_progress(value)  # type: ignore[arg-type]
 
 
-def test_silence_is_silent() -> None:
-    """Nothing is written."""
-    assert shown(NullProgress(), 10, "B", [5, 5]) == ""
-
-
 def test_a_bar_counts_every_unit_of_every_thread() -> None:
-    """Reports from several threads add up, none is lost."""
-    last = shown(TqdmProgress(), 4000, "images", [1] * 4000).rpartition("\r")[2]
-    assert "copy: 100%" in last
-    assert "4000/4000" in last
-    assert "images/s" in last or "s/ images" in last
-
-
-def test_bytes_are_scaled() -> None:
-    """Bytes are shown with a decimal unit."""
-    assert "3.00M/3.00M" in shown(TqdmProgress(), 3_000_000, "B", [1_000_000] * 3)
-
-
-def test_an_unknown_total_still_counts() -> None:
-    """Without a total the count alone is shown."""
-    assert "7 files" in shown(TqdmProgress(), None, "files", [3, 4])
+    """Reports of several threads add up; bytes have a decimal unit; an error finishes the line."""
+    with redirect_stderr(io.StringIO()) as screen, suppress(ValueError):
+        with TqdmProgress().step("copy", total=3_000_000, unit="B") as step, ThreadPoolExecutor(4) as pool:
+            list(pool.map(step.advance, [1000] * 3000))
+        with TqdmProgress().step("pack", total=2, unit="images") as step:
+            step.advance()
+            annotate(step, "training: 9 samples/s")
+            raise ValueError("bad")
+    copied, packed, rest = (line.rpartition("\r")[2] for line in screen.getvalue().split("\n"))
+    assert "copy: 100%" in copied
+    assert "3.00M/3.00M" in copied
+    assert "1/2" in packed
+    assert "training: 9 samples/s" in packed
+    assert rest == ""
 
 
 def test_a_bar_starts_no_thread() -> None:
@@ -84,44 +66,27 @@ def test_a_bar_starts_no_thread() -> None:
     assert tqdm.monitor_interval == interval > 0
 
 
-def test_a_bar_is_closed_by_an_error() -> None:
-    """The line is finished, so that the error's message starts on one of its own."""
-    screen = io.StringIO()
-    with pytest.raises(ValueError, match="bad"):
-        fail_within(TqdmProgress(), screen)
-    assert screen.getvalue().endswith("\n")
-
-
-def fail_within(progress: Progress, screen: io.StringIO) -> None:
-    """Open a step that is shown on `screen`, and fail in it."""
-    with redirect_stderr(screen), progress.step("copy", total=2, unit="B"):
-        raise ValueError("bad")
-
-
 def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
     """In a terminal the caller prints meanwhile; a `Progress` of its own is asked whether it has room."""
     row = Row("pack", "images", 100, 0, "running", 0.0, 0.0)
-    show = _LineBoard().tell
     with redirect_stderr(io.StringIO()) as screen:
+        progress = TqdmProgress()
+        step = progress.step("copy", total=2, unit="B")
+        lines = background_of(progress)
+        assert isinstance(lines, LineProgress)
+        step.advance()  # unseen from now on
+        screen.seek(0)
+        screen.truncate()
         # Nothing yet; a tenth; too soon for another line; later; the same tenth; the end, at once.
         for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0)):
-            show((replace(row, done=done, seconds=seconds, note="training: 9 samples/s"),))
-        show((replace(row, done=100, seconds=9.5, state="done"),))
-    lines = screen.getvalue().splitlines()
-    assert [line.split("  ")[1].partition(" ")[0] for line in lines] == ["10", "30", "100"]
-    assert lines[0].endswith("training: 9 samples/s")
+            lines._print((replace(row, done=done, seconds=seconds, note="training: 9 samples/s"),))
+        lines._print((replace(row, done=100, seconds=9.5, state="done"),))
+    shown = screen.getvalue().splitlines()
+    assert [line.split("  ")[1].partition(" ")[0] for line in shown] == ["10", "30", "100"]
+    assert shown[0].endswith("training: 9 samples/s")
     assert "\r" not in screen.getvalue()
-    assert isinstance(background_of(TqdmProgress()), Board)
     for silent in (NullProgress(), object()):
         assert isinstance(background_of(silent), NullProgress)  # type: ignore[arg-type]
-
-
-def test_a_text_stands_beside_a_step_that_has_room() -> None:
-    with redirect_stderr(io.StringIO()) as screen, TqdmProgress().step("pack", total=2, unit="images") as step:
-        annotate(step, "training: 9 samples/s")
-        step.advance(2)
-    assert "training: 9 samples/s" in screen.getvalue()
-    annotate(NullProgress().step("pack", total=2, unit="images"), "nowhere")
 
 
 def test_cancelling_is_seen_by_every_thread_that_looks() -> None:
@@ -138,7 +103,6 @@ def test_cancelling_is_seen_by_every_thread_that_looks() -> None:
 
 
 def test_each_follower_is_told_once_whoever_cancels() -> None:
-    """Several threads may cancel at the same time, and one may begin to follow meanwhile."""
     for _ in range(200):
         cancellation, told = Cancellation(), list[int]()
         for number in range(20):
@@ -149,13 +113,3 @@ def test_each_follower_is_told_once_whoever_cancels() -> None:
         assert sorted(told) == list(range(20))
         cancellation.follow(partial(told.append, 20))
         assert told[-1] == 20
-
-
-def test_nothing_is_imported_for_silence() -> None:
-    """Only a bar needs tqdm."""
-    code = (
-        "import sys\nfrom colabstage.io.progress import resolve_progress\n"
-        "with resolve_progress(False).step('x', total=1, unit='B') as step: step.advance()\n"
-        "assert 'tqdm' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -92,7 +92,6 @@ def test_no_secret_is_shown(address: str) -> None:
 
 @pytest.mark.parametrize("value", [JWT, "0123456789abcdef" * 4, "AbCdEf0123456789GhIjKl", "AbCdEf0123456789%2BGhI%3D"])
 def test_values_that_look_like_tokens_are_hidden(value: str) -> None:
-    """A token is one under any name, and under none."""
     assert show_address(f"https://example.org/a?file={value}&page=3") == "https://example.org/a?file=…&page=3"
     assert show_address(f"https://example.org/a?{value}") == "https://example.org/a?…"
 
@@ -118,7 +117,6 @@ def test_values_that_look_like_tokens_are_hidden(value: str) -> None:
     ],
 )
 def test_what_is_no_secret_stays(address: str) -> None:
-    """An address without secrets, or a path, is shown as it is."""
     assert show_address(address) == address
 
 
@@ -137,7 +135,6 @@ def test_what_is_no_secret_stays(address: str) -> None:
     ],
 )
 def test_what_finds_an_object_is_shown_and_what_opens_it_is_not(address: str, shown: str) -> None:
-    """A server with its port, a path, a version; of everything else the name at most."""
     assert show_address(address) == shown
 
 
@@ -188,7 +185,6 @@ def test_a_login_is_never_shown_however_it_is_spelt(
     ],
 )
 def test_a_message_is_cleaned(text: str) -> None:
-    """Whatever a library writes into its message, a secret does not come through, and the rest does."""
     cleaned = hide_secrets(text, ("my-own-S3CRET",))
     assert "S3CRET" not in cleaned
     assert cleaned[:3] == text[:3]
@@ -196,12 +192,10 @@ def test_a_message_is_cleaned(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["code: 404 Not Found", "the key: train/x.zip does not exist", "status code=404"])
 def test_plain_words_of_a_reason_stay(text: str) -> None:
-    """A reason that hides what went wrong is none."""
     assert hide_secrets(text) == text
 
 
 def test_a_long_message_is_cut_to_one_line_that_a_terminal_does_not_obey() -> None:
-    """A page of XML is no reason, and escape codes are written out."""
     assert hide_secrets("a\n  b\tc") == "a b c"
     assert JWT not in hide_secrets(f"refused {JWT}")
     assert len(hide_secrets("x" * 5000)) < 400
@@ -209,7 +203,6 @@ def test_a_long_message_is_cut_to_one_line_that_a_terminal_does_not_obey() -> No
 
 
 def test_secrets_are_found_in_options_at_any_depth() -> None:
-    """Logins are, places and numbers are not."""
     options = {
         "key": "AKIA1234",
         "client_kwargs": {"aws_secret_access_key": "abcdef", "region_name": "eu-1"},
@@ -220,7 +213,6 @@ def test_secrets_are_found_in_options_at_any_depth() -> None:
 
 
 def test_signed_addresses_are_known() -> None:
-    """A signature in the query is noticed, an identifier is none."""
     assert is_signed_address("https://example.org/a?X-Amz-Signature=0f")
     assert is_signed_address("https://example.org/a?sv=2020&sig=0f")
     assert not is_signed_address("https://example.org/a?id=AbCdEf0123456789GhIjKl")

@@ -15,7 +15,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
-from colabstage.io.files import RetryPolicy, is_transient, read_with_retry
+from colabstage.io.files import RetryPolicy, read_with_retry
 from tests.clocks import ManualClock
 
 
@@ -51,14 +51,12 @@ def os_error(number: int) -> OSError:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EAGAIN, errno.ETIMEDOUT, errno.ENOENT])
 def test_a_passing_failure_is_tried_again(number: int) -> None:
-    """The read succeeds in the end, with waits that double."""
     reader = Reader(os_error(number), os_error(number), os_error(number))
     assert reader.run(RetryPolicy(attempts=4, first_wait_s=0.25)) == b"bytes"
     assert reader.waits == [0.25, 0.5, 1.0]
 
 
 def test_the_tries_are_bounded() -> None:
-    """After the last try the error says how often, why, and what helps on Drive; the cause is kept."""
     reader = Reader(*(os_error(errno.EIO) for _ in range(9)))
     with pytest.raises(
         SourceReadError, match=r"'a/1\.jpg' failed after 3 tries: Input/output error\..*quota"
@@ -70,7 +68,6 @@ def test_the_tries_are_bounded() -> None:
 
 
 def test_what_does_not_pass_is_told_at_once() -> None:
-    """A refusal is not tried again, and Drive's quota is not blamed for it."""
     reader = Reader(os_error(errno.EACCES))
     with pytest.raises(SourceReadError, match=r"failed after 1 try: Permission denied\.$"):
         reader.run(RetryPolicy())
@@ -79,7 +76,6 @@ def test_what_does_not_pass_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED])
 def test_a_dead_mount_is_told_at_once(number: int) -> None:
-    """Waiting does not bring a dead client back; the message says how to mount again."""
     reader = Reader(os_error(number))
     with pytest.raises(DriveDisconnectedError, match=r"mount_drive\(\)"):
         reader.run(RetryPolicy())
@@ -87,14 +83,12 @@ def test_a_dead_mount_is_told_at_once(number: int) -> None:
 
 
 def test_a_file_that_stays_away_is_missing() -> None:
-    """A listed file that is not found in any try is a missing source."""
     reader = Reader(*(os_error(errno.ENOENT) for _ in range(9)))
     with pytest.raises(SourceNotFoundError, match=r"was listed but cannot be found any more \(4 tries\)"):
         reader.run(RetryPolicy())
 
 
 def test_a_missing_file_may_be_final() -> None:
-    """On a medium whose listings can be trusted, one try tells."""
     reader = Reader(os_error(errno.ENOENT))
     with pytest.raises(SourceNotFoundError, match=r"\(1 try\)"):
         reader.run(RetryPolicy(missing_is_transient=False))
@@ -109,21 +103,7 @@ def test_a_judged_error_passes_through(kind: type[OSError]) -> None:
     assert caught.value is error
 
 
-def test_other_errors_are_not_touched() -> None:
-    """A bug in the read is not a failure of the medium."""
-    with pytest.raises(ZeroDivisionError):
-        Reader(ZeroDivisionError()).run(RetryPolicy())
-
-
-def test_an_error_without_a_number_does_not_pass() -> None:
-    """An OSError that is only a sentence is final, and its sentence is kept."""
-    assert not is_transient(OSError("odd"), RetryPolicy())
-    with pytest.raises(SourceReadError, match="failed after 1 try: odd"):
-        Reader(OSError("odd")).run(RetryPolicy())
-
-
 @pytest.mark.parametrize("options", [{"attempts": 0}, {"first_wait_s": -1.0}, {"first_wait_s": float("nan")}])
 def test_a_policy_that_cannot_work_is_refused(options: dict[str, float]) -> None:
-    """No attempt at all, or a wait backwards, is an error when the policy is made."""
     with pytest.raises(OptionError, match="at least one attempt"):
         RetryPolicy(**options)  # type: ignore[arg-type]

@@ -57,7 +57,6 @@ def test_a_table_that_is_none_is_named(photos: Path, tmp_path: Path, content: by
 @pytest.mark.parametrize(("content", "says"), STAND_INS)
 @pytest.mark.parametrize("name", ["photos.zip", "photos.tar"])
 def test_an_archive_that_is_none_is_named(tmp_path: Path, content: bytes, says: str, name: str) -> None:
-    """As downloads and clones leave them."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ArchiveError, match=says):
         pack_dataset(tmp_path / name, tmp_path / "a.h5", progress=False)
@@ -65,5 +64,4 @@ def test_an_archive_that_is_none_is_named(tmp_path: Path, content: bytes, says: 
 
 @pytest.mark.parametrize("head", [b"", b"version 1.0\n", b"<?xml version='1.0'?>", b"\x89PNG", b"\xff\xd8\xff\xe0"])
 def test_other_files_may_be_what_they_are_called(head: bytes) -> None:
-    """Nothing is said against them here."""
     assert not stand_in(head)

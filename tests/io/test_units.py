@@ -14,7 +14,6 @@ from colabstage.io import units
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    """Every example gives what it shows."""
     results = doctest.testmod(units)
     assert results.attempted >= 6
     assert results.failed == 0
@@ -44,7 +43,6 @@ def test_bytes_have_three_figures(count: float, text: str) -> None:
 
 @given(st.integers(0, 10**18))
 def test_a_formatted_size_reads_back_close(count: int) -> None:
-    """What is written is within half a unit of the third figure, and is itself a readable size."""
     text = units.format_bytes(count)
     assert len(re.sub(r"\D", "", text)) <= 3 or text.endswith("PB")
     assert abs(units.parse_bytes(text) - count) <= max(0.0051 * count, 0.5)
@@ -66,13 +64,11 @@ def test_a_formatted_size_reads_back_close(count: int) -> None:
     ],
 )
 def test_sizes_are_read_exactly(text: str | int, count: int) -> None:
-    """Decimal and binary units in any case, to the last byte."""
     assert units.parse_bytes(text) == count
 
 
 @pytest.mark.parametrize("text", [0, "0 GB", "0.4"])
 def test_an_argument_that_leaves_no_room_is_refused(text: str | int) -> None:
-    """0 means "no limit" elsewhere, so it is told from that."""
     with pytest.raises(
         OptionError, match=rf"^disk_limit={re.escape(repr(text))} leaves no room at all\. Leave it out, or"
     ):
@@ -82,7 +78,6 @@ def test_an_argument_that_leaves_no_room_is_refused(text: str | int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB", "1 XB", "-1 MB", -1, "1e9", "1,5 GB", "1 2 MB", "0x10", True, "9" * 5000])
 def test_what_is_no_size_is_named(text: str | int) -> None:
-    """The error quotes the text and shows how a size is written."""
     with pytest.raises(OptionError, match=rf"^{re.escape(repr(text))} is not a size\. Write .*'500 MB'"):
         units.parse_bytes(text)
 
@@ -103,7 +98,6 @@ def test_what_is_no_size_is_named(text: str | int) -> None:
     ],
 )
 def test_times_change_unit_where_they_round(seconds: float, text: str) -> None:
-    """No time is written as 60 s, or with a figure too many."""
     assert units.format_duration(seconds) == text
 
 
@@ -118,5 +112,4 @@ def test_times_change_unit_where_they_round(seconds: float, text: str) -> None:
     ],
 )
 def test_rates_name_what_they_count(amount: float, seconds: float, unit: str, text: str) -> None:
-    """Bytes get a scaled unit, other things a noun; no time gives no rate instead of an error."""
     assert units.format_rate(amount, seconds, unit) == text

@@ -45,14 +45,11 @@ def in_killed_child(work: Callable[[], object]) -> None:
 
 
 class TestJournal:
-    """What was appended is read again, and nothing that was not."""
-
     @given(kept=st.lists(json_values, max_size=5), noted=st.lists(json_values, max_size=5), cut=st.integers(0, 400))
     @settings(max_examples=100, deadline=None)
     def test_any_cut_leaves_a_beginning(
         self, tmp_path_factory: pytest.TempPathFactory, kept: list[object], noted: list[object], cut: int
     ) -> None:
-        """Wherever the file ends, what is read is a beginning of what was written, or nothing is."""
         path = temp_beside(tmp_path_factory.mktemp("journal") / "work")
         with Journal(path, HEAD, kept) as journal:
             for value in noted:
@@ -65,7 +62,6 @@ class TestJournal:
         assert found == (None if lines == 0 else [*kept, *noted][: lines - 1])
 
     def test_other_work_is_none(self, tmp_path: Path) -> None:
-        """A head that differs in anything is another work's, and so are a missing file and no JSON."""
         path = temp_beside(tmp_path / "work")
         assert read_journal(path, HEAD) is None
         Journal(path, HEAD, [1]).close()
@@ -87,22 +83,12 @@ class TestJournal:
 
     @FORKS
     def test_what_a_killed_process_appended_is_read(self, tmp_path: Path) -> None:
-        """SIGKILL right after `append` loses nothing."""
         path = temp_beside(tmp_path / "work")
         in_killed_child(lambda: Journal(path, HEAD).append(1, "two", [3, "drei"]))
         assert read_journal(path, HEAD) == [1, "two", [3, "drei"]]
 
 
 class TestWorkspace:
-    """One folder a target, which goes when the work is done and outlives whatever stopped it."""
-
-    def test_done_leaves_nothing(self, tmp_path: Path) -> None:
-        """After the block ends well only what it put elsewhere is there."""
-        with open_workspace(tmp_path / "target") as workspace:
-            assert not workspace.resumed
-            (workspace.path / "half").write_text("x", encoding="utf-8")
-        assert list(tmp_path.iterdir()) == []
-
     @FORKS
     @pytest.mark.parametrize("times", [1, 2, 3])
     def test_a_killed_processs_work_is_gone_on_with(self, tmp_path: Path, times: int) -> None:
@@ -122,14 +108,12 @@ class TestWorkspace:
             assert list(tmp_path.iterdir()) == [workspace.path]
 
     def test_the_living_are_left_alone(self, tmp_path: Path) -> None:
-        """Two that work for one target have a folder each."""
         with open_workspace(tmp_path / "target") as first, open_workspace(tmp_path / "target") as second:
             assert first.path != second.path
             assert not second.resumed
             assert first.path.is_dir()
 
     def test_what_does_not_fit_goes(self, tmp_path: Path) -> None:
-        """Of several leftovers the largest that is accepted is taken; the others go."""
         for name, size in (("old", 90_000), ("small", 10_000), ("large", 50_000)):
             folder = temp_beside(tmp_path / "target")
             folder.mkdir()
@@ -140,7 +124,6 @@ class TestWorkspace:
             assert list(tmp_path.iterdir()) == [workspace.path]
 
     def test_a_file_in_its_place_is_no_workspace(self, tmp_path: Path) -> None:
-        """A leftover file, which work of another kind made, is not gone on with."""
         left = temp_beside(tmp_path / "target")
         left.write_text("half", encoding="utf-8")
         leave_for_next(left)
@@ -161,7 +144,6 @@ class TestWorkspace:
     def test_errors_decide_what_stays(
         self, tmp_path: Path, keeps: Callable[[Path, BaseException], bool], error: BaseException, kept: bool
     ) -> None:
-        """After an error for which work is kept, the next try goes on with it; after others it begins anew."""
 
         def fail(workspace: Workspace) -> None:
             (workspace.path / "half").touch()
@@ -175,8 +157,6 @@ class TestWorkspace:
 
 
 class TestInOwnFolder:
-    """A dataset's folder, which whoever fails there removes when it is empty."""
-
     def test_it_may_go_while_others_begin_in_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is made again, and stays as long as somebody works in it."""
         place = tmp_path / "photos"
@@ -206,7 +186,6 @@ class TestOnMounts:
     """A workspace may lie where clearing up hangs, or where what is removed goes on taking room."""
 
     def test_what_does_not_answer_is_left_alone(self, tmp_path: Path) -> None:
-        """The error of the block comes through, and nothing there is touched; the next call sweeps."""
 
         def fail() -> None:
             with open_workspace(tmp_path / "target", keeps=lambda *_: False, answers=lambda _: False) as workspace:
@@ -219,7 +198,6 @@ class TestOnMounts:
         assert (left / "data").read_text(encoding="utf-8") == "half"
 
     def test_files_are_emptied_first_where_a_trash_counts_them(self, tmp_path: Path) -> None:
-        """Only the workspace's own: a file that has another name as well is somebody's copy."""
         (tmp_path / "kept").write_text("kept", encoding="utf-8")
         with open_workspace(tmp_path / "target", empty=True) as workspace:
             (workspace.path / "data").write_text("half", encoding="utf-8")

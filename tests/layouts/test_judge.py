@@ -201,6 +201,37 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         files("t/images/{21..24}_t.png t/mask/{21..24}_t_mask.png t/1st_manual/{21..24}_manual1.png"),
         "1st_manual",
     ),
+    # Masks beside a table that are called otherwise than masks are.
+    "masks in a folder beside a table": (
+        files(f"images/{_FLAT} masks/m_{_FLAT}", {"l.csv": rows("file,label", "{a,b,c,d,e,f}.jpg,{x,y}")}),
+        "masks/m_a.jpg",
+    ),
+    "masks called after the images of a table": (
+        files(f"{_FLAT} {{a,b,c,d}}_outline.png", {"l.csv": rows("file,label", "{a,b,c,d,e,f}.jpg,{x,y}")}),
+        "a_outline.png",
+    ),
+    "labels in folders of classes": (
+        files("{cat,dog}/{0..3}.png", {"{cat,dog}/annotations/all.json": "[]"}),
+        "annotations/all.json",
+    ),
+    # Persons, and splits in numbers.
+    **{f"folders of {one}s": (files(f"{one}_{{1,2}}/{{0..3}}.png"), f"'{one}_1'") for one in ("speaker", "patient")},
+    **{
+        f"{name} in numbers": (
+            files(_FLAT, {"l.csv": rows(f"file,label,{name}", "{a,b,c,d,e,f}.jpg,{x,y},{0,0,1}")}),
+            f"'{name}'",
+        )
+        for name in ("split", "partition", "subset")
+    },
+    # Two things that label the same images.
+    "boxes and a table": (
+        files(_FLAT, {"a.json": coco("{a,b,c,d,e,f}.jpg"), "l.csv": rows("file,label", "{a,b,c,d,e,f}.jpg,{x,y}")}),
+        'layout="table"',
+    ),
+    "a split of mostly other classes": (
+        files("train/{cat,dog,eel}/{0..3}.png test/{cat,hund,aal}/{4,5}.png"),
+        "'aal', 'cat', 'hund'",
+    ),
     # Boxes in columns of other names.
     "boxes by startX": (
         files(_FLAT, {"l.csv": rows("image,startX,startY,endX,endY", "{a,b,c,d,e,f}.jpg,1,2,3,4")}),
@@ -357,6 +388,17 @@ READ: dict[str, tuple[dict[str, bytes], str]] = {
     ),
     # Words with underscores and commas stay words; classes that only look like parts.
     "with and without": (files("{with_mask,without_mask}/{0..3}.png"), "image_folder; with_mask 4, without_mask 4"),
+    "photographs by number": (files("{cat~photos,dog~photos}/{1..3}.png"), "image_folder; cat photos 3, dog photos 3"),
+    "inputs of a test table": (
+        files(
+            "train/{a,b,c}.jpg test/{d,e}.jpg",
+            {
+                "train.csv": rows("file,age,weight", "{a,b,c}.jpg,{1,2},{3.5,4.5,3.5}"),
+                "test.csv": rows("file,age", "{d,e}.jpg,2"),
+            },
+        ),
+        "table; 3 numbers",
+    ),
     "shapes by number": (files("{label,cat,dog}/{1..3}.png"), "image_folder; cat 3, dog 3, label 3"),
     "letters": (files("{A,B,C}/{1..3}.png"), "image_folder; A 3, B 3, C 3"),
     "boxes by xtl": (

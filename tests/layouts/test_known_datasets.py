@@ -13,7 +13,7 @@ import pytest
 from colabstage.errors import ColabstageError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Boxes, Masks, Values
-from colabstage.options import array_rows, file_names, image_masks, table_rows
+from colabstage.options import array_rows, file_names, image_masks, parts, table_rows
 from scripts import dataset_page
 from tests.layouts.described import described
 from tests.layouts.known import MemoryTree
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from tests.layouts.known import Known
 
+OPTIONS = (array_rows, file_names, image_masks, parts, table_rows)
+
 
 def read(known: Known, layout: str) -> tuple[str, str, SampleTable | None]:
     """The layout and what was found; or "" and the error's first line."""
-    chosen: Any = eval(layout, {one.__name__: one for one in (array_rows, file_names, image_masks, table_rows)})
+    chosen: Any = eval(layout, {one.__name__: one for one in OPTIONS})
     try:
         found = detect_layout(MemoryTree(known.files), chosen)
     except ColabstageError as error:
@@ -71,7 +73,7 @@ _LABELLED = ("image_folder", "table", "file_names", "coco_classes", "audio", "de
 # Of these the classes are numbers, or stand in one file for all: tests/layouts/boxes/ has readers of them.
 _ELSEWHERE = (
     "BDD", "COCO128", "COCO8", "CVAT", "DOTA8", "Darknet", "Label Studio", "Roboflow, CreateML", "Roboflow, Darknet",
-    "Roboflow, Keras", "Roboflow, YOLO", "VGG", "WIDER",
+    "Roboflow, Keras", "Roboflow, YOLO", "Tiger-Pose", "VGG", "WIDER",
 )  # fmt: skip
 
 

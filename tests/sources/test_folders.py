@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import TargetNotWritableError
-from colabstage.sources.tree import make_folders
+from colabstage.sources.to_folder import make_folders
 
 if TYPE_CHECKING:
     from pathlib import Path

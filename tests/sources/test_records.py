@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage import extract_archive
 from colabstage.errors import TargetExistsError
 from colabstage.io.ownership import rename_named
 from colabstage.io.workspace import leave_for_next, temp_beside
-from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import FETCHED, fetch_files
 
 if TYPE_CHECKING:

@@ -65,7 +65,6 @@ def cached(photos: Path, tmp_path: Path) -> Callable[..., StagedDataset]:
 def test_the_copy_does_not_wait_for_the_source(
     cached: Callable[..., StagedDataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A source that answers only when a block is here: the pack is used, and what was compared is in the report."""
     arrived, answered = threading.Event(), []
     list_names = FolderTree.listing_stamp
 
@@ -84,7 +83,6 @@ def test_the_copy_does_not_wait_for_the_source(
 def test_a_copy_of_an_earlier_state_is_never_used(
     cached: Callable[..., StagedDataset], photos: Path, make_images: MakeImages, tmp_path: Path
 ) -> None:
-    """It is stopped, nothing of it is left, and the source is read."""
     make_images(photos, 4, first=20)
     staged = cached("second", progress=False)
     assert (staged.report.origin, staged.splits) == ("source", {"train": 24})
@@ -115,7 +113,6 @@ def copied(folder: Path) -> list[Path]:
 def test_nothing_is_handed_out_before_the_source_is_known_to_be_the_same(
     cached: Callable[..., StagedDataset], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The copy begins while the source is asked; the dataset, from which batches come, waits for the answer."""
     handed_out, seen = threading.Event(), []
     list_names = FolderTree.listing_stamp
 
@@ -142,7 +139,6 @@ def test_nothing_is_handed_out_before_the_source_is_known_to_be_the_same(
 def test_of_an_earlier_state_nothing_is_handed_out_and_nothing_stays(
     cached: Callable[..., StagedDataset], photos: Path, make_images: MakeImages, tmp_path: Path
 ) -> None:
-    """What was copied meanwhile is removed, and the rows come from the source."""
     make_images(photos, 4, first=20)
     staged = cached("second", streaming=True, progress=False)
     assert sum(len(y) for _, y in staged.loader("train", 5)) == 24

@@ -102,7 +102,6 @@ def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketServ
 def test_a_new_version_replaces_ours_and_nothing_else(
     photos: Path, s3: BucketService, tmp_path: Path, image_bytes: Callable[..., bytes]
 ) -> None:
-    """A changed source takes the place of its earlier pack; what somebody else put there, or wrote to, stays."""
     first = staged(photos, tmp_path / "one")
     key = f"cache/{first.path.name}"
     before = objects(s3)
@@ -133,7 +132,6 @@ def test_a_new_version_replaces_ours_and_nothing_else(
 def test_a_kill_between_file_and_manifest_leaves_nothing_that_is_in_the_way(
     photos: Path, s3: BucketService, tmp_path: Path, image_bytes: Callable[..., bytes]
 ) -> None:
-    """The same pack gets its manifest and is not uploaded again; another one takes the place of what was left."""
     first = staged(photos, tmp_path / "one")
     key = f"cache/{first.path.name}"
     manifest = objects(s3)[f"{key}.json"]
@@ -152,7 +150,6 @@ def test_a_kill_between_file_and_manifest_leaves_nothing_that_is_in_the_way(
 
 
 def test_two_who_publish_at_once_leave_one_whole_version(photos: Path, s3: BucketService, tmp_path: Path) -> None:
-    """Whoever comes second finds the very content, or an object that is not its own, and replaces nothing."""
     pack = stage_dataset(photos, local_dir=tmp_path / "one", cache_dir=None, progress=False).path
     failed: list[BaseException] = []
 
@@ -205,7 +202,6 @@ def test_a_manifest_that_comes_before_ours(
 def test_what_cannot_be_a_cache_says_so_before_anything_is_written(
     photos: Path, many: Path, s3: BucketService, tmp_path: Path
 ) -> None:
-    """A server that cannot be written to, a typing error, a bucket that is not there, a cache inside the source."""
     for address, words in {
         "https://example.org/cache": "not a place that packs can be written to",
         "s3:/data/cache": "not a place that packs can be written to",
@@ -232,7 +228,6 @@ def test_what_cannot_be_a_cache_says_so_before_anything_is_written(
 def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(
     photos: Path, s3: BucketService, tmp_path: Path
 ) -> None:
-    """Names are the same in both; a copy need not keep times."""
     from colabstage.load.dataset import dataset_h5
 
     folder = tmp_path / "cache"
@@ -248,7 +243,6 @@ def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(
 
 @pytest.mark.torch
 def test_a_pack_that_is_not_in_the_bucket_is_what_is_missing(s3: BucketService, tmp_path: Path) -> None:
-    """The error says whether the bucket, the file or its manifest is missing, and what is there."""
     from colabstage.load.dataset import dataset_h5
 
     s3.put("packs/other.h5", b"no pack")

@@ -16,14 +16,12 @@ from colabstage.stage.run import stage_dataset
 
 
 def test_a_loader_takes_what_make_loader_takes() -> None:
-    """Every argument, with the same default."""
     own, plain = (inspect.signature(function).parameters for function in (StagedDataset.loader, make_loader))
     assert list(own)[2:] == list(plain)[1:]
     assert [name for name in own if name in plain and own[name].default != plain[name].default] == []
 
 
 def test_a_loader_does_as_it_is_told(photos: Path) -> None:
-    """Strategy, sampler, rank and budget reach it; what cannot work is refused as by `make_loader`."""
     data = stage_dataset(photos, splits={"train": 0.8, "test": 0.2}, cache_dir=None, progress=False)
     held = data.loader(
         "train", 4, strategy="memory", num_workers=1, prefetch_factor=1, memory_budget="1MB", ragged="pad"

@@ -150,7 +150,6 @@ SPOILT: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("name", SPOILT)
 @pytest.mark.parametrize("is_cached", [True, False])
 def test_a_pack_whose_manifest_is_spoilt_is_made_again(name: str, is_cached: bool, tmp_path: Path) -> None:
-    """Nothing has to be decided; what lost its proof is kept beside the new one."""
     world = World(tmp_path)
     pack = world.stage(**({} if is_cached else {"cache_dir": None})).path
     content = spoil(pack, SPOILT[name](pack.with_name(f"{pack.name}.json").read_bytes()))

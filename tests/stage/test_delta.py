@@ -20,9 +20,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from colabstage import plan_stage, stage_dataset
+from colabstage import list_datasets, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import DecodeError
-from colabstage.stage.purge import list_datasets, purge_datasets
 from tests.support.http_server import WebServer
 from tests.support.invariants import Home
 

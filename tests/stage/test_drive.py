@@ -62,7 +62,6 @@ def images(drive: SimulatedDrive, make_images: MakeImages) -> Path:
 
 
 def test_the_first_session_packs_and_publishes(images: Path, my_drive: Path, drive: SimulatedDrive) -> None:
-    """The pack holds the folder's pixels, and a verified copy of it lies on Drive with its manifest."""
     staged = stage(my_drive / "photos")
     stored = rows_by_key(staged.path)
     assert len(stored) == 20
@@ -81,7 +80,6 @@ def test_the_first_session_packs_and_publishes(images: Path, my_drive: Path, dri
 def test_the_next_session_starts_from_the_cache(
     images: Path, my_drive: Path, drive: SimulatedDrive, fast: Path
 ) -> None:
-    """A fresh machine copies the pack and opens none of the images."""
     first = stage(my_drive / "photos").path.read_bytes()
     my_drive = fresh_machine(drive, fast)
     again = stage(my_drive / "photos")
@@ -92,7 +90,6 @@ def test_the_next_session_starts_from_the_cache(
 
 
 def test_both_spellings_are_one_dataset(images: Path, my_drive: Path) -> None:
-    """`My Drive` and `MyDrive` name the same source."""
     stage(my_drive / "photos")
     assert stage(my_drive.parent / "My Drive" / "photos").report.origin == "local"
 
@@ -100,7 +97,6 @@ def test_both_spellings_are_one_dataset(images: Path, my_drive: Path) -> None:
 def test_a_dying_drive_keeps_finished_work(
     tmp_path: Path, drive: SimulatedDrive, my_drive: Path, make_images: MakeImages
 ) -> None:
-    """When the client dies midway the error says what to do; after a remount the rest is done, not everything."""
     make_images(drive.cloud / "MyDrive" / "many", 400)
     expected = stage(my_drive / "many", cache_dir=None, local_dir=tmp_path / "undisturbed").path.read_bytes()
     mountpoint = drive.mountpoint
@@ -119,7 +115,6 @@ def test_a_dying_drive_keeps_finished_work(
 
 
 def test_a_full_account_does_not_cost_the_staging(images: Path, my_drive: Path, drive: SimulatedDrive) -> None:
-    """Without room on Drive the dataset is ready all the same, and the report says it is not cached."""
     drive.set_faults(DriveFaults(quota_exceeded=True))
     staged = stage(my_drive / "photos")
     assert staged.splits == {"train": 20}
@@ -132,7 +127,6 @@ def test_a_full_account_does_not_cost_the_staging(images: Path, my_drive: Path, 
 
 
 def test_publishing_may_go_on_in_the_background(images: Path, my_drive: Path) -> None:
-    """`wait=False` returns a usable dataset, and the copy on Drive comes to be."""
     staged = stage(my_drive / "photos", wait=False)
     assert staged.splits == {"train": 20}
     staged.wait_published(timeout_s=60)
@@ -140,7 +134,6 @@ def test_publishing_may_go_on_in_the_background(images: Path, my_drive: Path) ->
 
 
 def test_google_documents_are_left_out_with_a_note(images: Path, my_drive: Path) -> None:
-    """A `.gdoc` beside the images does not stop the staging and is named in the report."""
     (images / "cat" / "notes.gdoc").write_text("{}", encoding="utf-8")
     staged = stage(my_drive / "photos", cache_dir=None)
     assert staged.splits == {"train": 20}
@@ -148,7 +141,6 @@ def test_google_documents_are_left_out_with_a_note(images: Path, my_drive: Path)
 
 
 def test_two_sessions_at_once_do_not_disturb_each_other(images: Path, my_drive: Path, fast: Path) -> None:
-    """Threads that stage the same source get the same whole pack; the work is done once."""
     found: list[StagedDataset] = []
     threads = [threading.Thread(target=lambda: found.append(stage(my_drive / "photos"))) for _ in range(4)]
     for thread in threads:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,10 @@ from colabstage.errors import (
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
-from simulated_drive.drive import SimulatedDrive
-from simulated_drive.knobs import DriveFaults, DriveKnobs, ListingFault
+from simulated_drive.knobs import DriveFaults, ListingFault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.fuse
 MakeImages = Callable[..., Path]
@@ -78,24 +76,3 @@ def test_a_folder_that_never_lists_twice_the_same_is_refused(
     for path in (drive.cloud / "MyDrive" / "photos" / "cat").glob("new*.png"):
         path.unlink()
     assert fetch(my_drive / "photos", tmp_path / "here") == truth
-
-
-def test_content_that_changes_meanwhile_is_never_mixed(drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
-    """A file that is replaced between two fetches comes as the new one, whole."""
-    place = drive.cloud / "MyDrive" / "a.bin"
-    place.write_bytes(b"a" * 3_000_000)
-    fetch_files(my_drive / "a.bin", tmp_path / "a.bin", progress=False)
-    place.write_bytes(b"b" * 3_000_000)
-    fetch_files(my_drive / "a.bin", tmp_path / "a.bin", progress=False)
-    assert (tmp_path / "a.bin").read_bytes() == b"b" * 3_000_000
-
-
-@pytest.fixture
-def limited(tmp_path: Path) -> Iterator[SimulatedDrive]:
-    """A Drive that gives each file once a day."""
-    mountpoint = tmp_path / "content" / "drive"
-    mountpoint.mkdir(parents=True)
-    with SimulatedDrive(tmp_path / "limited", knobs=replace(DriveKnobs.quick(), downloads_per_file=1)) as simulated:
-        (simulated.cloud / "MyDrive" / "a.bin").write_bytes(b"a" * 3_000_000)
-        simulated.mount(mountpoint)
-        yield simulated

@@ -145,7 +145,6 @@ def test_what_is_read_in_part_from_it(
     my_drive: Path,
     tmp_path: Path,
 ) -> None:
-    """The same loader continues once the Drive is mounted again, and blocks that are here stay."""
     pack = make_pack(drive.cloud / "MyDrive" / "data.h5")
     dataset = dataset_h5(my_drive / "data.h5", disk_limit=LIMIT, local_dir=tmp_path / "local", return_index=True)
     loader = make_loader(dataset, 50, seed=1)

@@ -43,7 +43,6 @@ GO_ON = {"stage_dataset, cache_dir", "plan_stage, cache_dir"}
 def test_a_drive_that_is_dead_from_the_start_is_one_error_everywhere(
     tmp_path: Path, drive: SimulatedDrive, photos: Path, verb: str
 ) -> None:
-    """The one upon which Drive is mounted again, and not an errno."""
     (tmp_path / "model.pt").write_bytes(b"weights")
     drive.kill()
     with pytest.raises(DriveDisconnectedError, match="died"):
@@ -109,7 +108,6 @@ print(colabstage.doctor(drive / "photos", timeout_s=3).exit_code == 1, flush=Tru
 def test_a_mount_that_begins_to_hang_after_it_answered_ends_every_verb(
     tmp_path: Path, drive: SimulatedDrive, make_images: MakeImages
 ) -> None:
-    """Each says so; none is lost in a call that does not return, and the process ends."""
     make_images(drive.cloud / "MyDrive" / "photos", 4)
     make_images(tmp_path / "photos", 4)
     (tmp_path / "model.pt").write_bytes(b"weights")
@@ -172,7 +170,6 @@ def _tar_gz(path: Path, count: int = 6) -> Path:
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
 def test_staging_stops_while_an_archive_arrives(tmp_path: Path, name: str) -> None:
-    """While it is unpacked as it comes; while it is hashed as it comes."""
     content = _tar_gz(tmp_path / "a.tar.gz").read_bytes()
     if name == "a.zip":
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
@@ -190,7 +187,6 @@ def test_staging_stops_while_an_archive_arrives(tmp_path: Path, name: str) -> No
 
 
 def test_staging_stops_while_it_waits_for_another_process(photos: Path) -> None:
-    """Whoever holds the lock may hold it for half an hour."""
     request = make_request(photos, cache_dir=None)
     request.folder.parent.mkdir(parents=True)
     progress = _Stopping()

@@ -58,7 +58,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
-    """What cannot be packed in shards says what to do and makes nothing; a pack in the cache gives every row."""
     source, cache, local = tmp_path / "data.npz", tmp_path / "cache", tmp_path / "local"
     x = np.random.default_rng(0).integers(0, 256, (ROWS, 32, 32), dtype=np.uint8)
     np.savez(source, x_train=x, y_train=np.arange(ROWS) % 10)
@@ -122,7 +121,6 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
 def test_the_limit_that_a_refusal_asks_for_is_enough(
     tmp_path: Path, splits: dict[str, float] | None, limit: int
 ) -> None:
-    """The plan and the error name the same figure, and a call with it makes the dataset."""
     source = tmp_path / "photos"
     for number in range(120):
         place = source / "ab"[number % 2] / f"{number}.png"
@@ -247,7 +245,6 @@ def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_pa
 
 
 def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large copy that streaming pays; of what does not fit that a limit helps."""
     places: dict[str, Any] = {"cache_dir": source.parent / "cache", "local_dir": source.parent / "other"}
     assert "streaming=True" not in str(plan_stage(source, **places))
     monkeypatch.setattr(plan, "_WORTH_BYTES", 500_000)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.opening import OpenedSource
     from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.record import StagedFiles
@@ -125,7 +125,6 @@ def test_a_restore_that_was_left_behind_changes_nothing(
     place: str,
     awakes: str,
 ) -> None:
-    """The source is staged anew; what the restore leaves is never taken for whole, and goes with the next call."""
     photos = make_images(tmp_path / "photos", 40, size=(400, 400))
     options: dict[str, Any] = {"cache_dir": tmp_path / "content" / "drive" / "MyDrive" / "cache", "progress": False}
     expected = state_of(stage_dataset(photos, **options))[-1]
@@ -135,7 +134,7 @@ def test_a_restore_that_was_left_behind_changes_nothing(
         if awakes == "before the new staging":
 
             def awake_and_make(
-                call: Any, source: OpenSource, cache: Cache | None = None
+                call: Any, source: OpenedSource, cache: Cache | None = None
             ) -> StagedFiles | CachedPack | None:
                 hanging.awake()
                 wait_until_over()

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import extract_archive
 from colabstage.errors import (
     ArchiveError,
     CorruptArchiveError,
@@ -35,7 +36,6 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import manifest_path
 from colabstage.io.arguments import GOES_ON
-from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.publish import publish_file, restore_file
 from colabstage.stage.run import stage_dataset
@@ -64,7 +64,6 @@ def everything_below(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_folder_becomes_a_pack_of_its_pixels(photos: Path) -> None:
-    """Every image is stored as Pillow reads it, under its name, with its class."""
     staged = stage(photos)
     stored = rows_by_key(staged.path)
     assert staged.splits == {"train": 20}
@@ -79,7 +78,6 @@ def test_a_folder_becomes_a_pack_of_its_pixels(photos: Path) -> None:
 
 
 def test_a_second_call_reads_nothing(photos: Path) -> None:
-    """The second call takes the first one's pack as it stands, in well under 100 ms."""
     first = stage(photos)
     before = everything_below(first.path.parent)
     for path in photos.rglob("*.png"):
@@ -105,7 +103,6 @@ def test_a_file_rewritten_in_place_is_noticed(photos: Path, image_bytes: Callabl
 
 
 def test_touched_folders_cost_one_listing(photos: Path) -> None:
-    """Folder times that moved while nothing changed are looked into, and then trusted again."""
     stage(photos)
     os.utime(photos / "cat")
     second = stage(photos)
@@ -116,7 +113,6 @@ def test_touched_folders_cost_one_listing(photos: Path) -> None:
 @pytest.mark.parametrize("refresh", [False, True])
 @pytest.mark.parametrize("change", ["another file", "another pack", "edited", "link", "without a manifest"])
 def test_what_somebody_put_over_a_pack_stays(photos: Path, tmp_path: Path, change: str, refresh: bool) -> None:
-    """Whatever they did to it, it is theirs now: an error names it, and nothing in the folder has changed."""
     staged = stage(photos, cache_dir=tmp_path / "cache")
     if change == "another file":
         staged.path.write_bytes(b"weeks of work")
@@ -143,7 +139,6 @@ def test_what_somebody_put_over_a_pack_stays(photos: Path, tmp_path: Path, chang
 
 
 def test_a_moved_pack_is_verified_once_and_sealed_again(photos: Path) -> None:
-    """After a copy of the whole folder every block is hashed; nothing is staged again."""
     staged = stage(photos)
     folder = staged.path.parent
     shutil.copytree(folder, folder.with_name("copy"))
@@ -153,7 +148,6 @@ def test_a_moved_pack_is_verified_once_and_sealed_again(photos: Path) -> None:
 
 
 def test_both_forms_are_kept(photos: Path, tmp_path: Path, make_zip: Callable[[Path, Path], Path]) -> None:
-    """`keep="both"` extracts an archive and packs it; each form is what it is alone."""
     archive = make_zip(photos, tmp_path / "a.zip")
     staged = stage(archive, keep="both")
     assert staged.files is not None
@@ -164,7 +158,6 @@ def test_both_forms_are_kept(photos: Path, tmp_path: Path, make_zip: Callable[[P
 
 
 def test_missing_files_are_fetched_again(photos: Path) -> None:
-    """`verify="full"` counts the plain files and fetches them again when one is missing."""
     staged = stage(photos, keep="files")
     next(staged.path.rglob("*.png")).unlink()
     assert stage(photos, keep="files", verify="full").report.origin == "source"
@@ -219,7 +212,6 @@ def test_bad_sources_are_refused_without_a_trace(
     error: type[Exception],
     says: str,
 ) -> None:
-    """Each gets one typed error that names the trouble; nothing stays but finished samples for the next try."""
     source = bad_sources(tmp_path, make_images, make_zip)[kind]
     with pytest.raises(error, match=f"(?i){says}"):
         stage(source, cache_dir=tmp_path / "cache")
@@ -236,7 +228,6 @@ def test_bad_sources_are_refused_without_a_trace(
 def test_wrong_options_are_refused_before_anything_is_written(
     photos: Path, tmp_path: Path, options: dict[str, object]
 ) -> None:
-    """Each names the value and what was expected."""
     with pytest.raises(OptionError, match=r"expected|Choose"):
         stage(photos, **options)
     assert not [p for p in (tmp_path / "fast").rglob("*") if p.is_file()]
@@ -302,7 +293,6 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_script_ends_with_what_is_left(tmp_path: Path, make_images: MakeImages) -> None:
-    """The interpreter ends by the signal, the last line says that the next call continues, and it does."""
     make_images(tmp_path / "photos", 300)
     (tmp_path / "script.py").write_text(_STOPPED, encoding="utf-8")
 

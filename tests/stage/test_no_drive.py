@@ -65,7 +65,6 @@ def model(tmp_path: Path) -> Path:
 def test_every_verb_refuses_a_path_on_a_drive_that_is_not_mounted(
     verb: Verb, colab: SimulatedColab, place: Path, model: Path, images: Path, tmp_path: Path
 ) -> None:
-    """The error names Drive's place; nothing was written there, and Drive can still be mounted."""
     with pytest.raises(DriveNotMountedError) as caught:
         verb(place / "MyDrive", model, images)
     assert f"mount_drive('{place}')" in str(caught.value)
@@ -75,7 +74,6 @@ def test_every_verb_refuses_a_path_on_a_drive_that_is_not_mounted(
 
 @pytest.mark.fuse
 def test_what_the_error_advises_works(colab: SimulatedColab, place: Path, model: Path) -> None:
-    """Drive is mounted by the line in the message, and the same call then reaches the cloud."""
     target = f"{place}/MyDrive/ck/"
     with pytest.raises(DriveNotMountedError) as caught:
         colabstage.publish_file(model, target, wait_uploaded=True, progress=False)
@@ -129,7 +127,6 @@ def test_an_upload_is_not_waited_for_without_its_drive(colab: SimulatedColab, pl
 def test_what_is_staged_is_used_without_the_drive_it_came_from(
     colab: SimulatedColab, place: Path, drive: SimulatedDrive, images: Path
 ) -> None:
-    """Training needs the local file alone; the report says that the source was not looked at."""
     shutil.copytree(images, drive.cloud / "MyDrive/photos")
     source = colabstage.mount_drive(place) / "photos"
     colabstage.stage_dataset(source, image_size=SIZE, cache_dir=None, progress=False)
@@ -143,7 +140,6 @@ def test_what_is_staged_is_used_without_the_drive_it_came_from(
 def test_a_cached_pack_of_a_drive_that_is_gone_is_not_called_removed(
     colab: SimulatedColab, place: Path, drive: SimulatedDrive, images: Path
 ) -> None:
-    """Purging keeps it, and says why."""
     colabstage.mount_drive(place)
     colabstage.stage_dataset(images, image_size=SIZE, progress=False)
     cached = [one for one in list_datasets() if one.place == "cache"]

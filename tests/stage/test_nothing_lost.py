@@ -45,8 +45,6 @@ def publish(path: Path, to: object, **options: Any) -> Path:
 
 
 class TestFolders:
-    """What was put in a place is replaced only while all of it, and nothing else, is there."""
-
     @pytest.mark.parametrize("mine", ["embeddings.npy", "c.txt"], ids=["added", "edited"])
     def test_what_was_put_into_plain_files_stays(self, tmp_path: Path, mine: str) -> None:
         """`keep="files"` with a changed source stops before it replaces the folder; once moved away, it goes on."""
@@ -70,7 +68,6 @@ class TestFolders:
         assert read(files) == {"a.txt": "1", "b.txt": "2", "c.txt": "3"}
 
     def test_purge_keeps_all_of_a_dataset_that_holds_anything_else(self, tmp_path: Path) -> None:
-        """What it lists as kept is there, and what it lists as removed is not."""
         source = write(tmp_path / "source" / "a.txt", "1").parent
         local = tmp_path / "local"
         staged = stage_dataset(source, keep="files", local_dir=local, cache_dir=None, progress=False)
@@ -92,8 +89,6 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 class TestTargetInSource:
-    """What is written never becomes a part of what is read, whatever the two are called."""
-
     @pytest.fixture
     def photos(self, tmp_path: Path) -> Path:
         """Two folders of images, with a link to them, and one from beside them back into them."""
@@ -106,7 +101,6 @@ class TestTargetInSource:
         return photos
 
     def test_what_is_staged_in_its_source_through_a_link_is_no_part_of_it(self, tmp_path: Path, photos: Path) -> None:
-        """Neither the files that are kept nor the cache; the second call finds nothing changed."""
         for name in ("local", "cache"):
             (photos / name).mkdir()
             (tmp_path / name).symlink_to(photos / name)
@@ -120,11 +114,8 @@ class TestTargetInSource:
 
 
 class TestOursIsNoSource:
-    """What colabstage leaves or makes in a folder is no part of a dataset that lies there."""
-
     @pytest.mark.parametrize("local", [".", "staged"])
     def test_local_dir_and_cache(self, local: str, tmp_path: Path) -> None:
-        """A source that holds both stays what it was: the second call uses what the first made."""
         source = write(tmp_path / "content" / "data" / "a.txt", "1").parents[1]
         options: dict[str, Any] = {
             "keep": "files",
@@ -140,7 +131,6 @@ class TestOursIsNoSource:
         assert "keeps what it makes was left out" in " ".join(reports[0].report.notes)
 
     def test_what_an_interrupted_refresh_left_goes_with_the_next_call(self, tmp_path: Path) -> None:
-        """A partial copy of the source, up to its size, does not lie there for good."""
         from colabstage.sources.opening import copy_name
 
         source = write(tmp_path / "source" / "a.txt", "1").parent

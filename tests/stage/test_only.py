@@ -59,7 +59,6 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> str | list[str]:
 
 
 def test_a_part_is_staged_alone_and_has_a_key_of_its_own(source: str | list[str], tmp_path: Path) -> None:
-    """Named by the error that refuses the whole; planned, staged, staged again without reading, and beside another."""
 
     def stage(only: str | list[str] | None) -> Callable[[], object]:
         return lambda: stage_dataset(source, only=only, local_dir=tmp_path / "fast", cache_dir=None, progress=False)
@@ -89,7 +88,6 @@ def test_a_part_is_staged_alone_and_has_a_key_of_its_own(source: str | list[str]
 
 
 def test_an_encoding_is_part_of_the_key(tmp_path: Path) -> None:
-    """The note says what to write, which gives the names; the classes are then right."""
     names = {b"AA/": "猫/".encode("gbk"), b"BB/": "狗/".encode("gbk")}
     raw = _zip(tmp_path / "s.zip", {f"{name}/{n}.png": _png(n) for name in ("AA", "BB") for n in range(3)}).read_bytes()
     for ascii_name, stored in names.items():

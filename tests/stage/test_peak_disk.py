@@ -82,7 +82,6 @@ def stage_big(drive: SimulatedDrive, my_drive: Path, make_images: MakeImages) ->
 def test_a_restored_pack_counts_twice(
     stage_big: Callable[..., StagedDataset], tmp_path: Path, make_disk: MakeDisk
 ) -> None:
-    """From the cache on Drive 21 MB need 42; with less it is said, not tried."""
     stage_big(tmp_path / "first")
     disk = make_disk(36)
     with pytest.raises(NotEnoughSpaceError, match=r"needs 4\d.*MB"):

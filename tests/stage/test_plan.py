@@ -28,7 +28,6 @@ PLAN = StagePlan(
 
 
 def test_both_say_the_same() -> None:
-    """Action, reasons, what was found, samples, bytes and places are in the text and in the HTML."""
     figures = ("train 12,000", "2 MB", "8 MB", "10 MB of 90 MB")
     for text in (str(PLAN), html.unescape(PLAN._repr_html_())):
         for words in ("would be read from its source", *PLAN.reasons, *dict(PLAN.found).values(), *figures):
@@ -38,7 +37,6 @@ def test_both_say_the_same() -> None:
 
 
 def test_a_plan_that_does_not_fit_says_so() -> None:
-    """Too little room stands out."""
     tight = replace(PLAN, free_bytes=1)
     assert "too little" in str(tight)
     assert "does not fit" in tight._repr_html_()
@@ -56,7 +54,6 @@ def cats(tmp_path: Path) -> Path:
 
 
 def test_a_damaged_pack_is_told_once_and_with_what_works(cats: Path, tmp_path: Path) -> None:
-    """Of a pack that was written to: what is wrong with it, and to delete it; then staging works, as it says."""
     places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
     staged = stage_dataset(cats, progress=False, **places)
     with staged.path.open("r+b") as file:

@@ -135,19 +135,6 @@ def test_what_is_somebodys_stays(name: str, keep_previous: bool, tmp_path: Path)
     assert left_behind(tmp_path) == []
 
 
-def test_a_rotten_version_is_named_and_how_to_go_on(tmp_path: Path) -> None:
-    source = write(tmp_path / "model.pt", b"old")
-    target = publish(source, tmp_path / "to/model.pt").path
-    edit(target, b"OLD")
-    write(source, b"new")
-    with pytest.raises(TargetExistsError, match="Delete") as raised:
-        publish(source, target)
-    assert f"Delete '{target}'" in str(raised.value)
-    target.unlink()
-    publish(source, target)
-    check(target.parent, newest=b"new")
-
-
 def test_the_same_bytes_without_a_manifest_are_adopted(tmp_path: Path) -> None:
     source = write(tmp_path / "model.pt", b"new")
     target = publish(source, tmp_path / "to/model.pt").path
@@ -188,7 +175,6 @@ def test_another_may_publish_the_same_meanwhile(tmp_path: Path, monkeypatch: pyt
 
 
 def test_two_at_the_same_moment_each_have_their_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is second makes the first the previous version."""
     there, contents = tmp_path / "there/model.pt", [b"one", b"two"]
     turns, came, placed = itertools.count(), threading.Event(), threading.Event()
 
@@ -222,7 +208,6 @@ class Meddles(OneStep):
 
 @pytest.mark.parametrize("mode", ["ab", "r+b"], ids=["grows", "rewritten"])
 def test_a_file_that_changes_meanwhile_is_refused(model: Path, tmp_path: Path, mode: str) -> None:
-    """Half of one state and half of another is no checkpoint."""
     publish(write(tmp_path / "model.pt", b"old"), f"{tmp_path}/there/")
 
     def meddle() -> None:
@@ -300,7 +285,6 @@ def stalled(drive: SimulatedDrive) -> Iterator[None]:
 
 @pytest.mark.fuse
 def test_uploaded_is_more_than_written(model: Path, my_drive: Path, drive: SimulatedDrive, tmp_path: Path) -> None:
-    """What is read back from a mount comes from this machine; from a disk that lasts it is the proof."""
     written = publish(model, my_drive)
     assert (written.proof, written.uploading) == ("written", True)
     assert "wait_uploaded=True" in str(written)

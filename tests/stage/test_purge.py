@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +18,7 @@ from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from colabstage.stage.purge import StoredDataset
     from simulated_drive.drive import SimulatedDrive
@@ -65,7 +65,6 @@ def test_the_list_says_what_there_is(photos: Path, cache: Path) -> None:
 
 
 def test_a_purge_by_name_removes_all_of_it_and_nothing_else(photos: Path, cache: Path, tmp_path: Path) -> None:
-    """The dataset goes from both places with its generations; the other one stays usable."""
     name, other = stage(photos, cache), stage(photos, cache, image_size=(8, 8))
     stage(photos, cache, refresh=True)
     listed = list_datasets(cache_dir=cache)
@@ -119,8 +118,16 @@ def test_what_takes_the_place_of_a_listed_dataset_stays(photos: Path, cache: Pat
     assert "is not what colabstage put there" in report.reasons[0]
 
 
+def test_a_cached_pack_that_stays_is_not_reported_as_removed(photos: Path, cache: Path) -> None:
+    name = stage(photos, cache)
+    listed = [one for one in list_datasets(cache_dir=cache) if one.place == "cache"]
+    manifest_path(cache / f"{name}.h5").write_bytes(b"{")
+    report = purge_datasets(listed)
+    assert (report.removed, list(report.kept)) == ((), listed)
+    assert (cache / f"{name}.h5").exists()
+
+
 def test_age_and_place_narrow_the_choice(photos: Path, cache: Path) -> None:
-    """Conditions add up; without any nothing is chosen."""
     name = stage(photos, cache)
     listed = list_datasets(cache_dir=cache)
     later = time.time() + 10 * 86_400
@@ -134,7 +141,6 @@ def test_age_and_place_narrow_the_choice(photos: Path, cache: Path) -> None:
 
 
 def test_what_is_being_staged_stays(photos: Path, cache: Path, tmp_path: Path) -> None:
-    """A dataset whose lock another one holds is not taken away from under it."""
     name = stage(photos, cache)
     listed = list_datasets(cache_dir=None)
     with local_lock(tmp_path / "fast" / "colabstage" / f".colabstage-{name}.lock", timeout_s=1) as held:
@@ -145,7 +151,6 @@ def test_what_is_being_staged_stays(photos: Path, cache: Path, tmp_path: Path) -
 
 
 def test_leftovers_of_the_dead_are_swept_and_of_the_living_not(photos: Path, cache: Path, tmp_path: Path) -> None:
-    """Unfinished work whose owner is gone goes, in both places."""
     stage(photos, cache)
     dead, living = temp_beside(cache / "a.h5"), temp_beside(tmp_path / "fast" / "colabstage" / "b")
     for path in (dead, living):
@@ -160,22 +165,8 @@ def test_leftovers_of_the_dead_are_swept_and_of_the_living_not(photos: Path, cac
     living.unlink()
 
 
-def test_a_purge_finishes_what_a_killed_one_left(photos: Path, cache: Path) -> None:
-    """The folder that was renamed to go is no dataset any more, and goes with the next one that does."""
-    stage(photos, cache)
-    here = [one for one in list_datasets(cache_dir=cache) if one.place == "here"]
-    base = Path(here[0].path).parent
-    left = temp_beside(base / "gone-before")
-    left.mkdir()
-    (left / "half.h5").touch()
-    leave_for_next(left)
-    purge_datasets(here)
-    assert not list(base.glob(".colabstage-*"))
-
-
 @pytest.mark.fuse
 def test_the_cache_on_drive_is_purged(drive: SimulatedDrive, my_drive: Path, make_images: Callable[..., Path]) -> None:
-    """The pack goes with its manifest, on the mount and in the cloud; the source stays."""
     images = make_images(drive.cloud / "MyDrive" / "photos", 6)
     stage_dataset(my_drive / "photos", progress=False)
     assert drive.flush(timeout_s=60)

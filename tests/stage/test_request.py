@@ -68,7 +68,6 @@ def test_each_option_has_a_key_of_its_own(option: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("form", ["folder", "zip", "both"])
 def test_workers_make_the_pack_that_one_process_makes(tmp_path: Path, photos: Path, make_zip: Any, form: str) -> None:
-    """From the folder, from the archive, and from files that were brought here: the same file, found again as such."""
     source = make_zip(photos, tmp_path / "photos.zip") if form == "zip" else photos
     options: dict[str, Any] = {"progress": False, "keep": "both" if form == "both" else "pack", "cache_dir": None}
     alone = stage_dataset(source, local_dir=tmp_path / "alone", **options)

@@ -79,7 +79,6 @@ def values(pack: Path) -> list[int]:
 
 
 def test_a_staged_dataset(source: Path, tmp_path: Path) -> None:
-    """It is read again by the same call, which says so."""
     places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None}
     staged = stage_dataset(source, progress=rewrites(source, tmp_path), **places)
     assert staged.path is not None

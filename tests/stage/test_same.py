@@ -85,7 +85,6 @@ def spoil(pack: Path) -> None:
 
 @pytest.mark.parametrize("keep", ["pack", "both"])
 def test_bringing_files_does_not_vouch_for_an_older_pack(colours: Path, keep: str) -> None:
-    """After `keep="files"` of a newer state, the pack that stands there is still of the older one."""
     stage(colours)
     now = {**COLOURS, "cat/new.bmp": 99}
     write_colours(colours, now)
@@ -96,7 +95,6 @@ def test_bringing_files_does_not_vouch_for_an_older_pack(colours: Path, keep: st
 
 
 def test_bringing_files_does_not_vouch_for_a_damaged_pack(colours: Path) -> None:
-    """A seal is written by who made or checked the pack in that call, and by nobody else."""
     first = stage(colours, keep="both")
     assert first.files is not None
     spoil(first.path)
@@ -107,7 +105,6 @@ def test_bringing_files_does_not_vouch_for_a_damaged_pack(colours: Path) -> None
 
 
 def test_who_asks_for_all_bytes_has_all_of_them_compared(colours: Path) -> None:
-    """Of a pack whose seal is whole: a disk that loses bytes writes no time."""
     first = stage(colours)
     spoil(first.path)
     request = make_request(colours, cache_dir=None)
@@ -140,7 +137,6 @@ def test_plain_files_are_brought_once_for_each_state_and_each_refresh(colours: P
 
 
 def test_a_pack_stays_vouched_for_when_files_are_brought_beside_it(colours: Path, tmp_path: Path) -> None:
-    """Of the same state, an earlier call's seal stands: nothing is hashed or packed again, nor published again."""
     options: dict[str, Any] = {"cache_dir": tmp_path / "cache"}
     stage(colours, **options)
     request = make_request(colours, **options)
@@ -154,7 +150,6 @@ def test_a_pack_stays_vouched_for_when_files_are_brought_beside_it(colours: Path
 
 
 def test_what_nobody_can_compare_is_never_the_same(colours: Path) -> None:
-    """A lock in a closure could be anything: each call packs anew, into the same place, and says why."""
     lock = threading.Lock()
 
     def guarded(x: Any) -> Any:
@@ -201,7 +196,6 @@ def staged_identity(source: Path) -> SourceIdentity:
 
 
 def test_silence_is_an_answer_of_its_own(colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mount that hangs: what was staged is used, and the report says that nobody knows whether it is the same."""
     stage(colours)
     wake = threading.Event()
     slow_stat(monkeypatch, colours, wake.wait)
@@ -215,7 +209,6 @@ def test_silence_is_an_answer_of_its_own(colours: Path, monkeypatch: pytest.Monk
 def test_auto_finds_another_encoding_where_the_cached_one_does_not_fit(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The larger machine's pack stays in the cache as it is."""
     cache = tmp_path / "cache"
     options: dict[str, Any] = {"cache_dir": cache, "image_size": (512, 512)}
     stage(photos, **options)
@@ -237,7 +230,6 @@ def test_auto_finds_another_encoding_where_the_cached_one_does_not_fit(
     ids=["deep", "infinite", "of another type", "a float", "no number"],
 )
 def test_a_record_that_is_none_is_none(colours: Path, text: str) -> None:
-    """Whatever stands in `stage.json`, the pack's own manifest and hashes decide."""
     first = stage(colours)
     place = first.path.with_name("stage.json")
     place.write_text(text, encoding="utf-8")
@@ -270,13 +262,10 @@ def look_of(staged: StagedDataset) -> str:
 
 
 class TestToldByDrive:
-    """What Drive's client tells of the content decides, whatever the times are."""
-
     pytestmark = pytest.mark.fuse
 
     @pytest.mark.parametrize("verify", ["fast", "full"])
     def test_a_file_that_was_rewritten_in_place(self, drive: SimulatedDrive, my_drive: Path, verify: str) -> None:
-        """One of many, of the same size and time, in folders whose times are the same: noticed in the same session."""
         cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
         stage(my_drive / "colours")
         staged = stage(my_drive / "colours", verify=verify)
@@ -289,8 +278,6 @@ class TestToldByDrive:
 
 
 class TestOnDrive:
-    """Changes that keep every size, on a Drive whose client tells no MD5, and on a machine that has not seen it."""
-
     pytestmark = pytest.mark.fuse
 
     @pytest.fixture
@@ -305,7 +292,6 @@ class TestOnDrive:
         drive.mount(tmp_path / "content" / "drive")
 
     def test_a_quick_look_says_what_it_did_not_see(self, drive: SimulatedDrive, my_drive: Path) -> None:
-        """Folders' times alone are asked in a later call of the same session."""
         write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
         stage(my_drive / "colours")
         staged = stage(my_drive / "colours")
@@ -315,7 +301,6 @@ class TestOnDrive:
     def test_all_other_times_prove_nothing(
         self, drive: SimulatedDrive, my_drive: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As after a remount: many files are taken for the same with a word of it, and read again on request."""
         monkeypatch.setattr("colabstage.sources.identity._GROUPS", 4)
         cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
         stage(my_drive / "colours")

@@ -198,7 +198,6 @@ def test_a_kill_costs_no_shard_that_was_finished(
 def test_an_interrupted_refresh_continues_and_a_finished_one_starts_over(
     archive: Path, places: dict[str, Any], packed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in a call with refresh=True costs no shard; what earlier calls published is packed anew."""
     first = stage_dataset(archive, disk_limit=LIMIT, **places)
     assert first.part is not None
     first.part.close()
@@ -232,7 +231,6 @@ def test_an_interrupted_refresh_continues_and_a_finished_one_starts_over(
 def test_what_became_of_the_source_or_of_a_shard_is_noticed(
     photos: Path, places: dict[str, Any], packed: list[int], tmp_path: Path
 ) -> None:
-    """A damaged shard is an error at the batch that needs it; a source that changed is packed again, all of it."""
     source = Path(shutil.copytree(photos, tmp_path / "photos"))
     data = stage_dataset(source, disk_limit=LIMIT, **places)
     assert data.part is not None
@@ -262,7 +260,6 @@ def test_what_became_of_the_source_or_of_a_shard_is_noticed(
 def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
     archive: Path, places: dict[str, Any], tmp_path: Path
 ) -> None:
-    """No cache, a limit that is too little, a checksum of another file, and what a service only gives whole."""
     nowhere = {**places, "cache_dir": None}
     with pytest.raises(NotEnoughSpaceError, match=r'no cache was asked for(.|\n)*cache_dir="/content/drive'):
         stage_dataset(archive, disk_limit=LIMIT, **nowhere)
@@ -312,7 +309,6 @@ def test_the_limit_that_an_error_names_is_never_more_than_all_of_it_takes(
 
 
 def test_a_set_in_the_cache_is_one_dataset_to_list_and_to_remove(archive: Path, places: dict[str, Any]) -> None:
-    """It has one line, with the rows of all shards; with one shard gone it is not whole; purging removes every one."""
     data = stage_dataset(archive, disk_limit=LIMIT, **places)
     assert data.part is not None
     data.part.close()

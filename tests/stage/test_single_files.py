@@ -44,7 +44,6 @@ def test_a_pack_is_opened_and_not_packed_again(tmp_path: Path, encoding: str, in
 
 
 def test_plain_files_of_one_file_are_that_file(tmp_path: Path) -> None:
-    """`keep="both"` has the file itself beside its pack."""
     _npy(tmp_path / "a.npy", np.zeros((3, 2)))
     staged = stage_dataset(tmp_path / "a.npy", keep="both", cache_dir=None, **QUIET)
     assert staged.files is not None

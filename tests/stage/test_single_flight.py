@@ -112,7 +112,6 @@ def test_the_work_is_done_once(images: Path, drive: SimulatedDrive, tmp_path: Pa
 
 
 def test_with_locks_that_hold_nobody_off_nothing_breaks(images: Path, drive: SimulatedDrive, tmp_path: Path) -> None:
-    """All four work at once on one place, and end with the same whole pack, here and in the cache."""
     truth = stage_dataset(images, local_dir=tmp_path / "truth", cache_dir=None, progress=False).path.read_bytes()
     check_all(stage_at_once(images, tmp_path / "fast", "none"), truth, drive, tmp_path / "fast")
 
@@ -136,7 +135,6 @@ def test_four_restore_at_once_without_locks(make_images: MakeImages, tmp_path: P
 
 
 def test_a_pack_that_somebody_is_placing_is_left_to_it(make_images: MakeImages, tmp_path: Path) -> None:
-    """Between its two renames the pack has no manifest yet; its bytes and its name stay as they are."""
     source, cache = make_images(tmp_path / "photos", 12), tmp_path / "cache"
     staged = stage_dataset(source, local_dir=tmp_path / "fast", cache_dir=cache, progress=False).path
     truth = staged.read_bytes()

@@ -4,12 +4,9 @@ batch that needs what did not come, with what is here, within the deadline; the 
 from __future__ import annotations
 
 import re
-import selectors
-import socket
-import threading
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -19,10 +16,9 @@ from colabstage.h5.manifest import manifest_path
 from colabstage.io.files import RetryPolicy
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.sources import buckets, http_file, in_part, opening
+from colabstage.sources import http_file, in_part, opening
 from colabstage.sources.in_part import BlockwiseFile
 from tests.load.test_partial import BLOCK, LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
-from tests.sources.servers import BucketService, use_login
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.numbered import note_numbers, numbers_of, stream_archive, write_archive
@@ -115,64 +111,3 @@ def left_in_the_middle(
     loader.load_state_dict(loader.state_dict())
     seen += check_epoch(loader, pack)
     assert sorted(seen) == list(range(ROWS))
-
-
-class Stallable:
-    """Pass on what goes to a server and comes from it, but nothing while it stalls."""
-
-    def __init__(self, address: str) -> None:
-        host, port = address.removeprefix("http://").split(":")
-        self._to = host, int(port)
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self.moves, self._ended = threading.Event(), False
-        self.moves.set()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with selectors.DefaultSelector() as ready, self._listening:
-            ready.register(self._listening, selectors.EVENT_READ, None)
-            while not self._ended:
-                if not self.moves.wait(0.05):
-                    continue
-                for key, _ in ready.select(0.05):
-                    if key.data is None:
-                        near, far = self._listening.accept()[0], socket.create_connection(self._to)
-                        ready.register(near, selectors.EVENT_READ, far)
-                        ready.register(far, selectors.EVENT_READ, near)
-                        continue
-                    came, to = cast("socket.socket", key.fileobj), cast("socket.socket", key.data)
-                    try:
-                        data = came.recv(1 << 16)
-                        if data:
-                            to.sendall(data)
-                    except OSError:
-                        data = b""
-                    if not data:
-                        for one in (came, to):
-                            if one.fileno() >= 0:
-                                ready.unregister(one)
-                                one.close()
-            for key in [*ready.get_map().values()]:
-                cast("socket.socket", key.fileobj).close()
-
-    def close(self) -> None:
-        self._ended = True
-        self._thread.join(10)
-
-
-def test_a_part_of_a_pack_in_a_bucket(
-    moto_server: BucketService, s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack = make_pack(tmp_path / "data.h5")
-    for path in (pack.path, manifest_path(pack.path)):
-        s3.put(f"packs/{path.name}", path.read_bytes())
-    with closing(Stallable(s3.address)) as between:
-        use_login(monkeypatch, BucketService(between.address))
-        dataset = dataset_h5(
-            f"s3://{s3.bucket}/packs/data.h5", disk_limit=LIMIT, local_dir=tmp_path / "a", return_index=True
-        )
-        monkeypatch.setattr(buckets, "CALL_TIMEOUT_S", SILENCE_S)
-        with closing(part_of(dataset)):
-            left_in_the_middle(dataset, pack, between.moves.clear, between.moves.set)

@@ -58,7 +58,6 @@ def _in_child(work: Callable[[], object]) -> str:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("call", ["next", "wait", "closed"])
 def test_a_forked_child_is_told_that_its_parents_threads_stayed_behind(tmp_path: Path, source: Path, call: str) -> None:
-    """Of an iterator that runs, of a dataset that is staged in the background, and of an iterator that was closed."""
     streaming = call == "wait"
     data = stage_dataset(
         source / "images.zip",
@@ -105,7 +104,6 @@ def test_a_process_without_stderr_works(
     call: Callable[[Path, Path], object],
     stream: str | None,
 ) -> None:
-    """As a daemon, or what `pythonw` starts, has none: there is nowhere to draw, and the work is done."""
     nowhere: Any = None
     if stream == "closed":
         nowhere = io.StringIO()
@@ -117,7 +115,6 @@ def test_a_process_without_stderr_works(
 
 @pytest.mark.parametrize(("wanted", "draws"), [(False, False), (True, True)])
 def test_waiting_is_as_silent_as_staging(tmp_path: Path, source: Path, *, wanted: bool, draws: bool) -> None:
-    """Who asked for no bars gets none from `wait()` either, unless it is asked for."""
     with redirect_stderr(io.StringIO()) as drawn:
         data = stage_dataset(
             source / "images.zip",

@@ -218,7 +218,6 @@ def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next
 def test_a_source_that_changes_is_not_said_to_be_continued(
     gated: GatedTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was packed of its earlier state may be of no use to the next call."""
     read, count = GatedTree.read, itertools.count()
 
     def change(tree: GatedTree, entry: FileEntry) -> bytes:

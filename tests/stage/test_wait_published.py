@@ -36,7 +36,6 @@ def stalled(drive: SimulatedDrive) -> Iterator[None]:
 def test_a_dataset_waits_for_its_pack(
     make_images: Callable[..., Path], my_drive: Path, drive: SimulatedDrive, wait: bool
 ) -> None:
-    """Copied and uploaded, in the background or not; a call that wants no cache has nothing to wait for."""
     make_images(drive.cloud / "MyDrive" / "photos", 4)
     staged = stage_dataset(my_drive / "photos", progress=False, wait=wait)
     published = staged.wait_published(timeout_s=60)
@@ -50,7 +49,6 @@ def test_a_dataset_waits_for_its_pack(
 def test_a_dataset_that_was_staged_before_waits_for_the_pack_of_then(
     make_images: Callable[..., Path], my_drive: Path, drive: SimulatedDrive, tmp_path: Path
 ) -> None:
-    """Its upload may still be on its way, whoever asks: what is reused here, and what was copied from the cache."""
     make_images(drive.cloud / "MyDrive" / "photos", 4)
     stage_dataset(my_drive / "photos", progress=False)
     reused = stage_dataset(my_drive / "photos", progress=False)

@@ -30,7 +30,7 @@ from colabstage.errors import (
 )
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
-from colabstage.trees.listing import FileEntries, FileEntry, PartOfTree, Tree, as_tree, total_size
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, as_tree, total_size
 from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import OnlyTree, open_archive
 from colabstage.trees.zip import ZipTree
@@ -57,7 +57,7 @@ _PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
 }
 ARCHIVES = [*(f"zip {method}" for method in (*_METHODS, "zst", "xz")), "tar", *(f"tar.{kind}" for kind in _PACKERS)]
-KINDS = ["folder", *ARCHIVES, "7z", "joined", "only", "part", "given"]
+KINDS = ["folder", *ARCHIVES, "7z", "joined", "only", "given"]
 
 
 def pack_zip(files: Mapping[str, bytes], method: str = "stored") -> bytes:
@@ -152,9 +152,7 @@ def opened(kind: str, files: Mapping[str, bytes], place: Path) -> Iterator[Tree]
         assert given is not None
         yield given
     else:
-        whole_folder = FolderTree(_write(place / "root", {**files, **({"other.bin": b"x"} if kind == "part" else {})}))
-        chosen = whole_folder.entries.where(lambda name: name != "other.bin")
-        yield PartOfTree(whole_folder, chosen) if kind == "part" else whole_folder
+        yield FolderTree(_write(place / "root", files))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -333,3 +335,38 @@ def test_parts_of_one_file_are_of_one_state(tmp_path: Path, in_order: bool) -> N
     # A tree that is listed now has one state again.
     again = FolderTree(tmp_path)
     assert again.read(next(iter(again.entries))) == path.read_bytes()
+
+
+def test_names_in_no_encoding_are_listed_and_read(tmp_path: Path) -> None:
+    """Of files and of folders: Linux takes any bytes, as of an archive from another system."""
+    below = os.fsencode(tmp_path) + b"/\xff\xfe"
+    os.mkdir(below)  # noqa: PTH102 - a name of bytes
+    for name in (below + b"/1.txt", os.fsencode(tmp_path) + b"/caf\xe9.txt"):
+        with open(name, "wb") as file:
+            file.write(name[-6:])
+    for workers in (1, 4):
+        tree = FolderTree(tmp_path, workers=workers)
+        assert [os.fsencode(name) for name in tree.entries.names] == [b"caf\xe9.txt", b"\xff\xfe/1.txt"]
+        assert [tree.read(entry) for entry in tree.entries] == [b"f\xe9.txt", b"/1.txt"]
+
+
+@pytest.mark.parametrize("gone", ["2.txt", "below"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_what_vanishes_while_it_is_listed_is_named(
+    tmp_path: Path, write_files: WriteFiles, monkeypatch: pytest.MonkeyPatch, gone: str, workers: int
+) -> None:
+    """Something else removes files at the same time, so the listing would be of no state that there was."""
+    root = write_files(tmp_path, {"1.txt": b"1", "2.txt": b"2", "below/3.txt": b"3"})
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def vanishing(place: Any) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scandir(place) as scan:
+            found = list(scan)
+        if any(entry.name == gone for entry in found):
+            shutil.rmtree(root / gone) if gone == "below" else (root / gone).unlink()
+        yield iter(found)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    with pytest.raises(SourceNotFoundError, match=gone):
+        FolderTree(root, workers=workers, retry=RetryPolicy(attempts=1))

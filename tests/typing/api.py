@@ -23,7 +23,7 @@ from colabstage.machine.drive import FlushReport
 from colabstage.notebook.browser import DatasetBrowser
 from colabstage.notebook.form import StageForm
 from colabstage.pack.execute import PackReport
-from colabstage.sources.extract.archive import ExtractReport
+from colabstage.sources.extracting import ExtractReport
 from colabstage.sources.fetching import FetchReport
 from colabstage.stage.dataset import StagedDataset, StageReport
 from colabstage.stage.plan import StagePlan

@@ -21,7 +21,7 @@ from colabstage.layouts.folders import folders_state
 from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.reading import open_member, refuse_stand_in
 from colabstage.layouts.samples import TreeFiles, join_samples, stamp_of
-from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
+from colabstage.layouts.stored import NPY, Hdf5File, StoredArray, decode_npy, npz_arrays, read_npy
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values, known_splits
 from colabstage.layouts.words import SPLITS, split_of_word
 from colabstage.trees.bytes import SourceFile
@@ -238,10 +238,8 @@ def arrays_state(
     images; all others are stored as they are. Targets of one number for each sample become `(N,)`, integers int64;
     words become classes; integers of the shape of the images' pixels are masks.
 
-    Args:
-        source: the files.
-        published: arrays of files that well-known datasets are published as.
-        x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised.
+    `published`: arrays of files that well-known datasets are published as. `x`, `y`: the names of the arrays, or keys
+    in their file, that hold inputs and targets, if they are not recognised.
     """
     if not source.ending_in(_SUFFIXES) and not published:
         msg = f"'{source.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
@@ -445,7 +443,7 @@ def _find_arrays(source: Source, *, takes_packs: bool) -> list[StoredArray]:
         elif suffix == ".mat" and source.head(entry, len(_HEAD)) == _HEAD:
             found += matlab5_arrays(tree, entry)
         else:
-            found += hdf5_arrays(tree, entry, takes_packs=takes_packs)
+            found += Hdf5File(tree, entry).arrays(takes_packs=takes_packs)
     return found
 
 

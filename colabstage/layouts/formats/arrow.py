@@ -20,10 +20,10 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.boxes import as_corners, find_form
 from colabstage.layouts.evidence import require_files
-from colabstage.layouts.records import Label, Labels, make_labels, records_state
-from colabstage.layouts.samples import Samples, join_samples
-from colabstage.layouts.shards import ScanWindow, ShardFile, open_shard, scan_each
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, offsets_of
+from colabstage.layouts.records import Label, Labels, make_boxes, make_labels, records_state
+from colabstage.layouts.samples import SampleSource
+from colabstage.layouts.shards import ScanMemory, ScanWindow, ShardFile, open_shard, scan_each
+from colabstage.layouts.table import BrokenDatasetError, Images
 from colabstage.layouts.words import IMAGES, label_names, plain_name
 from colabstage.trees.bytes import SourceFile
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
-    from colabstage.layouts.samples import SampleSource
 
 NAME = "arrow"
 EXTENSIONS = (".parquet", ".arrow")
@@ -74,8 +73,8 @@ def arrow_state(source: Source) -> Evidence:
     if len(source.ending_in(IMAGES)) > len(entries):
         msg = f"'{source.label}' holds separate image files beside its parquet or Arrow files."
         raise LayoutError(msg)
-    kept = _Kept()
-    files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry), kept))
+    kept, memory = _Kept(), ScanMemory()
+    files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry, memory), kept))
     roles = _find_roles(source.label, files[0].schema)
     # A different schema would otherwise appear as a missing column in the middle of packing.
     for other in files:
@@ -88,7 +87,7 @@ def arrow_state(source: Source) -> Evidence:
             )
             raise BrokenDatasetError(msg)
     labels = _joined(scan_each(files, lambda _, file: file.scan(roles.image, roles.label)))
-    contents = join_samples([file.samples() for file in files])
+    contents = _Rows(files, np.arange(sum(map(len, files))), np.concatenate([file.sizes for file in files]))
     names = [contents.name(number) for number in range(len(contents))]
     if roles.label in _OBJECTS:
         found = _boxes_of_rows(labels, contents, roles.classes)
@@ -97,7 +96,7 @@ def arrow_state(source: Source) -> Evidence:
             labels = [_label(value, names[0]) for value in labels]
         found = make_labels(labels, names, names=dict(enumerate(roles.classes)))
     notes = [f"Columns left out: {', '.join(roles.others)}."] if roles.others else []
-    shard_of = np.repeat(np.arange(len(files)), [len(file.sizes) for file in files])
+    shard_of = np.repeat(np.arange(len(files)), [len(file) for file in files])
     who = "columns of the rows"
     field = roles.label or ""
     return records_state(
@@ -117,8 +116,42 @@ def _import_arrow(name: str) -> Any:
     return pyarrow
 
 
+class _Rows(SampleSource):
+    """The images of some rows, by their numbers in all files together."""
+
+    def __init__(self, files: Sequence[_ArrowFile], rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        self._files, self._rows = files, rows
+        self._starts = np.cumsum([0, *map(len, files)])
+        super().__init__(sizes, rows, name=self._name, stamp=self._stamp, read=self._read)
+
+    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
+        return _Rows(self._files, self._rows[chosen], self.sizes[chosen])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Rows, (self._files, self._rows, self.sizes)
+
+    def _find(self, index: int) -> tuple[_ArrowFile, int]:
+        number = int(np.searchsorted(self._starts, self._rows[index], side="right")) - 1
+        return self._files[number], int(self._rows[index] - self._starts[number])
+
+    def _name(self, index: int) -> str:
+        file, row = self._find(index)
+        return f"{file.name}[{row}]"
+
+    def _stamp(self, index: int) -> str:
+        file, row = self._find(index)
+        return f"{file.shard.stamp} {row}"
+
+    def _read(self, index: int) -> bytes:
+        file, row = self._find(index)
+        return file.read(row)
+
+
 class _Kept:
     """The batches in memory, of all files: the latest, and no fewer rows than readers are apart."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Kept, ()
 
     def __init__(self) -> None:
         self._batches: OrderedDict[tuple[str, int], Any] = OrderedDict()
@@ -141,13 +174,13 @@ class _ArrowFile:
 
     def __init__(self, shard: ShardFile, kept: _Kept) -> None:
         self.name = shard.name
-        self._shard = shard
+        self.shard = shard
         self._arrow = _import_arrow(shard.name)
         self._lock = threading.Lock()
         self._image = ""
         self.sizes = np.zeros(0, np.int64)
         # The number of the first row of each batch.
-        self._starts = np.zeros(0, np.int64)
+        self._starts = np.zeros(1, np.int64)
         self._kept = kept
         self._ahead: Iterator[Any] = iter(())
         self._next = _NOWHERE
@@ -162,13 +195,13 @@ class _ArrowFile:
                 self._check_end()
 
     def _open(self) -> Any:
-        window = ScanWindow(self._shard.content)
+        window = ScanWindow(self.shard.content)
         self._head = window.pread(8, 0)
         return self._arrow.PythonFile(SourceFile(window), mode="r")
 
     def _check_end(self) -> None:
         """Refuse a stream that is cut between two batches, which pyarrow takes as its end."""
-        end, content = _END if self._head.startswith(_END[:4]) else _OLD_END, self._shard.content
+        end, content = _END if self._head.startswith(_END[:4]) else _OLD_END, self.shard.content
         if read_with_retry(lambda: content.pread(len(end), content.size - len(end)), self.name) != end:
             msg = f"'{self.name}' is truncated: its end marker is missing. Copy or upload it again."
             raise CorruptArchiveError(msg)
@@ -187,7 +220,7 @@ class _ArrowFile:
             raise CorruptArchiveError(msg) from error
         finally:
             # One handle at a time: a dataset may have thousands of files.
-            self._shard.rest()
+            self.shard.rest()
 
     def _parquet(self, file: Any) -> Any:
         # A column is read as a stream, not by whole row groups.
@@ -239,17 +272,19 @@ class _ArrowFile:
         self._starts = np.concatenate([[0], np.cumsum([len(one) for one in sizes])]).astype(np.int64)
         return _joined(labels)
 
-    def samples(self) -> Samples:
-        """Return the images by row."""
-        return Samples(
-            self.sizes,
-            np.arange(len(self.sizes), dtype=np.int64),
-            name=lambda row: f"{self.name}[{row}]",
-            stamp=lambda row: f"{self._shard.stamp} {row}",
-            read=self._read,
-        )
+    def __len__(self) -> int:
+        return int(self._starts[-1])
 
-    def _read(self, row: int) -> bytes:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _scanned, (self.shard, self._kept, self._image, self._starts)
+
+    def take_scan(self, image: str, starts: NDArray[np.int64]) -> _ArrowFile:
+        """Return the same with what `scan` noted in another process: the image, and where each batch begins."""
+        self._image, self._starts = image, starts
+        return self
+
+    def read(self, row: int) -> bytes:
+        """Return the image of a row."""
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         with self._lock:
             batch = self._kept.get(self.name, number)
@@ -277,6 +312,10 @@ class _ArrowFile:
         if self._next == len(self._starts) - 1:
             self._ahead, self._next = iter(()), _NOWHERE
         return batch
+
+
+def _scanned(shard: ShardFile, kept: _Kept, image: str, starts: NDArray[np.int64]) -> _ArrowFile:
+    return _ArrowFile(shard, kept).take_scan(image, starts)
 
 
 def _labels_of(batch: Any, label: str | None, known: dict[str, str]) -> NDArray[np.int64] | list[Any]:
@@ -398,12 +437,13 @@ def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, c
             "layout= a function that says what they are, or write COCO's JSON beside image files."
         )
         raise BrokenDatasetError(msg)
-    targets, names = make_labels(
-        [label for label, _ in labels], [owner for _, owner in labels], names=dict(enumerate(classes))
+    return make_boxes(
+        [len(found) for found in boxes],
+        as_corners(np.concatenate(boxes), form),
+        [label for label, _ in labels],
+        [owner for _, owner in labels],
+        names=dict(enumerate(classes)),
     )
-    numbers = getattr(targets, "values", np.zeros(0, np.int64))
-    corners = as_corners(np.concatenate(boxes), form)
-    return Labels(Boxes(offsets_of([len(found) for found in boxes]), corners, {"labels": numbers}), names)
 
 
 def _label(value: Any, name: str) -> Label:

@@ -16,7 +16,7 @@ from colabstage.io.files import read_with_retry
 from colabstage.io.given import instead_of, is_frame, show_value
 from colabstage.layouts.item_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
 from colabstage.layouts.mask_values import find_masks
-from colabstage.layouts.samples import Samples, numbered_samples
+from colabstage.layouts.samples import numbered_samples
 from colabstage.layouts.table import Arrays, Images, Masks, SampleTable, UnreadBoxes
 from colabstage.machine.mounts import call_here
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.layouts.samples import SampleSource
     from colabstage.layouts.table import Targets
     from colabstage.machine.mounts import InCaller
 
@@ -201,7 +202,7 @@ class _Pairs:
             return None
         return features if self.keys[1] == _REST else features.get(self.keys[1])
 
-    def side(self, side: int, nbytes: int, convert: Callable[[Any, str], NDArray[Any]]) -> Samples:
+    def side(self, side: int, nbytes: int, convert: Callable[[Any, str], NDArray[Any]]) -> SampleSource:
         """Return x (0) or y (1) of all items, of about `nbytes` each, converted to what is stored."""
 
         def read(index: int) -> NDArray[Any]:

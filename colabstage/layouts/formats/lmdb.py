@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import posixpath
 import re
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.evidence import require_files
-from colabstage.layouts.protobuf import BadMessageError, ByteSpan, message_fields
 from colabstage.layouts.reading import copy_of
 from colabstage.layouts.records import Label, Labels, all_have, decode_label, make_labels, parse_label, records_state
-from colabstage.layouts.samples import Samples, join_samples, stamp_of
+from colabstage.layouts.samples import SampleSource, join_samples, stamp_of
 from colabstage.layouts.shards import IMAGE_HEADS, scan_each
-from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Values
+from colabstage.layouts.table import BrokenDatasetError, Images, Values
 from colabstage.layouts.words import folder_of, is_image
 
 if TYPE_CHECKING:
@@ -34,76 +32,36 @@ EXTENSIONS = (".mdb", ".lmdb")
 _NUMBERED = re.compile(rb"(image|img|label|lbl)[-_](.+)", re.DOTALL)
 # What writers note beside the samples.
 _NOTES = re.compile(rb"num[-_]samples|length|len|nsamples|keys|meta|__.*__", re.DOTALL)
-# Of a message of Caffe's: its pixels, or the file of an image, and the fields that are numbers (channels, height,
-# width, label, encoded).
-_DATA, _NUMBERS = 4, (1, 2, 3, 5, 7)
-
-
-class _Datum(NamedTuple):
-    """What a value of Caffe's says of its image."""
-
-    data: ByteSpan
-    """Where its bytes are in the value."""
-    shape: tuple[int, ...]
-    """Channels, height and width of pixels; () of an image file."""
-    label: int
-    """Its class; 0 where it says none, as protobuf has it."""
-
-
-class _Record(NamedTuple):
-    """An image in a database."""
-
-    key: bytes
-    name: str
-    size: int
-    datum: _Datum | None
-    """`None` where the value is the image file itself."""
 
 
 def lmdb_state(source: Source) -> Evidence:
-    """Read LMDB databases (data.mdb, or a file .lmdb) whose values are image files, or Caffe's
-    messages of one or of its pixels, uint8 `(channels, height, width)`.
+    """Read LMDB databases (data.mdb, or a file .lmdb) whose values are image files.
 
-    y: Caffe's label; with keys as image-000000001 and label-000000001, whole numbers as they are, other numbers, or
-    texts as uint8 `(N, L)`, UTF-8 with zeros up to the longest; with keys as cat/1.jpg the folder; else none. Splits
-    are those that all databases are called after (train/data.mdb, val.lmdb). Nothing is unpickled.
+    y: with keys as image-000000001 and label-000000001, whole numbers as they are, other numbers, or texts as uint8
+    `(N, L)`, UTF-8 with zeros up to the longest; with keys as cat/1.jpg the folder; else none. Splits are those that
+    all databases are called after (train/data.mdb, val.lmdb). Nothing is unpickled.
     """
-    found = source.ending_in(EXTENSIONS).where(_is_database)
+    found = source.ending_in(EXTENSIONS).where(lambda name: posixpath.basename(name).lower() != "lock.mdb")
     entries = require_files(found, source, "LMDB database (data.mdb, or a file .lmdb)")
     databases = scan_each(entries, lambda _, entry: _Database(source, entry))
-    records = [record for database in databases for record in database.records]
-    if not records:
+    filled = [database for database in databases if database.images]
+    if not filled:
         msg = f"The databases in '{source.label}' hold no values."
         raise EmptySourceError(msg)
-    contents = join_samples([database.samples() for database in databases if database.records])
-    names = [contents.name(number) for number in range(len(contents))]
+    contents = join_samples([database.samples() for database in filled])
     notes: list[str] = []
-    inputs: Images | Arrays = Images(contents)
-    if any(record.datum for record in records):
-        labels, shape = _of_caffe(records, names)
-        if shape:
-            inputs = Arrays(contents, shape, np.dtype(np.uint8))
-            notes.append(
-                "Pixels are as Caffe has them, (channels, height, width), with blue first where OpenCV wrote them."
-            )
-    else:
-        texts = [database.labels.get(record.name) for database in databases for record in database.records]
-        labels = _labels_of_values(records, texts, names, notes)
-    shard_of = np.repeat(np.arange(len(databases)), [len(database.records) for database in databases])
-    return records_state(NAME, "the databases", inputs, labels, shards=entries.names, shard_of=shard_of, notes=notes)
-
-
-def _is_database(name: str) -> bool:
-    base = posixpath.basename(name).lower()
-    return base == "data.mdb" or (base.endswith((".lmdb", ".mdb")) and base != "lock.mdb")
+    labels = _labels_of(filled, [contents.name(number) for number in range(len(contents))], notes)
+    shard_of = np.repeat(np.arange(len(databases)), [len(database.images) for database in databases])
+    inputs, names = Images(contents), entries.names
+    return records_state(NAME, "the databases", inputs, labels, shards=names, shard_of=shard_of, notes=notes)
 
 
 class _Database:
-    """One database: its images, and its labels by the same names."""
+    """One database: the keys and sizes of its images, and its labels, by the same names."""
 
     def __init__(self, source: Source, entry: FileEntry) -> None:
         self.entry = entry
-        self.records: list[_Record] = []
+        self.images: dict[str, tuple[bytes, int]] = {}
         self.labels: dict[str, bytes] = {}
         path = source.tree.path_of(entry)
         # What cannot be mapped where it lies is copied to the local disk, for as long as its samples are read.
@@ -162,50 +120,36 @@ class _Database:
         if match and match[1] in (b"label", b"lbl"):
             self.labels[name] = bytes(value)
             return
-        datum = None
+        if name in self.images:
+            msg = f"'{self.entry.name}' has two images called '{name}'; expected one value for each."
+            raise BrokenDatasetError(msg)
         # Every other image file is looked at when it is decoded.
-        is_messages = bool(self.records) and self.records[0].datum is not None
-        if (not self.records or is_messages) and not bytes(value[:16]).startswith(IMAGE_HEADS):
-            datum = _read_datum(bytes(value))
-            if datum is None:
-                raise _no_images(self.entry.name, name, bytes(value[:16]))
-        size = len(value) if datum is None else datum.data.end - datum.data.start
-        self.records.append(_Record(key, name, size, datum))
+        head = bytes(value[:16])
+        if not self.images and not head.startswith(IMAGE_HEADS):
+            is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")
+            what = "a pickle, which is never loaded here because it can run any program" if is_pickle else f"{head!r}…"
+            msg = (
+                f"'{self.entry.name}' does not hold image files: the value of '{name}' is {what}. Read it with your "
+                "own code: give pack_dataset the dataset object that you train with."
+            )
+            raise LayoutError(msg)
+        self.images[name] = (key, len(value))
 
-    def samples(self) -> Samples:
+    def samples(self) -> SampleSource:
         """Return the images, each read by its key."""
-        stamp = stamp_of(self.entry)
+        stamp, names = stamp_of(self.entry), list(self.images)
 
         def read(index: int) -> bytes:
-            record = self.records[index]
             with self._reading() as transaction:
-                value = transaction.get(record.key)
-                return bytes(value if record.datum is None else value[slice(*record.datum.data)])
+                return bytes(transaction.get(self.images[names[index]][0]))
 
-        return Samples(
-            np.array([record.size for record in self.records], np.int64),
-            np.arange(len(self.records), dtype=np.int64),
-            name=lambda index: f"{self.entry.name}[{self.records[index].name}]",
-            stamp=lambda index: f"{stamp} {self.records[index].name}",
+        return SampleSource(
+            np.array([size for _, size in self.images.values()], np.int64),
+            np.arange(len(names), dtype=np.int64),
+            name=lambda index: f"{self.entry.name}[{names[index]}]",
+            stamp=lambda index: f"{stamp} {names[index]}",
             read=read,
         )
-
-
-def _read_datum(value: bytes) -> _Datum | None:
-    """Return what Caffe's message of an image says, `None` where a value is none."""
-    try:
-        fields = dict(message_fields(value, ByteSpan(0, len(value))))
-    except (BadMessageError, IndexError):
-        return None
-    data = fields.pop(_DATA, 0)
-    numbers = [found for field in _NUMBERS if isinstance(found := fields.pop(field, 0), int)]
-    if not isinstance(data, ByteSpan) or fields or len(numbers) < len(_NUMBERS):
-        return None
-    *shape, label, encoded = numbers
-    is_file = value[data.start :].startswith(IMAGE_HEADS)
-    fits = is_file if encoded else 0 < data.end - data.start == math.prod(shape)
-    # Negative numbers are written in two's complement of 64 bits.
-    return _Datum(data, () if encoded else tuple(shape), label - (label >> 63 << 64)) if fits else None
 
 
 def _key_name(key: bytes) -> str:
@@ -217,41 +161,13 @@ def _key_name(key: bytes) -> str:
     return text if text.isprintable() else f"0x{key.hex()}"
 
 
-def _no_images(file: str, name: str, head: bytes) -> LayoutError:
-    is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")
-    what = "a pickle, which is never loaded here because it can run any program" if is_pickle else f"{head!r}…"
-    return LayoutError(
-        f"'{file}' does not hold image files: the value of '{name}' is {what}. Read it with your own code: give "
-        "pack_dataset the dataset object that you train with."
-    )
-
-
-def _of_caffe(records: Sequence[_Record], names: Sequence[str]) -> tuple[Labels, tuple[int, ...]]:
-    """Return the labels of Caffe's messages, and the shape of their pixels; () of image files."""
-    datums = [record.datum for record in records if record.datum is not None]
-    if len(datums) != len(records):
-        msg = (
-            f"'{names[0]}' and others are messages of Caffe's, and {len(records) - len(datums):,} values that are not. "
-            "Stage them separately."
-        )
-        raise BrokenDatasetError(msg)
-    odd = next((number for number, datum in enumerate(datums) if datum.shape != datums[0].shape), None)
-    if odd is not None:
-        msg = (
-            f"'{names[odd]}' has pixels of the shape {datums[odd].shape}, and '{names[0]}' of {datums[0].shape}; "
-            "expected one. Have convert_imageset resize them, or write image files (--encoded)."
-        )
-        raise BrokenDatasetError(msg)
-    return Labels(Values(np.array([datum.label for datum in datums], np.int64)), ()), datums[0].shape
-
-
-def _labels_of_values(
-    records: Sequence[_Record], texts: Sequence[bytes | None], names: Sequence[str], notes: list[str]
-) -> Labels:
+def _labels_of(databases: Sequence[_Database], names: Sequence[str], notes: list[str]) -> Labels:
+    keys = [key for database in databases for key in database.images]
+    texts = [database.labels.get(key) for database in databases for key in database.images]
     if not all_have(texts, names, "label"):
         # Keys that are written like paths of images say their classes as folders do.
-        are_paths = all("/" in record.name and is_image(record.name) for record in records)
-        return make_labels([folder_of(record.name) if are_paths else None for record in records], names)
+        are_paths = all("/" in key and is_image(key) for key in keys)
+        return make_labels([folder_of(key) if are_paths else None for key in keys], names)
     words = [text or b"" for text in texts]
     labels: list[Label] = [parse_label(decode_label(word, name)) for word, name in zip(words, names, strict=True)]
     if not any(label is None or isinstance(label, str) for label in labels):

@@ -40,17 +40,14 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntries, FileEntry
 
 NAME = "pairs"
-# What the last words of a folder's name are: of masks, or of the images that they belong to.
-_MASK_ENDS = (
-    ("masks",), ("mask",), ("labels",), ("label",), ("annotations",), ("annotation",), ("annot",), ("gt",),
-    ("ground", "truth"), ("groundtruth",), ("gt", "fine"), ("segmentation",), ("segmentations",),
-    ("segmentation", "class"), ("segmentationclass",), ("segmentation", "object"), ("segmentationobject",),
-    ("targets",), ("trimaps",), ("stuffthingmaps",), ("instances",), ("panoptic",),
-)  # fmt: skip
-_IMAGE_ENDS = (
-    ("images",), ("image",), ("imgs",), ("img",), ("jpegimages",), ("jpeg", "images"), ("photos",), ("pictures",),
-    ("inputs",), ("input",), ("left", "img", "8", "bit"), ("leftimg", "8", "bit"), ("original",),
-)  # fmt: skip
+# Folders of masks and of the images that they belong to, by the words of their names, behind any others.
+_MASK_FOLDER = re.compile(
+    "(?:(.+?)_)??(?:masks?|labels?|annotations?|gt(?:_fine)?|ground_?truth|segmentations?|segmentation_?(?:class|object)"
+    "|targets|trimaps|stuffthingmaps|instances|panoptic)|(.*?)_?annot"
+)
+_IMAGE_FOLDER = re.compile(
+    "(?:(.+?)_)??(?:images?|imgs?|jpeg_?images|photos|pictures|inputs?|left_?img_8_bit|original)"
+)
 # What is behind the stem of a mask whose image has none, in any case. Without a joint only behind a number.
 _MASK_WORDS = (
     "gtFine_labelTrainIds", "gtFine_labelIds", "labelTrainIds", "segmentation", "labelIds", "labels", "masks", "label",
@@ -117,10 +114,8 @@ def masks_state(
     Folders of splits are recognised, and lists of them; images of a split without any mask are left out. Samples come
     sorted by the images' names.
 
-    Args:
-        source: the files.
-        tables: the columns of tables whose name has the word class.
-        x, y: the folder of the images, and of the masks, or the end of their names, if they are not recognised.
+    `tables`: the columns of tables whose name has the word class. `x`, `y`: the folder of the images, and of the masks,
+    or the end of their names, if they are not recognised.
     """
     sides = _sides(source, x, y)
     pairs = _match(sides)
@@ -182,7 +177,7 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     depth = len(shared_folders(f"{folder}/" for folder in folders))
     # One decision for each of the few folders: whether all files in it are masks, or none by its ending.
     below = [folder.split("/")[depth:] for folder in folders]
-    of_masks = np.array([any(_rest(one, _MASK_ENDS) is not None for one in parts) for parts in below], np.bool_)
+    of_masks = np.array([any(map(_holds_masks, parts)) for parts in below], np.bool_)
     of_images = np.array([any(map(holds_images, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
     # Few or none of a million names have such an ending, and only those are examined.
@@ -235,24 +230,14 @@ def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str |
 @functools.lru_cache(maxsize=4096)
 def _without_role(folder: str) -> str:
     """Return a folder's name without the words for images or masks: train from train_labels."""
-    rest = _rest(folder, _MASK_ENDS)
-    if rest is None:
-        rest = _rest(folder, _IMAGE_ENDS)
-    return folder.lower() if rest is None else "_".join(rest)
+    words = "_".join(words_of(folder))
+    found = _MASK_FOLDER.fullmatch(words) or _IMAGE_FOLDER.fullmatch(words)
+    return folder.lower() if found is None else "".join(filter(None, found.groups()))
 
 
 @functools.lru_cache(maxsize=4096)
-def _rest(folder: str, ends: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | None:
-    """Return the words before one of the endings; `None` for a folder without them."""
-    words = words_of(folder)
-    # Some names have no separator, such as SegNet's trainannot.
-    if ends is _MASK_ENDS and words and words[-1].endswith("annot"):
-        return tuple(filter(None, (*words[:-1], words[-1].removesuffix("annot"))))
-    # The longest ending counts, so that segmentation_class does not leave "segmentation".
-    for end in sorted(ends, key=len, reverse=True):
-        if words[-len(end) :] == end:
-            return words[: -len(end)]
-    return None
+def _holds_masks(folder: str) -> bool:
+    return _MASK_FOLDER.fullmatch("_".join(words_of(folder))) is not None
 
 
 def _match(sides: _Sides) -> list[tuple[FileEntry, FileEntry]] | str:

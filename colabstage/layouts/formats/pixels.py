@@ -6,6 +6,7 @@ Lines are found in one pass over the file, and a line's pixels are read when it 
 from __future__ import annotations
 
 import functools
+import io
 import math
 import posixpath
 import re
@@ -19,9 +20,10 @@ from colabstage.layouts.columns import class_numbers, show
 from colabstage.layouts.evidence import Evidence, near
 from colabstage.layouts.reading import decode_text, open_unpacked
 from colabstage.layouts.samples import join_samples, map_samples, stamp_of
-from colabstage.layouts.shards import ShardFile, samples_of_shards
+from colabstage.layouts.shards import ShardFile, ShardParts
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values, known_splits
 from colabstage.layouts.words import IMAGES, split_name
+from colabstage.trees.bytes import SourceFile
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
@@ -196,8 +198,8 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
                 msg = f"Line {number} of '{entry.name}' has the usage {show(usage)!r}, which is not a known split."
                 raise BrokenDatasetError(msg)
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
-    file = ShardFile(entry.name, stamp_of(entry), source)
-    lines = samples_of_shards([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
+    file = ShardFile(entry.name, stamp_of(entry), lambda: source)
+    lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
     images = map_samples(lines, functools.partial(_pixels_of, columns))
     return _Table(entry.name, columns.shape, images, labels if columns.label is not None else None, splits)
 
@@ -210,22 +212,12 @@ def _cell_of_line(line: bytes, number: int) -> bytes:
 
 def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:
     """Yield each line after the header, with the position of its first byte."""
-    # In pieces, because a table of images may have gigabytes. Only positions of lines are kept.
-    held, start, position, is_header = b"", 0, 0, True
-    while True:
-        data = source.pread(min(_READ_BYTES, source.size - position), position) if position < source.size else b""
-        position += len(data)
-        lines = (held + data).split(b"\n")
-        held = lines.pop()
-        if not data and held:
-            lines, held = [held], b""
-        for line in lines:
-            if line.strip() and not is_header:
-                yield start, line
-            is_header = False
-            start += len(line) + 1
-        if not data:
-            return
+    position = 0
+    # One by one, because a table of images may have gigabytes. Only positions of lines are kept.
+    for number, line in enumerate(io.BufferedReader(SourceFile(source), _READ_BYTES)):
+        if number and line.strip():
+            yield position, line.removesuffix(b"\n")
+        position += len(line)
 
 
 def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,26 +18,28 @@ from colabstage.io.files import read_with_retry
 from colabstage.io.units import counted
 from colabstage.layouts.evidence import left_out_notes, require_files
 from colabstage.layouts.mask_values import find_masks
-from colabstage.layouts.protobuf import BadMessageError, ByteSpan, message_fields, read_varint
-from colabstage.layouts.records import Label, Labels, all_have, make_labels, names_of, records_state
-from colabstage.layouts.samples import Samples
+from colabstage.layouts.records import Label, Labels, all_have, make_boxes, make_labels, names_of, records_state
+from colabstage.layouts.samples import SampleSource
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
     Part,
+    ScanMemory,
     ScanWindow,
     ShardFile,
+    ShardParts,
     open_shard,
-    samples_of_shards,
     scan_each,
 )
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, offsets_of
+from colabstage.layouts.table import BrokenDatasetError, Images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
-    from colabstage.layouts.samples import Content, SampleSource
+    from colabstage.layouts.samples import Content
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntries, FileEntry
 
@@ -63,9 +65,6 @@ _SIZES = (
     ("depth", "channels", "image/channels", "image/depth"),
 )
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
-
-Feature = list[ByteSpan] | list[int] | list[float]
-
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
@@ -117,6 +116,66 @@ def _check_record(stored: bytes, name: str) -> bytes:
 
 # --- examples ---------------------------------------------------------------------------------------------------------
 
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class ByteSpan(NamedTuple):
+    """A byte string inside a record's data."""
+
+    start: int
+    end: int
+    """The byte behind its last."""
+
+
+class BadMessageError(ValueError):
+    """The bytes are no such message."""
+
+
+def _message_fields(data: bytes, span: ByteSpan) -> Iterator[tuple[int, ByteSpan | int]]:
+    """Yield the fields of a protobuf message: number, and a span of bytes or a whole number."""
+    at = span.start
+    while at < span.end:
+        tag, at = _read_varint(data, at)
+        field, kind = tag >> 3, tag & 7
+        value: ByteSpan | int
+        if kind == _VARINT:
+            value, at = _read_varint(data, at)
+        elif kind == _BYTES:
+            length, at = _read_varint(data, at)
+            value = ByteSpan(at, at + length)
+            at += length
+        elif kind in (_FIXED32, _FIXED64):
+            length = 4 if kind == _FIXED32 else 8
+            value = int.from_bytes(data[at : at + length], "little")
+            at += length
+        else:
+            msg = f"a field of kind {kind}"
+            raise BadMessageError(msg)
+        # A length that reaches too far would be taken for other fields' bytes.
+        if at > span.end or field == 0:
+            msg = f"a field at byte {at:,} ends after its message, of {span.end:,} bytes"
+            raise BadMessageError(msg)
+        yield field, value
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a whole number, and where the next field begins."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+        shift += 7
+        # Ten bytes hold 64 bits; damage may have no end.
+        if shift > 63:
+            msg = f"a number at byte {at:,} that never ends"
+            raise BadMessageError(msg)
+
+
+Feature = list[ByteSpan] | list[int] | list[float]
+
 
 def parse_example(data: bytes) -> dict[str, Feature]:
     """Return the features of an Example by name; of byte strings only their spans. Any other bytes are a
@@ -124,11 +183,11 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     # Byte strings stay where they are, since an image would otherwise be copied once more.
     found: dict[str, Feature] = {}
     try:
-        for field, features in message_fields(data, ByteSpan(0, len(data))):
+        for field, features in _message_fields(data, ByteSpan(0, len(data))):
             # Fields that are not known are passed over, as protobuf wants it: newer writers may add some.
             if field != 1 or not isinstance(features, ByteSpan):
                 continue
-            for number, entry in message_fields(data, features):
+            for number, entry in _message_fields(data, features):
                 # A map is written as messages of key and value.
                 if number == 1 and isinstance(entry, ByteSpan):
                     name, feature = _entry(data, entry)
@@ -140,10 +199,10 @@ def parse_example(data: bytes) -> dict[str, Feature]:
 
 
 def _entry(data: bytes, entry: ByteSpan) -> tuple[str, Feature]:
-    spans = {number: value for number, value in message_fields(data, entry) if isinstance(value, ByteSpan)}
+    spans = {number: value for number, value in _message_fields(data, entry) if isinstance(value, ByteSpan)}
     name = data[slice(*spans.get(1, (0, 0)))].decode()
     found: Feature = []
-    for kind, values in message_fields(data, spans.get(2, ByteSpan(0, 0))):
+    for kind, values in _message_fields(data, spans.get(2, ByteSpan(0, 0))):
         if isinstance(values, ByteSpan):
             # Of several values in one feature the last counts, as protobuf has it for a oneof.
             found = {1: _strings, 2: _floats, 3: _integers}.get(kind, _strings)(data, values)
@@ -151,12 +210,12 @@ def _entry(data: bytes, entry: ByteSpan) -> tuple[str, Feature]:
 
 
 def _strings(data: bytes, values: ByteSpan) -> Feature:
-    return [value for _, value in message_fields(data, values) if isinstance(value, ByteSpan)]
+    return [value for _, value in _message_fields(data, values) if isinstance(value, ByteSpan)]
 
 
 def _floats(data: bytes, values: ByteSpan) -> Feature:
     found: list[float] = []
-    for _, value in message_fields(data, values):
+    for _, value in _message_fields(data, values):
         # Packed, as every writer of today has it; one by one is what the format allows as well.
         if isinstance(value, ByteSpan):
             found += struct.unpack(f"<{(value.end - value.start) // 4}f", data[value.start : value.end])
@@ -167,13 +226,13 @@ def _floats(data: bytes, values: ByteSpan) -> Feature:
 
 def _integers(data: bytes, values: ByteSpan) -> Feature:
     found: list[int] = []
-    for _, value in message_fields(data, values):
+    for _, value in _message_fields(data, values):
         if not isinstance(value, ByteSpan):
             found.append(_signed(value))
             continue
         at = value.start
         while at < value.end:
-            number, at = read_varint(data, at)
+            number, at = _read_varint(data, at)
             found.append(_signed(number))
     return found
 
@@ -312,7 +371,8 @@ def tfrecord_state(source: Source) -> Evidence:
     (train-00000-of-01024).
     """
     shards = _record_files(source)
-    first = _example_at(ScanWindow(shards[0].content), *next(_scan_records(shards[0].content)), f"{shards[0].name}[0]")
+    window = ScanWindow(shards[0].content)
+    first = _example_at(window, *next(_scan_records(window)), f"{shards[0].name}[0]")
     image = first.image_feature()
     if not image:
         msg = (
@@ -328,7 +388,7 @@ def tfrecord_state(source: Source) -> Evidence:
         raise BrokenDatasetError(msg)
     notes = left_out_notes((sum(count for _, count in scanned), "records", f"without '{image}'"))
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
-    stored = samples_of_shards(shards, parts, [record.name for record in records])
+    stored = ShardParts(shards, parts, [record.name for record in records])
     labels = _labels_of_records(records, stored, notes)
     pixels = _within(stored, [record.image for record in records], [record.shape for record in records])
     inputs = Images(pixels, decoded=any(record.shape is not None for record in records))
@@ -350,8 +410,10 @@ def _record_files(source: Source) -> list[ShardFile]:
     # Writers that share rows among many files leave some empty.
     filled = [entry for entry in entries if entry.size]
 
+    memory = ScanMemory()
+
     def look(_: int, entry: FileEntry) -> tuple[ShardFile, bool]:
-        shard = open_shard(source.tree, entry)
+        shard = open_shard(source.tree, entry, memory)
         head = read_with_retry(lambda: shard.content.pread(_HEADER.size, 0), shard.name)
         shard.rest()
         return shard, _is_record_head(head)
@@ -395,18 +457,33 @@ def _scan_shard(shard: ShardFile, number: int, image: str) -> tuple[list[_Record
     return records, count - len(records)
 
 
-def _within(
-    records: SampleSource, spans: Sequence[ByteSpan], shapes: Sequence[tuple[int, int, int] | None] = ()
-) -> Samples:
-    """Return a span of each record, or the pixels there; reading one verifies its whole record."""
+class _Within(SampleSource):
+    """A span of each record, or the pixels there; reading one verifies its whole record.
 
-    def read(index: int) -> Content:
-        data = _check_record(bytes(records.read(index)), records.name(index))[slice(*spans[index])]
-        shape = shapes[index] if shapes else None
-        return data if shape is None else np.frombuffer(data, np.uint8).reshape(shape)
+    Args:
+        records: the records, with their checksums.
+        spans: first and last (exclusive) byte of each in its record, `(N, 2)`.
+        shape: height, width and depth of the pixels of each, `(N, 3)`; zeros of image files.
+    """
 
-    sizes = np.array([span.end - span.start for span in spans], np.int64)
-    return Samples(sizes, records.positions, name=records.name, stamp=records.stamp, read=read)
+    def __init__(self, records: SampleSource, spans: NDArray[np.int64], shapes: NDArray[np.int64]) -> None:
+        self._records, self._spans, self._shapes = records, spans, shapes
+        sizes = spans[:, 1] - spans[:, 0]
+        super().__init__(sizes, records.positions, name=records.name, stamp=records.stamp, read=self._read)
+
+    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
+        return _Within(self._records.take(chosen), self._spans[chosen], self._shapes[chosen])
+
+    def _read(self, index: int) -> Content:
+        stored = bytes(self._records.read(index))
+        data = _check_record(stored, self._records.name(index))[slice(*self._spans[index])]
+        shape = self._shapes[index]
+        return np.frombuffer(data, np.uint8).reshape(shape) if shape.any() else data
+
+
+def _within(records: SampleSource, spans: Sequence[ByteSpan], shapes: Sequence[tuple[int, int, int] | None]) -> _Within:
+    columns = [np.array(spans, np.int64), np.array([shape or (0, 0, 0) for shape in shapes], np.int64)]
+    return _Within(records, columns[0].reshape(-1, 2), columns[1].reshape(-1, 3))
 
 
 def _labels_of_records(records: Sequence[_Record], stored: SampleSource, notes: list[str]) -> Labels:
@@ -427,7 +504,7 @@ def _labels_of_records(records: Sequence[_Record], stored: SampleSource, notes: 
         notes += [f"{counted(bare, 'records', 'have')} no features of boxes: kept without boxes."] if bare else []
         return _boxes_of_records(records)
     if all_have(masks, names, "mask"):
-        found = find_masks(_within(stored, [mask for mask in masks if mask]), spread=False)
+        found = find_masks(_within(stored, [mask for mask in masks if mask], [None] * len(masks)), spread=False)
         return Labels(found, found.classes)
     odd = next((record for record in records if record.classes != records[0].classes), None)
     if odd is not None:
@@ -444,11 +521,12 @@ def _labels_of_records(records: Sequence[_Record], stored: SampleSource, notes: 
 def _boxes_of_records(records: Sequence[_Record]) -> Labels:
     boxes = [(record.name, box) for record in records for box in record.boxes or []]
     labels = [box.label for _, box in boxes]
-    # A box has no name of its own, and its record has.
-    values, classes = make_labels(
-        labels, [name for name, _ in boxes], names=names_of(labels, [box.text for _, box in boxes])
+    return make_boxes(
+        [len(record.boxes or []) for record in records],
+        np.array([box.corners for _, box in boxes], np.float64).reshape(-1, 4),
+        labels,
+        # A box has no name of its own, and its record has.
+        [name for name, _ in boxes],
+        names=names_of(labels, [box.text for _, box in boxes]),
+        relative=True,
     )
-    offsets = offsets_of([len(record.boxes or []) for record in records])
-    corners = np.array([box.corners for _, box in boxes], np.float64).reshape(-1, 4)
-    numbers = getattr(values, "values", np.zeros(0, np.int64))
-    return Labels(Boxes(offsets, corners, {"labels": numbers}, relative=True), classes)

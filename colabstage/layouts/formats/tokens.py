@@ -31,9 +31,11 @@ from colabstage.layouts.words import (
     folder_of,
     is_note,
     is_table,
+    split_name,
     split_of_path,
     split_of_word,
     stem_of,
+    words_of,
 )
 from colabstage.trees.bytes import LocalBytes
 
@@ -289,10 +291,6 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are used as they are; otherwise .txt and
     .jsonl files are text. Each split is one stream, its files sorted by name, cut into rows of one length; the
     remainder at its end is left out.
-
-    Args:
-        source: the files.
-        options: the form of the rows.
     """
     tree = source.tree
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
@@ -306,7 +304,7 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
         raise LayoutError(msg)
     # .bin says nothing about the content, so a name such as train.bin is required.
     named = [entry for entry in tokens if _named_split(entry.name)]
-    parts = [entry for entry in tokens if _ARRAY_WORDS & set(_name_words(entry.name))]
+    parts = [entry for entry in tokens if _ARRAY_WORDS.intersection(words_of(stem_of(entry.name)))]
     if parts:
         return near(
             f"'{parts[0].name}' is named like the inputs or labels of arrays (STL10's files are), not like tokens. "
@@ -364,13 +362,7 @@ def _with(source: Source, extensions: tuple[str, ...]) -> FileEntries:
 
 
 def _named_split(name: str) -> str:
-    words = (split for word in _name_words(name) if (split := split_of_word(word)))
-    return next(words, "") or split_of_path(name)
-
-
-def _name_words(name: str) -> list[str]:
-    stem = stem_of(name)
-    return re.split(r"[^a-z0-9]+", stem.lower())
+    return split_name(stem_of(name)).split or split_of_path(name)
 
 
 def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:

@@ -162,12 +162,15 @@ def _box(x: Any, y: Any, width: Any, height: Any) -> Points:
     return [(left, top), (left + float(width), top + float(height))]
 
 
-def _turned(middle: tuple[float, float], halves: tuple[float, float], angle: float) -> Points:
-    """Return the corners of a box, by its middle and half its sides, that is turned by an angle around its middle."""
-    (x, y), (across, down) = middle, halves
-    sine, cosine = math.sin(angle), math.cos(angle)
-    ends = ((-across, -down), (across, -down), (across, down), (-across, down))
-    return [(x + right * cosine - below * sine, y + right * sine + below * cosine) for right, below in ends]
+def _turned(points: Points, around: tuple[float, float], angle: float) -> Points:
+    """Return points turned by an angle around another."""
+    (x0, y0), sine, cosine = around, math.sin(angle), math.cos(angle)
+    moved = [(x - x0, y - y0) for x, y in points]
+    return [(x0 + x * cosine - y * sine, y0 + x * sine + y * cosine) for x, y in moved]
+
+
+def _edges(x0: float, y0: float, x1: float, y1: float) -> Points:
+    return [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
 
 
 def _size(height: Any, width: Any) -> tuple[int, int]:
@@ -303,24 +306,19 @@ def _label_studio(_: str, content: bytes) -> list[Record]:
             size = _size(region["original_height"], region["original_width"])
             # A region with several labels raises here, which becomes an error that names the file.
             (label,) = value[kind]
-            corners = value["points"] if kind == "polygonlabels" else _rotated(value, size)
-            shapes.append(_shape(label, [(x * size[1] / 100, y * size[0] / 100) for x, y in corners]))
+            # In pixels, because a percent of the height and of the width have different lengths.
+            across, down = size[1] / 100, size[0] / 100
+            if kind == "polygonlabels":
+                points = [(x * across, y * down) for x, y in value["points"]]
+            else:
+                x, y = value["x"] * across, value["y"] * down
+                corners = _edges(x, y, x + value["width"] * across, y + value["height"] * down)
+                points = _turned(corners, (x, y), math.radians(value.get("rotation") or 0))
+            shapes.append(_shape(label, points))
         path = next((str(word) for word in one["data"].values() if is_image(str(word))), "")
         # Local files are given by a query: /data/local-files/?d=photos/a.jpg.
         every.append(Record(unquote(path.rpartition("?d=")[2]), shapes, size))
     return every if any(one.shapes for one in every) else []
-
-
-def _rotated(value: dict[str, Any], size: tuple[int, int]) -> Points:
-    """Return the corners, in percent, of a box that is rotated clockwise around its first corner."""
-    # In pixels, because a percent of the height and of the width have different lengths.
-    angle = math.radians(value.get("rotation") or 0)
-    across, down = value["width"] * size[1], value["height"] * size[0]
-    sine, cosine = math.sin(angle), math.cos(angle)
-    return [
-        (value["x"] + (x * cosine - y * sine) / size[1], value["y"] + (x * sine + y * cosine) / size[0])
-        for x, y in ((0.0, 0.0), (across, 0.0), (across, down), (0.0, down))
-    ]
 
 
 def _keras_yolo(_: str, content: bytes) -> list[Record]:
@@ -360,7 +358,7 @@ def _cvat(name: str, content: bytes) -> list[Record]:
 def _cvat_box(given: dict[str, str]) -> Points:
     x0, y0, x1, y1 = (float(given[edge]) for edge in ("xtl", "ytl", "xbr", "ybr"))
     angle = math.radians(float(given.get("rotation") or 0))
-    return _turned(((x0 + x1) / 2, (y0 + y1) / 2), ((x1 - x0) / 2, (y1 - y0) / 2), angle)
+    return _turned(_edges(x0, y0, x1, y1), ((x0 + x1) / 2, (y0 + y1) / 2), angle)
 
 
 def _cvat_ellipse(given: dict[str, str]) -> Points:

@@ -5,18 +5,16 @@ One tar may be the tree itself, several may be joined to it, or any number of th
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import posixpath
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError, SourceChangedError
 from colabstage.io.given import show_content
-from colabstage.io.whole_imports import whole_imports
 from colabstage.layouts.clips import ClipOptions, clip_rows
 from colabstage.layouts.evidence import left_out_notes, near
 from colabstage.layouts.mask_values import find_masks
@@ -30,7 +28,7 @@ from colabstage.layouts.records import (
     parse_label,
     records_state,
 )
-from colabstage.layouts.shards import Part, ScanWindow, ShardFile, open_shard, samples_of_shards, scan_each
+from colabstage.layouts.shards import Part, ScanMemory, ScanWindow, ShardFile, ShardParts, open_shard, scan_each
 from colabstage.layouts.stored import decode_npy
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images
 from colabstage.layouts.words import IMAGES, SOUNDS, label_names, plain_name
@@ -38,13 +36,13 @@ from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
     from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
     from colabstage.layouts.samples import SampleSource
+    from colabstage.trees.bytes import ByteSource
+    from colabstage.trees.listing import Tree
 
 NAME = "webdataset"
 _SHARDS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -54,7 +52,7 @@ _KEY_AND_REST = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 # The kinds of content by the rest of a name, by preference; WebDataset's own examples ask for "jpg;png".
 _KINDS = (
     dict.fromkeys(("jpg", "jpeg", "png", "webp", *(ending[1:] for ending in IMAGES)), "image")
-    | {"npy": "npy", "pth": "pth", "pt": "pth"}
+    | {"npy": "npy"}
     | dict.fromkeys(sorted(ending[1:] for ending in SOUNDS), "sound")
 )
 _NUMBERS, _DOCUMENT, _TEXT = ("cls", "class", "label"), "json", "txt"
@@ -62,7 +60,7 @@ _LABELS = (*_NUMBERS, _DOCUMENT, _TEXT)
 _MASKS = ("seg.png", "mask.png", "segmentation.png", "labels.png")
 _LABEL_ENDS = tuple(f".{rest}" for rest in (*_LABELS, *_MASKS))
 # Samples that WebDataset's own decoders read, and nothing here.
-_UNREAD = frozenset({"pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
+_UNREAD = frozenset({"pth", "pt", "pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
 _LABELS_IN_JSON = ("label", "labels", "cls", "class_id", "class_index", "class", "target", "category")
 _NAMES_IN_JSON = ("class_name", "classname", "label_name", "label_text", "class", "category")
 # What is longer is not a label.
@@ -80,7 +78,7 @@ class PackedSample(NamedTuple):
     """Of that, in its shard."""
     content: Part
     kind: str
-    """"image", "npy", "pth" or "sound"."""
+    """"image", "npy" or "sound"."""
     mask: Part | None
     label: Label
     """From its cls or json."""
@@ -106,12 +104,7 @@ _Found = tuple[str, Part] | bytes | None
 
 
 def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
-    """Find every sample of a shard, in one pass over it.
-
-    Args:
-        shard: a tar, not compressed.
-        number: which of the shards it is.
-    """
+    """Find every sample of a shard, in one pass over it."""
     window = ScanWindow(shard.content)
     # One small dict for each sample: there may be a million, and the words for their kinds are the same for all.
     groups: dict[str, dict[str, _Found]] = {}
@@ -215,9 +208,9 @@ def _document_label(address: str, content: str, *, needed: bool) -> tuple[Label,
 def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Found:
     """Read a tar, or the tars in a tree, as WebDataset's `TarWriter` makes them.
 
-    x is a sample's jpg, jpeg, png, webp or other image, or else its npy, its pth (a tensor) or its wav, flac or other
-    clip, of which `sound` says what rows are; y its mask (seg.png), or its cls, the label in its json, or its txt,
-    where that is a class and no caption. Splits are those that all shards are called after
+    x is a sample's jpg, jpeg, png, webp or other image, or else its npy, or its wav, flac or other clip, of which
+    `sound` says what rows are; y its mask (seg.png), or its cls, the label in its json, or its txt, where that is a
+    class and no caption. Splits are those that all shards are called after
     (train-000001.tar, val/000.tar). Keys name the shard and the image in it; the samples' own need not be unique.
     """
     tars = _Shards(source)
@@ -232,7 +225,7 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
     notes: list[str] = []
     masks = [sample.mask for sample in samples]
     if all_have(masks, names, "mask"):
-        found = find_masks(samples_of_shards(shards, [mask for mask in masks if mask], names), spread=False)
+        found = find_masks(ShardParts(shards, [mask for mask in masks if mask], names), spread=False)
         labels = Labels(found, found.classes)
         if any(sample.label is not None for sample in samples):
             notes.append("The samples have masks and labels; the masks are the targets, and the labels were left out.")
@@ -246,7 +239,7 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
     if labels.targets is None:
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
     parts = np.array([sample.content for sample in samples], np.int64)
-    inputs = _make_inputs(samples_of_shards(shards, parts, names), [one.kind for one in samples], sound, notes)
+    inputs = _make_inputs(ShardParts(shards, parts, names), [one.kind for one in samples], sound, notes)
     shard_names = [shard.name for shard in shards]
     who = "fields of the samples"
     return records_state(NAME, who, inputs, labels, shards=shard_names, shard_of=parts[:, 0], field="cls", notes=notes)
@@ -274,42 +267,12 @@ def _make_inputs(source: SampleSource, kinds: Sequence[str], sound: ClipOptions,
         rows, note = clip_rows(source, sound)
         notes.append(note)
         return rows
-    decode: Callable[[Any], NDArray[Any]] = decode_npy if kinds[0] == "npy" else _decode_tensor
     try:
-        first = decode(source.read(0))
+        first = decode_npy(source.read(0))
     except DecodeError as error:
         msg = f"'{source.name(0)}' cannot be used: {error}"
         raise BrokenDatasetError(msg) from error
-    return Arrays(source, first.shape, first.dtype, decode=decode)
-
-
-# What torch raises for a file that it does not read.
-_OF_TORCH = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError)
-
-
-def _decode_tensor(content: bytes) -> NDArray[Any]:
-    """Return the tensor that `torch.save` wrote. Nothing in the file is run."""
-    try:
-        with whole_imports():
-            import torch
-    except ImportError as error:
-        msg = "Tensors in .pth files are read by torch. Install it with: pip install torch"
-        raise MissingDependencyError(msg) from error
-    # A pickle may hold calls of any function. With weights_only=True torch makes tensors and plain values, and refuses
-    # everything else.
-    try:
-        value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except _OF_TORCH as error:
-        msg = f"It is not a file that torch.load(weights_only=True) reads: {str(error).partition(chr(10))[0]}"
-        raise DecodeError(msg) from error
-    if not isinstance(value, torch.Tensor):
-        msg = f"It holds a {type(value).__name__}; expected one tensor."
-        raise DecodeError(msg)
-    try:
-        return value.detach().resolve_conj().resolve_neg().numpy()
-    except (TypeError, RuntimeError) as error:
-        msg = f"It holds a tensor of {value.dtype}, {value.layout}, which numpy has no type for; save it as float32."
-        raise DecodeError(msg) from error
+    return Arrays(source, first.shape, first.dtype, decode=decode_npy)
 
 
 class _Shards:
@@ -317,6 +280,7 @@ class _Shards:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self._memory = ScanMemory()
         parts = source.tree.parts()
         # Tars that are opened themselves are not searched again inside the tree that they make up.
         tars = [part.source for part in parts if part.kind == "tar" and part.source is not None]
@@ -356,8 +320,19 @@ class _Shards:
     def scan(self, number: int) -> tuple[ShardFile, ShardSamples]:
         """Open one of them, and find its samples."""
         if self._own:
-            name, tar = self._names[number], self._own[number]
-            shard = ShardFile(name, f"{name!r} {tar.size}", tar)
+            name, size = self._names[number], self._own[number].size
+            shard = ShardFile(
+                name, f"{name!r} {size}", partial(_own_tar, self._source.tree, number, size), self._memory
+            )
         else:
-            shard = open_shard(self._source.tree, self._inside[number])
+            shard = open_shard(self._source.tree, self._inside[number], self._memory)
         return shard, scan_shard(shard, number)
+
+
+def _own_tar(tree: Tree, number: int, size: int) -> ByteSource:
+    """Return one of the tars that a tree is made of."""
+    found = tree.parts()[number].source
+    if found is None or found.size != size:
+        msg = f"'{tree.label}' is made of other tars than those that were scanned. Start again."
+        raise SourceChangedError(msg)
+    return found

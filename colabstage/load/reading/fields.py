@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from colabstage.errors import DamagedPackError, DecodeError, NotEnoughSpaceError, PackFormatError
 from colabstage.h5.schema import BOXES
-from colabstage.h5.untrusted import check_parts, home_of, ragged_trouble, reading_contents
+from colabstage.h5.untrusted import home_of, ragged_trouble, reading_contents
 from colabstage.images.geometry import fit_boxes
 from colabstage.io.units import format_bytes, format_count
 from colabstage.load.reading.memory import SHARE_BYTES, cut_off, empty_array, spare_memory
@@ -159,7 +159,6 @@ def read_storage(dataset: Any, name: str, path: Path) -> Storage:
     Raises:
         PackFormatError: its values are not numbers, a file that holds some is missing, or a filter is.
     """
-    check_parts(dataset, name, path)
     dtype = dataset.dtype.newbyteorder("=")
     if dtype.kind not in "biufc":
         msg = f"{name} in '{path}' holds {_describe_type(dataset)}; expected numbers. {_remedy_for(dataset)}"

@@ -8,7 +8,6 @@ import sys
 import zipfile
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -110,59 +109,6 @@ def test_folders_in_keys_are_classes(tmp_path: Path) -> None:
     assert table.targets.values.tolist() == [0, 0, 1]
     assert table.splits == ("test",) * 3
     assert contents(table) == list(read_back(tmp_path / "test.lmdb", subdir=False).values())
-
-
-def datum(data: bytes, label: int, *, shape: tuple[int, int, int] = (0, 0, 0), encoded: bool = False) -> bytes:
-    """Caffe's message of an image, written by protobuf's own rules."""
-
-    def varint(number: int) -> bytes:
-        return bytes([number & 127 | 128]) + varint(number >> 7) if number > 127 else bytes([number])
-
-    sizes = b"".join(bytes([field << 3]) + varint(side) for field, side in enumerate(shape, 1))
-    return (
-        sizes + b"\x22" + varint(len(data)) + data
-        + b"\x28" + varint(label % (1 << 64)) + (b"\x38\x01" if encoded else b"")
-    )  # fmt: skip
-
-
-def test_caffes_pixels_are_rows(tmp_path: Path) -> None:
-    """As create_cifar10 and convert_imageset write them: channels first, the label behind; -1 is a label too."""
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 5, 4), np.uint8)
-    labels = [3, 0, 300, 2, 1, -1]
-    for split, rows in (("train", range(4)), ("val", range(4, 6))):
-        values = {b"%05d_a.jpg" % n: datum(pixels[n].tobytes(), labels[n], shape=(3, 5, 4)) for n in rows}
-        write(tmp_path / "data" / f"cifar_{split}_lmdb", values)
-    report = pack_dataset(tmp_path / "data", tmp_path / "a.h5")
-    with h5py.File(tmp_path / "a.h5") as file:
-        packed = dict(zip([*file["Y_train"], *file["Y_val"]], [*file["X_train"], *file["X_val"]], strict=True))
-        assert sorted(file["Y_val"]) == [-1, 1]
-    np.testing.assert_array_equal([packed[label] for label in labels], pixels)
-    assert "blue first" in " ".join(report.notes)
-
-
-def test_caffes_image_files_are_images(tmp_path: Path) -> None:
-    """--encoded: the file as it is in the message."""
-    write(tmp_path / "db", {b"%d" % n: datum(picture(n), n, shape=(3, 8, 6), encoded=True) for n in range(5)})
-    table = detect_layout(FolderTree(tmp_path))
-    assert contents(table) == [picture(n) for n in range(5)]
-    assert isinstance(table.targets, Values)
-    assert table.targets.values.tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("second", "says"),
-    [
-        (datum(bytes(30), 0, shape=(3, 5, 2)), r"shape \(3, 5, 2\), and .*of \(3, 5, 4\)"),
-        (datum(bytes(59), 0, shape=(3, 5, 4)), "does not hold image files"),
-        (datum(b"no image", 0, encoded=True), "does not hold image files"),
-        (picture(1), "1 values that are not"),
-    ],
-)
-def test_odd_messages_of_caffes_are_refused(tmp_path: Path, second: bytes, says: str) -> None:
-    """Another size, pixels that are cut, a file that is none, and a file among messages."""
-    write(tmp_path / "db", {b"1": datum(bytes(60), 1, shape=(3, 5, 4)), b"2": second})
-    with pytest.raises(LayoutError, match=says):
-        detect_layout(FolderTree(tmp_path), "lmdb")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import tracemalloc
 import warnings
 import wave
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from tests.layouts.readers import contents, labels, picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -63,7 +63,7 @@ def write(path: Path, content: Sequence[Mapping[str, Any]]) -> Path:
 
 def write_tar(path: Path, files: Sequence[tuple[str, bytes]]) -> Path:
     """Make a tar of files that WebDataset's writer would refuse."""
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as archive:
         for name, content in files:
             member = tarfile.TarInfo(name)
@@ -88,7 +88,7 @@ def test_a_sample_of_many_is_one_small_object_while_they_are_scanned(
     monkeypatch.setattr("colabstage.layouts.shards._FAR_BYTES", 1 << 15)
     files = [(f"{n // 2:06d}.{('png', 'cls')[n % 2]}", b"1") for n in range(4_000)]
     path = write_tar(tmp_path / "shards" / "a.tar", files)
-    shard = ShardFile(path.name, "", LocalBytes(path))
+    shard = ShardFile(path.name, "", lambda: LocalBytes(path))
     tracemalloc.start()
     try:
         found = scan_shard(shard, 0)
@@ -196,78 +196,12 @@ def test_arrays_and_masks_are_what_webdataset_reads(tmp_path: Path) -> None:
         detect_layout(tree)
 
 
-def test_samples_that_only_webdataset_decodes_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["pyd", "pth"])
+def test_samples_that_only_webdataset_decodes_are_named(tmp_path: Path, kind: str) -> None:
     """A pickle may run anything; the message has the line that gets it in."""
-    tree = FolderTree(write_tar(tmp_path / "d" / "a.tar", [("0.pyd", b"x"), ("0.cls", b"0")]).parent)
-    with pytest.raises(
-        LayoutError, match=r"are pyd, which are not read.*WebDataset\(URL\).decode\(\).to_tuple\('pyd', 'cls'\)"
-    ):
+    tree = FolderTree(write_tar(tmp_path / "d" / "a.tar", [(f"0.{kind}", b"x"), ("0.cls", b"0")]).parent)
+    with pytest.raises(LayoutError, match=rf"WebDataset\(URL\).decode\(\).to_tuple\('{kind}', 'cls'\)"):
         detect_layout(tree)
-
-
-@pytest.mark.torch
-def test_tensors_are_what_webdataset_reads(tmp_path: Path) -> None:
-    """pth as its own decoder gives them: views, tensors that require gradients, and other types too."""
-    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
-    made = [torch.arange(24.0).reshape(4, 6) * n for n in range(4)]
-    made[1] = made[1].clone().requires_grad_()
-    made[2] = made[2].T.contiguous().T  # in another order in memory
-    path = write(tmp_path / "d" / "a.tar", [{"__key__": f"{n}", "pth": one, "cls": n} for n, one in enumerate(made)])
-    found = detect_layout(FolderTree(path.parent))
-    assert isinstance(found.inputs, Arrays)
-    assert labels(found) == list(range(4))
-    for number, sample in enumerate(read_back([path])):
-        theirs = torch.load(io.BytesIO(sample["pth"]), weights_only=True)
-        own = found.inputs.to_array(found.inputs.source.read(number))
-        np.testing.assert_array_equal(own, theirs.detach().numpy())
-        assert own.dtype == np.float32
-
-
-class _Runs:
-    """What its pickle does when it is read."""
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (Path("was-run"),)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        ("code", r"not a file that torch.load\(weights_only=True\) reads"),
-        ("cut", r"not a file that torch.load"),
-        ("dict", r"It holds a dict; expected one tensor"),
-        ("bfloat16", r"a tensor of torch.bfloat16.*save it as float32"),
-    ],
-)
-def test_a_pth_that_is_no_tensor_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, says: str
-) -> None:
-    """By one typed error that names it, and nothing in it is run; packing leaves it out where it may."""
-    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
-    monkeypatch.chdir(tmp_path)
-
-    def saved(value: Any) -> bytes:
-        file = io.BytesIO()
-        torch.save(value, file)
-        return file.getvalue()
-
-    whole = saved(torch.zeros(3))
-    odd = {
-        "code": lambda: saved(_Runs()),
-        "cut": lambda: whole[: len(whole) // 2],
-        "dict": lambda: saved({"x": torch.zeros(3)}),
-        "bfloat16": lambda: saved(torch.zeros(3, dtype=torch.bfloat16)),
-    }[value]()
-    write_tar(tmp_path / "first" / "a.tar", [("0.pth", odd), ("0.cls", b"0")])
-    with pytest.raises(BrokenDatasetError, match=rf"a\.tar/0\.pth' cannot be used: .*{says}"):
-        detect_layout(FolderTree(tmp_path / "first"))
-    files = [(f"{n}.{end}", content) for n in range(3) for end, content in (("pth", whole), ("cls", b"0"))]
-    write_tar(tmp_path / "later" / "a.tar", [*files, ("3.pth", odd), ("3.cls", b"1")])
-    report = pack_dataset(tmp_path / "later", tmp_path / "out.h5", on_error="skip", progress=False)
-    assert report.samples == {"train": 3}
-    assert "3.pth" in report.skipped[0]
-    assert not Path("was-run").exists()
 
 
 def clip(values: NDArray[np.int16], rate: int = 8000) -> bytes:

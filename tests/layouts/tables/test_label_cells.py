@@ -166,7 +166,7 @@ def test_numbers_beside_folders_of_classes_are_asked_about(
     (tmp_path / "t.csv").write_text(text, encoding="utf-8")
     tree = FolderTree(tmp_path)
     if asked:
-        with pytest.raises(LayoutError, match=r"'cat', 'dog'.*layout=\"table\" or layout=\"image_folder\""):
+        with pytest.raises(LayoutError, match=r"'t.csv'.*layout=\"table\" or layout=\"image_folder\""):
             detect_layout(tree)
         assert detect_layout(tree, "image_folder").classes == ("cat", "dog")
     assert values(detect_layout(tree, "table" if asked else "auto")).tolist() == [n + 0.5 for n in range(len(names))]

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from colabstage import extract_archive
 from colabstage.errors import (
     ArchiveError,
     CancelledError,
@@ -28,12 +28,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     TargetExistsError,
 )
-from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.sources.extract.archive import extract_archive, extract_bytes, identify
-from colabstage.sources.extract.batches import plan_extract
-from colabstage.trees.bytes import TemporaryBytes
-from colabstage.trees.listing import FileEntry
-from colabstage.trees.names import DEFAULT_LIMITS
+from colabstage.io.progress import Cancellation
 from simulated_drive.knobs import DriveFaults, OpFault
 
 if TYPE_CHECKING:
@@ -263,7 +258,7 @@ _RAR = zlib.decompress(
 
 _KILLED = """
 import os, signal, sys
-from colabstage.sources.extract.archive import extract_archive
+from colabstage import extract_archive
 from tests_progress import Dying
 extract_archive(sys.argv[1], sys.argv[2], progress=Dying(int(sys.argv[3])))
 """
@@ -354,64 +349,9 @@ def test_threads_do_it_where_no_process_can_be_started(tmp_path: Path, monkeypat
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == files
 
 
-@pytest.mark.parametrize("kind", ["zip", "stored", "tar.gz"])
-def test_our_own_copy_of_an_archive_is_eaten_up(tmp_path: Path, kind: str) -> None:
-    """The disk never holds archive and folder whole: the copy's blocks go as its members are written."""
-    rng = np.random.default_rng(5)
-    files = {f"{n:03d}.bin": rng.bytes(100_000) for n in range(200)}
-    archive = tmp_path / "copy"
-    if kind == "tar.gz":
-        write_tar(archive, files, "w:gz")
-    else:
-        write_zip(archive, files, zipfile.ZIP_STORED if kind == "stored" else zipfile.ZIP_DEFLATED)
-    source = TemporaryBytes(archive)
-    extract_bytes(
-        source,
-        tmp_path / "out",
-        identity=identify(source, 0),
-        limits=DEFAULT_LIMITS,
-        overwrite=False,
-        progress=NullProgress(),
-        cancellation=Cancellation(),
-    )
-    assert contents(tmp_path / "out") == files
-    if kind != "tar.gz":  # there the unpacked form is eaten up; of the copy itself, its owner disposes
-        assert archive.stat().st_size > 20_000_000
-        assert archive.stat().st_blocks * 512 < 2_000_000
-
-
-def test_a_file_that_is_still_arriving_is_extracted_meanwhile(tmp_path: Path) -> None:
-    """Its bytes come through `pread` only, so threads do it; one that hangs ends with an error."""
-    files = many_files()
-    content = write_zip(tmp_path / "a.zip", files).read_bytes()
-
-    class Arriving:
-        label, size = "arriving.zip", len(content)
-
-        def pread(self, length: int, offset: int) -> bytes:
-            time.sleep(0.001)
-            return content[offset : offset + length]
-
-        def close(self) -> None:
-            """Nothing is held."""
-
-    source = Arriving()
-    report = extract_bytes(
-        source,
-        tmp_path / "out",
-        identity=identify(source, 0),
-        limits=DEFAULT_LIMITS,
-        overwrite=False,
-        progress=NullProgress(),
-        cancellation=Cancellation(),
-    )
-    assert contents(tmp_path / "out") == files
-    assert report.members == 3000
-
-
 _LARGE = """
 import resource, sys
-from colabstage.sources.extract.archive import extract_archive
+from colabstage import extract_archive
 extract_archive(sys.argv[1], sys.argv[2], progress=False)
 # Not ru_maxrss for this process: that begins with what the process that started it has held.
 own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -449,29 +389,19 @@ def test_a_member_of_gigabytes_takes_little_memory(tmp_path: Path, method: int, 
         path.unlink()
 
 
-def test_the_plan_cuts_batches_and_counts_the_disk() -> None:
-    """Pure: neighbours together, the large alone, every member once; blocks and inodes counted."""
-    sizes = [1000] * 300 + [50 * MIB] + [1000] * 5
-    entries, ends, at = [], [], 0
-    for number, size in enumerate(sizes):
-        entries.append(FileEntry(f"{number}", size, 0, at))
-        at += size
-        ends.append(at)
-    plan = plan_extract(entries, ends, kind="tar", cores=4, readable_by_others=True)
-    covered = [number for batch in plan.batches for number in range(batch.first, batch.first + batch.members)]
-    assert covered == list(range(306))
-    assert [batch.members for batch in plan.batches if batch.is_large] == [1]
-    assert plan.content_bytes == sum(sizes)
-    assert plan.peak_bytes == 305 * (4096 + 512) + 50 * MIB + 512
-    assert not plan.processes
-    assert "305" not in str(plan)
-    many = plan_extract(entries * 10, ends * 10, kind="tar", cores=4, readable_by_others=True)
-    assert many.processes
-    assert many.workers == 4
-    assert not plan_extract(entries * 10, ends * 10, kind="tar", cores=1, readable_by_others=True).processes
-    assert (
-        plan_extract(entries, ends, kind="tar", cores=4, readable_by_others=True, freed_bytes=at).peak_bytes < 2 * MIB
-    )
+def test_the_disk_never_holds_what_was_unpacked_twice(tmp_path: Path) -> None:
+    """The unpacked form of a compressed tar goes as its members are written."""
+    rng = np.random.default_rng(5)
+    archive = write_tar(tmp_path / "a.tar.gz", {f"{n:03d}.bin": rng.bytes(100_000) for n in range(200)}, "w:gz")
+    most = 0
+
+    def notice(_: int) -> None:
+        nonlocal most
+        taken = (path.lstat().st_blocks for path in tmp_path.rglob("*"))
+        most = max(most, sum(taken) * 512 - 20_000_000)
+
+    extract_archive(archive, tmp_path / "out", progress=Noticing(notice))
+    assert 20_000_000 < most < 25_000_000
 
 
 @pytest.mark.fuse

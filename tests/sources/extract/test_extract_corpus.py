@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 import zstandard
 
+from colabstage import extract_archive
 from colabstage.errors import ArchiveError
-from colabstage.sources import tree as files
-from colabstage.sources.extract.archive import extract_archive
+from colabstage.sources import to_folder as files
 from colabstage.trees.names import ArchiveLimits
 
 if TYPE_CHECKING:

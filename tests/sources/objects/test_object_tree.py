@@ -24,7 +24,7 @@ from colabstage.io.progress import Cancellation
 from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.objects import ObjectTree
 from colabstage.sources.remote import TransientError
-from colabstage.sources.tree import fetch_tree
+from colabstage.sources.to_folder import write_folder
 from colabstage.trees.listing import FileEntry
 from tests.sources.servers import BucketService, FolderService, use_login
 
@@ -95,12 +95,11 @@ def test_a_folder_is_the_same_from_everywhere(address: str) -> None:
 
 
 def test_it_arrives_on_the_local_disk(address: str, tmp_path: Path, step: Any) -> None:
-    """`fetch_tree` makes the same files of it, with their times."""
+    """`write_folder` makes the same files of it, with their times."""
     target = tmp_path / "target"
-    target.mkdir()
     with ObjectTree(address, workers=4) as tree:
         limits = PipelineLimits(readers=6, max_readers=6, workers=2, stall_timeout_s=20.0)
-        fetch_tree(tree, target, limits=limits, step=step, cancellation=Cancellation(), policy=RetryPolicy())
+        write_folder(tree, target, fingerprint="", limits=limits, step=step, cancellation=Cancellation())
         times = {entry.name: entry.mtime_ns for entry in tree.entries}
     found = {str(path.relative_to(target)): path for path in target.rglob("*") if path.is_file()}
     assert {name: path.read_bytes() for name, path in found.items()} == CONTENT
@@ -129,8 +128,8 @@ def test_a_large_object_is_fetched_in_parts(s3: BucketService, tmp_path: Path, s
     s3.put("set/big.bin", content)
     with ObjectTree("s3://data/set") as tree:
         limits = PipelineLimits(readers=4, max_readers=4, workers=2)
-        fetch_tree(tree, tmp_path, limits=limits, step=step, cancellation=Cancellation(), policy=RetryPolicy())
-    assert (tmp_path / "big.bin").read_bytes() == content
+        write_folder(tree, tmp_path / "to", fingerprint="", limits=limits, step=step, cancellation=Cancellation())
+    assert (tmp_path / "to" / "big.bin").read_bytes() == content
 
 
 def test_markers_and_junk_are_left_out(s3: BucketService) -> None:

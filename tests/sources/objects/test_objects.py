@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pickle
 import time
@@ -21,7 +22,7 @@ from colabstage.errors import (
 )
 from colabstage.sources.buckets import PIECE_BYTES, ObjectStore, cut_spans
 from colabstage.sources.objects import ObjectFile, object_kind, open_object
-from colabstage.sources.remote import Checksum, TransientError
+from colabstage.sources.remote import Checksum, RemoteFile, TransientError
 from tests.sources.servers import PASSWORD, USER, BucketService, FolderService, use_login
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _over_folder(kind: str, request: pytest.FixtureRequest) -> Place:
     return Place(address, put, lambda key: (root / key).unlink())
 
 
-def whole(file: ObjectFile) -> bytes:
+def whole(file: RemoteFile) -> bytes:
     return b"".join(file.read_range(0, None))
 
 
@@ -244,6 +245,7 @@ def test_a_public_object_needs_no_login(s3: BucketService, monkeypatch: pytest.M
     use_login(monkeypatch, s3, known=False)
     file = open_object("s3://data/open.bin")
     assert whole(file) == b"for all"
+    assert isinstance(file, ObjectFile)
     assert "anonymously" in file.notes[0]
     file.close()
 
@@ -257,12 +259,15 @@ def test_a_private_object_without_a_login_is_refused(s3: BucketService, monkeypa
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), SourceAccessError)
 
 
-def test_a_login_that_is_not_accepted_is_refused_and_not_shown(s3: BucketService) -> None:
+def test_a_login_that_is_not_accepted_is_refused_and_not_shown(
+    s3: BucketService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wrong key is an error about access; the public object beside it is read all the same."""
     s3.put("mine.bin", b"secret")
     s3.demand_known_logins(wanted=True)
+    monkeypatch.setenv("FSSPEC_S3", json.dumps({"key": "AKIAWRONG", "secret": "hunter2-hunter2"}))
     with pytest.raises(SourceAccessError) as caught:
-        open_object("s3://data/mine.bin", storage_options={"key": "AKIAWRONG", "secret": "hunter2-hunter2"})
+        open_object("s3://data/mine.bin")
     assert "hunter2" not in str(caught.value)
     assert caught.value.__suppress_context__
 
@@ -278,26 +283,30 @@ def test_a_login_that_expires_is_told_and_kept(s3: BucketService) -> None:
         whole(file)
     s3.demand_known_logins(wanted=False)
     assert first + b"".join(pieces) == whole(file) == b"secret" * 500_000
+    assert isinstance(file, ObjectFile)
     assert file.notes == ()
     file.close()
 
 
-def test_storage_options_reach_the_service(s3: BucketService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_environment_reach_the_service(s3: BucketService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for an anonymous bucket gets it at once, and no second try is made for them."""
     s3.put("open.bin", b"for all", public=True)
     s3.put("mine.bin", b"for me")
-    file = open_object("s3://data/open.bin", storage_options={"anon": True})
+    monkeypatch.setenv("FSSPEC_S3", '{"anon": true}')
+    file = open_object("s3://data/open.bin")
+    assert isinstance(file, ObjectFile)
     assert (whole(file), file.notes) == (b"for all", ())
     file.close()
     with pytest.raises(SourceAccessError):
-        open_object("s3://data/mine.bin", storage_options={"anon": True})
+        open_object("s3://data/mine.bin")
 
 
 def test_a_service_that_does_not_answer_may_answer_later(s3: BucketService, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that is refused is worth another try."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("FSSPEC_S3", json.dumps(FEW_TRIES))
     with pytest.raises(TransientError, match="s3://data/x"):
-        open_object("s3://data/x", storage_options=FEW_TRIES)
+        open_object("s3://data/x")
 
 
 @pytest.mark.parametrize("kind", ["ftp", "sftp"])

@@ -9,43 +9,31 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from colabstage.errors import (
-    ArchiveError,
-    CancelledError,
-    SourceAccessError,
-    SourceChangedError,
-    TargetExistsError,
-    TargetNotWritableError,
-    printable,
-)
+from colabstage.errors import ArchiveError, SourceAccessError, SourceChangedError, TargetExistsError, printable
 from colabstage.io.arguments import GOES_ON, check_zip_encoding, read_only, stops_with, takes
 from colabstage.io.boundary import typed
-from colabstage.io.files import RetryPolicy, hash_block, make_folder
-from colabstage.io.ownership import look_at, put_folder, sweep_orphans
+from colabstage.io.files import hash_block, make_folder
+from colabstage.io.ownership import look_at, sweep_orphans
+from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import only_for, open_spool, open_workspace, put_back, temp_beside
-from colabstage.machine.mounts import drive_root, is_slow_mount, place_in, required_to_stay
-from colabstage.machine.resources import check_space
+from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, temp_beside
+from colabstage.machine.mounts import drive_root, place_in, required_to_stay
+from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
-from colabstage.sources.arriving import StreamingCopy
-from colabstage.sources.extract.batches import ExtractPlan, plan_extract
-from colabstage.sources.extract.run import Extraction, archive_ends, bytes_of, released_by
-from colabstage.sources.parse import LocalSource, absolute_path, local_source, refuse_address, whole_of
-from colabstage.sources.remote import JoinedFile, MountedFile
-from colabstage.sources.tree import check_names_fit
-from colabstage.trees.bytes import JoinedBytes, LocalBytes, SharedBytes, TemporaryBytes, base_name
+from colabstage.sources.opening import OpenedSource, Opening
+from colabstage.sources.parse import absolute_path, local_source, refuse_address, whole_of
+from colabstage.sources.to_folder import disk_bytes, freed_bytes, write_folder
+from colabstage.trees.bytes import base_name
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_lengths
-from colabstage.trees.open import OnlyTree, open_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import FileEntry, Tree
 
 _PATH_BYTES = 4095
 # Space to keep free beyond the plan: for folders, the journal, and other programs.
@@ -128,8 +116,6 @@ class ExtractReport:
     """How many of the files an earlier, interrupted call had written and verified."""
     reused: bool
     """Whether the folder was there already, from the same archive, and nothing was done."""
-    workers: int
-    """Number of workers."""
     notes: tuple[str, ...]
     """What was left out, and why."""
 
@@ -210,128 +196,28 @@ def extract_archive(
     archive, place, parts = absolute_path(path), absolute_path(target, "target"), read_only(only)
     check_zip_encoding(zip_encoding)
     shown = resolve_progress(progress)
+    opening = Opening(
+        place.parent,
+        shown,
+        cancellation or cancellation_of(shown),
+        only=parts,
+        zip_encoding=zip_encoding,
+        limits=limits,
+        single_files=False,
+    )
 
     def extract() -> ExtractReport:
         # On a mount that hangs, any look at it would never return.
         with required_to_stay(archive, place):
-            return extract_there()
-
-    def extract_there() -> ExtractReport:
-        _check_file(archive)
-        # With overwrite, the target would be removed, and the archive with it.
-        if os.path.lexists(place) and place_in(archive, place) is not None:
-            msg = f"'{place}' holds the archive '{archive}', which would be removed with it. Choose another target."
-            raise TargetExistsError(msg)
-        with _opened(archive, place, shown) as (source, mtime_ns):
-            return extract_bytes(
-                source,
-                place,
-                identity=replace(identify(source, mtime_ns), part=_part_named(parts, zip_encoding)),
-                only=parts,
-                zip_encoding=zip_encoding,
-                limits=limits,
-                overwrite=overwrite,
-                progress=shown,
-                cancellation=cancellation or cancellation_of(shown),
-            )
+            _check_file(archive)
+            # With overwrite, the target would be removed, and the archive with it.
+            if os.path.lexists(place) and place_in(archive, place) is not None:
+                msg = f"'{place}' holds the archive '{archive}', which would be removed with it. Choose another target."
+                raise TargetExistsError(msg)
+            return _extract(archive, place, opening, overwrite=overwrite)
 
     return run_with_one_remount(
         extract, place=archive if drive_root(archive) is not None else place, touches=(archive, place)
-    )
-
-
-def extract_bytes(
-    source: ByteSource,
-    target: Path,
-    *,
-    identity: ArchiveIdentity,
-    only: tuple[str, ...] = (),
-    zip_encoding: str | None = None,
-    limits: ArchiveLimits,
-    overwrite: bool,
-    progress: Progress,
-    cancellation: Cancellation,
-) -> ExtractReport:
-    """Extract as `extract_archive` does, from any bytes, including a file that is still being copied here.
-
-    `TemporaryBytes` are consumed: what has been extracted is freed on the disk, so that archive and folder are never
-    there completely at the same time. The source stays open.
-    """
-    began = time.monotonic()
-    # Closing the tree must not close the caller's source.
-    with SharedBytes(source) as lent:
-        found = _reusable(target, identity, overwrite=overwrite)
-        if found is not None:
-            # A run that died right after putting the folder in place could not clean up.
-            EXTRACTED.settle(target)
-            for name in (target.name, _spool_name(target)):
-                sweep_orphans(target.parent, name=name)
-            seconds = time.monotonic() - began
-            return ExtractReport(target, found.members, found.content_bytes, seconds, 0, True, 0, ())
-        make_folder(target.parent)
-        with (
-            # For archives that must be unpacked before their members are known.
-            open_spool(target.with_name(_spool_name(target))) as spool,
-            open_archive(
-                lent, spool=spool, limits=limits, zip_encoding=zip_encoding, cancellation=cancellation
-            ) as whole,
-            contextlib.ExitStack() as stack,
-        ):
-            tree = OnlyTree(whole, only) if only else whole
-            entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
-            # Before anything is written, because a name that is too long would stop it midway.
-            names = [entry.name for entry in entries]
-            check_names_fit(tree.label, names, target.parent)
-            # The work is done in a folder beside the target, with a longer name.
-            room = _PATH_BYTES - len(os.fsencode(temp_beside(target))) - len("/tree/")
-            check_lengths(tree.label, names, room_bytes=room)
-            plan = plan_for(tree, entries)
-            transient = (CancelledError, KeyboardInterrupt, SystemExit, TargetExistsError)
-            workspace = stack.enter_context(open_workspace(target, keeps=only_for(*transient)))
-            extraction = stack.enter_context(
-                Extraction(tree, entries, plan, workspace.path, fingerprint=identity.fingerprint)
-            )
-            # The archive itself, where it is still to come and its members are read as it does.
-            read = bytes_of(tree)
-            copying = read if isinstance(read, StreamingCopy) else None
-            # What an earlier run left needs no more room.
-            needed = max(0, plan.peak_bytes - extraction.kept_bytes) + (0 if copying is None else copying.size)
-            check_space(
-                target.parent,
-                needed + _RESERVE_BYTES,
-                f"Extracting '{base_name(tree.label)}' ({format_count(plan.members, 'files')})",
-                remedy=_NO_ROOM,
-            )
-            if copying is not None:
-                copying.start()
-            with progress.step(f"Extracting {target.name}", total=plan.content_bytes, unit="B") as step:
-                extraction.run(step, cancellation)
-            # The last moment: once the folder has its name, the work is done.
-            cancellation.check()
-            _refuse_rewritten(source, identity)
-            _put_in_place(extraction.tree_path, target, plan, identity, overwrite=overwrite)
-            done, notes = extraction.kept_members, tree.notes
-    return ExtractReport(
-        target, plan.members, plan.content_bytes, time.monotonic() - began, done, False, plan.workers, notes
-    )
-
-
-def _part_named(only: tuple[str, ...], zip_encoding: str | None) -> str:
-    return repr((only, zip_encoding)) if only or zip_encoding else ""
-
-
-def plan_for(tree: Tree, entries: list[FileEntry]) -> ExtractPlan:
-    """Return the plan for an open archive on this machine; `entries` by ascending position."""
-    own = released_by(tree)
-    # Another process can only read a source that has a handle.
-    local = isinstance(bytes_of(tree), LocalBytes)
-    return plan_extract(
-        entries,
-        archive_ends(tree, entries),
-        kind=tree.kind,
-        cores=len(os.sched_getaffinity(0)),
-        readable_by_others=local,
-        freed_bytes=own.size if own is not None else 0,
     )
 
 
@@ -344,30 +230,72 @@ def _check_file(path: Path) -> None:
         raise ArchiveError(msg)
 
 
-@contextlib.contextmanager
-def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[ByteSource, int]]:
-    """Yield the archive's bytes and its time; one on a slow mount is copied here in one pass, and read while it
-    arrives."""
-    whole = whole_of(local_source(path))
-    pieces = whole.pieces if isinstance(whole, LocalSource) else ()
-    if not is_slow_mount(path):
+def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) -> ExtractReport:
+    began = time.monotonic()
+    # A copy of an archive on a mount comes beside the target, whose folder may be made for it.
+    with contextlib.ExitStack() as stack:
         try:
-            parts = [LocalBytes(piece) for piece in pieces or (path,)]
+            opened = stack.enter_context(OpenedSource(whole_of(local_source(archive)), opening, unpack=True))
         except PermissionError as error:
-            msg = f"'{path}' cannot be read by this user ({error.strerror}). Give yourself the right to read it."
+            msg = f"'{archive}' cannot be read by this user ({error.strerror}). Give yourself the right to read it."
             raise SourceAccessError(msg) from error
-        with JoinedBytes(str(path), parts) if pieces else parts[0] as source:
-            yield source, max(os.fstat(part.fileno()).st_mtime_ns for part in parts)
-        return
-    file = JoinedFile([MountedFile(piece) for piece in pieces], path) if pieces else MountedFile(path)
-    with contextlib.closing(file) as remote:
-        step = progress.step(f"Copying {path.name}", total=remote.facts.size, unit="B")
-        # A name of its own: the folder's leftovers are of another kind.
-        copy = target.with_name(f"{target.name}.archive")
-        with step, StreamingCopy(remote, copy, step=step, policy=RetryPolicy()) as copying:
-            # After an error the copy stays, for the next call to continue with.
-            yield copying, remote.facts.mtime_ns
-            copying.discard()
+        part = opened.parts[0]
+        assert part.file is not None
+        identity = replace(identify(part.content, part.file.facts.mtime_ns), part=_part_named(opening))
+        found = _reusable(target, identity, overwrite=overwrite)
+        if found is not None:
+            # A run that died right after putting the folder in place could not clean up.
+            EXTRACTED.settle(target)
+            for name in (target.name, _spool_name(target)):
+                sweep_orphans(target.parent, name=name)
+            seconds = time.monotonic() - began
+            return ExtractReport(target, found.members, found.content_bytes, seconds, 0, True, ())
+        make_folder(target.parent)
+        # For archives that must be unpacked before their members are known.
+        spool = stack.enter_context(open_spool(target.with_name(_spool_name(target))))
+        tree = opened.open_tree(spool)
+        names, sizes = tree.entries.names, tree.entries.sizes.tolist()
+        # Before anything is written, because a name that is too long would stop it midway. The work is done in a folder
+        # beside the target, with a longer name.
+        room = _PATH_BYTES - len(os.fsencode(temp_beside(target))) - len("/files/")
+        check_lengths(tree.label, names, room_bytes=room)
+        # What an earlier run left needs no more room.
+        kept = sum(map(disk_use, find_orphans(target)))
+        check_space(
+            target.parent,
+            max(0, disk_bytes(sizes) - freed_bytes(tree) - kept) + opened.cost.archive_bytes + _RESERVE_BYTES,
+            f"Extracting '{base_name(tree.label)}' ({format_count(len(names), 'files')})",
+            remedy=_NO_ROOM,
+        )
+        opened.start()
+
+        def announce(inventory: str) -> None:
+            if problem := opened.changes():
+                msg = f"{problem} Nothing was put in place."
+                raise SourceChangedError(msg)
+            EXTRACTED.announce(target, ExtractRecord(identity, len(names), sum(sizes), inventory))
+
+        with opening.progress.step(f"Extracting {target.name}", total=sum(sizes), unit="B") as step:
+            written = write_folder(
+                tree,
+                target,
+                fingerprint=identity.fingerprint,
+                limits=PipelineLimits(readers=1, max_readers=2, workers=usable_cores()),
+                step=step,
+                cancellation=opening.cancellation,
+                overwrite=overwrite,
+                consumes=True,
+                announce=announce,
+            )
+        EXTRACTED.settle(target)
+        opened.discard()
+    seconds = time.monotonic() - began
+    return ExtractReport(target, len(names), sum(sizes), seconds, written.kept_files, False, tree.notes)
+
+
+def _part_named(opening: Opening) -> str:
+    chosen = opening.only, opening.zip_encoding
+    return repr(chosen) if any(chosen) else ""
 
 
 def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> ExtractRecord | None:
@@ -399,35 +327,5 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     raise TargetExistsError(msg)
 
 
-def _refuse_rewritten(source: ByteSource, identity: ArchiveIdentity) -> None:
-    """Refuse what was extracted from an archive that was written to meanwhile: a tar has no checksums of its files."""
-    # A copy of our own is nobody else's to write to.
-    if not isinstance(source, LocalBytes) or isinstance(source, TemporaryBytes):
-        return
-    if os.fstat(source.fileno()).st_mtime_ns != identity.mtime_ns:
-        msg = (
-            f"'{source.label}' was written to while it was being extracted, so the files may be of two states. Nothing "
-            "was put in place. Wait until its upload or copy is complete, then extract it again."
-        )
-        raise SourceChangedError(msg)
-
-
 def _spool_name(target: Path) -> str:
     return f"{target.name}.spool"
-
-
-def _put_in_place(made: Path, target: Path, plan: ExtractPlan, identity: ArchiveIdentity, *, overwrite: bool) -> None:
-    def announce(inventory: str) -> None:
-        EXTRACTED.announce(target, ExtractRecord(identity, plan.members, plan.content_bytes, inventory))
-
-    try:
-        put_folder(made, target, overwrite=overwrite, announce=announce)
-    except TargetExistsError:
-        raise
-    except OSError as error:
-        found = EXTRACTED.read(target)
-        if found is not None and found.archive.is_same_content(identity) and found.fits(target):
-            return  # another process extracted the same archive here meanwhile
-        msg = f"'{target}' cannot be put in place ({error.strerror}). Choose another target."
-        raise TargetNotWritableError(msg) from error
-    EXTRACTED.settle(target)

@@ -1,1 +1,0 @@
-"""Archives unpacked to a folder."""

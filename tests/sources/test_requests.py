@@ -1,0 +1,102 @@
+"""How often a source is asked: each call makes the requests and opens that it needs, and fetches no byte twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colabstage import fetch_files, stage_dataset
+from tests.support.http_server import WebServer
+from tests.support.images import in_classes, make_tree, noise
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Prints, for each file below the source, how often it is opened. An audit hook cannot be removed: hence a process.
+_COUNTED = """
+import collections, json, os, sys
+source, local, cache, home = sys.argv[1:]
+opened = collections.Counter()
+
+def look(event, found):
+    if event == "open" and isinstance(found[0], (str, os.PathLike)) and str(found[0]).startswith(home):
+        if os.path.isfile(found[0]):
+            opened[os.path.relpath(str(found[0]), home)] += 1
+
+from colabstage import stage_dataset
+sys.addaudithook(look)
+staged = stage_dataset(source, local_dir=local, cache_dir=cache or None, image_size=8, progress=False)
+staged.wait_published()
+print(json.dumps(opened))
+"""
+
+
+def opens(source: Path, tmp_path: Path, *, cache: Path | None = None, watched: Path | None = None) -> dict[str, int]:
+    """Stage a source in a process of its own, and count the opens of each file below `watched`."""
+    places = [source, tmp_path / "local", cache or "", watched or source.parent]
+    command = [sys.executable, "-c", _COUNTED, *map(str, places)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def test_each_file_of_a_folder_is_opened_once(tmp_path: Path) -> None:
+    """A second call opens none."""
+    source = make_tree(tmp_path / "source" / "photos", in_classes(30))
+    counts = opens(source, tmp_path)
+    assert len(counts) == 30
+    assert set(counts.values()) == {1}
+    assert opens(source, tmp_path) == {}
+
+
+def test_a_pack_in_the_cache_is_opened_once(tmp_path: Path) -> None:
+    """The source of an unchanged dataset is not read for it."""
+    source, cache = make_tree(tmp_path / "source" / "photos", in_classes(30)), tmp_path / "cache"
+    opens(source, tmp_path, cache=cache)
+    shutil.rmtree(tmp_path / "local")
+    assert opens(source, tmp_path, cache=cache) == {}
+    shutil.rmtree(tmp_path / "local")
+    counts = opens(source, tmp_path, cache=cache, watched=cache)
+    assert [count for name, count in counts.items() if name.endswith(".h5")] == [1]
+
+
+@pytest.fixture
+def zipped(tmp_path: Path) -> bytes:
+    """A zip of images that takes more than one block."""
+    path = tmp_path / "photos.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, number in in_classes(40).items():
+            archive.writestr(name, noise(number, size=(320, 320)))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("way", ["fetch", "stage"])
+def test_a_file_on_the_web_comes_once(tmp_path: Path, zipped: bytes, way: str) -> None:
+    """Beside it come only both ends of a zip, which are looked at first; a second call asks one question."""
+    with WebServer({"photos.zip": zipped}) as server:
+
+        def call() -> None:
+            if way == "fetch":
+                fetch_files(server.url("photos.zip"), tmp_path / "copy.zip", progress=False)
+            else:
+                stage_dataset(
+                    server.url("photos.zip"),
+                    local_dir=tmp_path / "local",
+                    cache_dir=None,
+                    image_size=8,
+                    progress=False,
+                )
+
+        call()
+        # A connection whose end another one takes over has a little more of it in flight.
+        assert server.bytes_sent <= 1.25 * len(zipped)
+        assert len(server.requests) < 24
+        server.forget_requests()
+        call()
+        assert len(server.requests) == 1
