@@ -26,7 +26,7 @@ from tests.support.http_server import WebServer
 from tests.support.invariants import Home
 
 if TYPE_CHECKING:
-    from colabstage.stage.dataset import StagedDataset
+    from colabstage import StagedDataset
     from simulated_drive.drive import SimulatedDrive
     from tests.sources.servers import BucketService
 
@@ -189,16 +189,18 @@ def test_in_a_new_session_rows_come_from_the_pack_in_the_cache(tmp_path: Path) -
 
 
 def test_without_room_for_both_packs_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    photos, cache = tmp_path / "photos", tmp_path / "cache"
+    photos, cache, size = tmp_path / "photos", tmp_path / "cache", (512, 512)
     write_photos(photos, 40)
-    pack = stage(photos, tmp_path / "first", cache_dir=cache).path
+    pack = stage(photos, tmp_path / "first", cache_dir=cache, image_size=size).path
     write(photos / "cat" / "new.jpg", jpeg(1000))
-    room = pack.stat().st_size + 4096
-    monkeypatch.setattr("colabstage.stage.base.free_space", lambda _: room)
-    updated = stage(photos, tmp_path / "second", cache_dir=cache)
+    found = list(os.statvfs(tmp_path))
+    found[3] = found[4] = (pack.stat().st_size + (12 << 20)) // found[1]
+    with monkeypatch.context() as full:
+        full.setattr(os, "statvfs", lambda _: os.statvfs_result(found))
+        updated = stage(photos, tmp_path / "second", cache_dir=cache, image_size=size)
     assert counts(updated.report) is None
     assert "no room for the earlier pack" in str(updated.report)
-    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh", image_size=size).path.read_bytes()
 
 
 def test_of_a_damaged_pack_nothing_is_taken_over(tmp_path: Path) -> None:
