@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".rows"
 _FORMAT = "colabstage rows 1"
+# What numpy, zipfile and json raise of a file that anybody may have written; the last one of flags that none can read.
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, RuntimeError)
 # Of one row: hashes of the names of its files, and of these with what shows their state (0 where nothing does); a hash
 # of the image file, where it was taken; the size of the upright image, where it was noted; and whether it has frames.
 ROW = np.dtype(
@@ -94,8 +96,7 @@ def parse_rows(content: bytes, manifest: Manifest) -> PackRows | None:
             levels = stored.get("levels")
         splits = {str(name): int(count) for name, count in head["splits"]}
         found = PackRows(str(head["form"]), splits, rows, levels)
-    # What anybody may have written there raises any of these.
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+    except _UNREADABLE:
         return None
     fits = rows.dtype == ROW and rows.shape == (sum(splits.values()),) and splits == manifest.samples
     fits = fits and (levels is None or (levels.dtype == np.uint8 and levels.shape == (len(rows), 32)))
@@ -119,7 +120,7 @@ def is_rows(path: Path) -> bool:
         # Opened here, as numpy leaves a file open that it cannot read.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             head = json.loads(stored["head"].tobytes())
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+    except _UNREADABLE:
         return False
     return isinstance(head, dict) and head.get("format") == _FORMAT
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Enough that a step costs nothing beside its samples, and that a kill loses little.
 _TAKEN_AT_ONCE = 1 << 12
-_DECODERS = ("pillow", "simplejpeg")
+_DECODERS = ("pillow", "pillow-heif", "simplejpeg")
 
 
 class BasePack(NamedTuple):
@@ -89,7 +89,7 @@ class Takeover:
         if self.why_none:
             return f"Nothing of the earlier pack is taken over: {self.why_none}"
         return (
-            f"{self.added:,} added, {self.changed:,} changed, {self.gone:,} gone, {self.taken:,} taken over; "
+            f"Of the earlier pack: {self.added:,} added, {self.changed:,} changed, {self.gone:,} gone, {self.taken:,} taken over; "
             f"{format_count(self.files, 'files')} read"
         )
 

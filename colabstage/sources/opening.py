@@ -779,7 +779,7 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
             )
             return Part(source, transport, slow, opening, tree=tree, path=path, questions=questions)
         workers = SLOW_LISTERS if slow else 1
-        tree = FolderTree(path, workers=workers, leave_out=leave_out)
+        tree = FolderTree(path, workers=workers, leave_out=leave_out, keeps_inodes=not slow)
         return Part(source, transport, slow, opening, tree=tree, path=path)
     pieces = source.pieces if isinstance(source, LocalSource) else ()
     file: RemoteFile = JoinedFile([MountedFile(piece) for piece in pieces], path) if pieces else MountedFile(path)

@@ -89,7 +89,7 @@ def plan_update(request: StageRequest, base: Base | None, job: PackJob, *, peak_
     if not takeover.taken:
         return Update(None, None, str(takeover))
     if base.cached is None:
-        return Update(base, takeover, f"Of the earlier pack: {takeover}")
+        return Update(base, takeover, str(takeover))
     # Copying it takes the time of all its rows.
     if 2 * takeover.taken < len(job.table):
         return Update(None, None, "The earlier pack in the cache has less than half of the samples, so all are read")
@@ -99,7 +99,7 @@ def plan_update(request: StageRequest, base: Base | None, job: PackJob, *, peak_
         room = f"{format_bytes(needed)}, and {format_bytes(free)} are free"
         note = f"There is no room for the earlier pack beside the new one, which takes {room}, so all is read"
         return Update(None, None, note)
-    return Update(base, takeover, f"Of the earlier pack in the cache: {takeover}")
+    return Update(base, takeover, f"It is copied here from the cache. {takeover}")
 
 
 def bring_base(call: StageCall, base: Base) -> BasePack | None:

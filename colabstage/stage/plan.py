@@ -236,7 +236,7 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     notes, job, figures, count = [*opened.notes, *reading.tree.notes], reading.job, reading.figures, 0
     if job is not None:
         reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
-        reasons.extend(filter(None, (ended(reading.update.note),)))
+        reasons.extend(map(ended, filter(None, (reading.update.note,))))
         reasons.extend(_streaming_advice(request, opened, job))
         notes += job.table.notes
     reasons.extend(map(ended, notes))

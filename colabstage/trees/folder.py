@@ -8,8 +8,9 @@ import functools
 import os
 import re
 import stat
+from array import array
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -72,6 +73,8 @@ class FolderTree(Tree):
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
         md5s: returns the MD5 of each of some paths, "" for one that its client does not report; given for a folder on
             Google Drive, where times count to the second.
+        keeps_inodes: whether a file keeps its inode for as long as it is there, as on a local disk, so that a file that
+            was exchanged for one of its size and time is told from it.
     """
 
     kind = "folder"
@@ -87,6 +90,7 @@ class FolderTree(Tree):
         before_read: Callable[[str], object] | None = None,
         leave_out: Collection[str] = (),
         md5s: Callable[[Sequence[str]], Sequence[str]] | None = None,
+        keeps_inodes: bool = False,
     ) -> None:
         # A string: a path object for each of a million files would cost more than reading its entry.
         self._root = self.label = os.fspath(path)
@@ -100,7 +104,9 @@ class FolderTree(Tree):
             walk.all_but(leave_out)
         files = walk.files
         sizes, times_ns = np.array(files.sizes, np.int64), times_in_column(files.times_ns)
-        names, (sizes, times_ns), order = sorted_by_name(files.names, sizes, times_ns)
+        marks = np.array(files.marks, np.int64)
+        names, (sizes, times_ns, marks), order = sorted_by_name(files.names, sizes, times_ns, marks)
+        self._marks = marks if keeps_inodes else None
         self.entries = FileEntries(names, sizes, times_ns, order, np.zeros(len(names), np.bool_))
         self._stamp = walk.stamp
         # By the folders of files, which others ask for too, and not by each name again.
@@ -114,7 +120,10 @@ class FolderTree(Tree):
     def file_states(self) -> FileStates:
         names, times_ns = self.entries.names, self.entries.mtimes_ns
         if self._md5s is None:
-            return FileStates([""] * len(names), [f"time:{time}" if time else "" for time in times_ns.tolist()])
+            # Tools set the time of what they write to that of what it replaces, and archives give all files one time.
+            marks = repeat("") if self._marks is None else (f" {mark}" for mark in self._marks.tolist())
+            versions = [f"time:{time}{mark}" if time else "" for time, mark in zip(times_ns.tolist(), marks)]  # noqa: B905
+            return FileStates([""] * len(names), versions)
         md5s = self._md5s([f"{self._root}/{name}" for name in names])
         seconds = (times_ns // 1_000_000_000).tolist()
         return FileStates(
@@ -321,6 +330,8 @@ class _Found:
     names: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     times_ns: list[int] = field(default_factory=list)
+    marks: array[int] = field(default_factory=lambda: array("q"))
+    """A hash of the inode of each, and of when that was last written to, renamed or given another time."""
     folders: list[tuple[str, bool]] = field(default_factory=list)
     """With whether a link leads there."""
     left_out: dict[str, list[str]] = field(default_factory=dict)
@@ -331,6 +342,8 @@ class _Found:
         self.names.append(name)
         self.sizes.append(status.st_size)
         self.times_ns.append(status.st_mtime_ns)
+        # Python's hash of numbers is the same in every process.
+        self.marks.append(hash((status.st_ino, status.st_ctime_ns)))
 
     def leave_out(self, kind: str, name: str) -> None:
         """Note an entry that is no file of the tree."""
@@ -342,6 +355,7 @@ class _Found:
         self.names += other.names
         self.sizes += other.sizes
         self.times_ns += other.times_ns
+        self.marks += other.marks
         self.folders += other.folders
         for kind, names in other.left_out.items():
             self.left_out.setdefault(kind, []).extend(names)

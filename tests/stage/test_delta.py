@@ -287,52 +287,102 @@ def test_streaming_begins_with_the_rows_that_are_here(tmp_path: Path) -> None:
 Edit = Callable[[Path, int], None]
 
 
+def _photos(folder: Path) -> list[Path]:
+    return sorted((folder / "images").rglob("*.jpg"))
+
+
+def _any(folder: Path, number: int) -> Path:
+    files = _photos(folder)
+    return files[number % len(files)]
+
+
+def _beside(path: Path) -> Path:
+    """The same name in the other of two folders."""
+    (other,) = (one for one in path.parent.parent.iterdir() if one != path.parent)
+    return other / path.name
+
+
 def _add(folder: Path, number: int) -> None:
-    write(folder / "images" / ("train", "val")[number % 2] / f"n{number}.jpg", jpeg(500 + number))
+    write(_any(folder, number).parent / f"n{number}.jpg", jpeg(500 + number))
 
 
 def _rewrite(folder: Path, number: int) -> None:
-    files = sorted((folder / "images").rglob("*.jpg"))
-    files[number % len(files)].write_bytes(jpeg(900 + number))
+    _any(folder, number).write_bytes(jpeg(900 + number))
 
 
 def _remove(folder: Path, number: int) -> None:
-    files = sorted((folder / "images").rglob("*.jpg"))
-    if len(files) > 8:
-        files[number % len(files)].unlink()
+    if len(_photos(folder)) > 8:
+        _any(folder, number).unlink()
 
 
 def _move(folder: Path, number: int) -> None:
-    files = sorted((folder / "images").rglob("*.jpg"))
-    path = files[number % len(files)]
-    other = {"train": "val", "val": "train"}[path.parent.name]
-    path.rename(path.parent.parent / other / path.name)
+    path = _any(folder, number)
+    path.rename(_beside(path))
+
+
+def _copy(folder: Path, number: int) -> None:
+    """The same content twice, under one name in two folders, and with one time."""
+    path = _any(folder, number)
+    shutil.copy2(path, _beside(path))
 
 
 def _swap(folder: Path, number: int) -> None:
     """Two files change their names, and keep their times."""
-    files = sorted((folder / "images").rglob("*.jpg"))
-    one, other = files[number % len(files)], files[(number // 3) % len(files)]
+    one, other = _any(folder, number), _any(folder, number // 3)
     if one != other:
         shutil.move(one, folder / "aside")
         shutil.move(other, one)
         shutil.move(folder / "aside", other)
 
 
-_EDITS: dict[str, Edit] = {"add": _add, "rewrite": _rewrite, "remove": _remove, "move": _move, "swap": _swap}
+def _cross(folder: Path, number: int) -> None:
+    """The two folders change their names."""
+    one, other = sorted((folder / "images").iterdir())
+    one.rename(folder / "aside")
+    other.rename(one)
+    (folder / "aside").rename(other)
+
+
+def _disguise(folder: Path, number: int) -> None:
+    """All files have one size and one time, and one of them other content than before."""
+    _any(folder, number).write_bytes(jpeg(1900 + number))
+    for path in _photos(folder):
+        if (size := path.stat().st_size) < 4000:
+            with path.open("ab") as file:
+                file.write(bytes(4000 - size))
+        os.utime(path, ns=(10**18, 10**18))
+
+
+def _spoil(folder: Path, number: int) -> None:
+    """A file is cut, or one that was is whole again."""
+    for path in folder.rglob("broken.jpg"):
+        path.write_bytes(jpeg(7)[: 300 if path.stat().st_size > 300 else None])
+
+
+_EDITS: dict[str, Edit] = {
+    "add": _add,
+    "rewrite": _rewrite,
+    "remove": _remove,
+    "move": _move,
+    "copy": _copy,
+    "swap": _swap,
+    "cross": _cross,
+    "disguise": _disguise,
+    "spoil": _spoil,
+}
 _FORMS: list[dict[str, Any]] = [
     {"image_size": SIZE},
     {"image_size": SIZE, "resize": "crop"},
     {"encoding": "encoded"},
     {"encoding": "jpeg:80", "image_size": SIZE},
-    {"image_size": None},
+    {"image_size": None, "color_mode": "keep"},
     {"image_size": SIZE, "on_error": "skip"},
 ]
 
 
 def _dressed(folder: Path, form: str) -> Path:
-    """Make what is to be staged of the images: a zip of them, or masks, boxes or a table beside each."""
-    files = sorted((folder / "images").rglob("*.jpg"))
+    """Make what is to be staged of the images: a zip of them, or masks, boxes or a table beside them."""
+    files = _photos(folder)
     if form == "masks":
         shutil.rmtree(folder / "masks", ignore_errors=True)
         for path in files:
@@ -345,6 +395,9 @@ def _dressed(folder: Path, form: str) -> Path:
         for number, path in enumerate(files):
             place = folder / "labels" / path.relative_to(folder / "images").with_suffix(".txt")
             write(place, f"{number % 2} 0.5 0.5 0.{1 + number % 8} 0.5\n".encode())
+    if form == "table":
+        rows = [f"{path.relative_to(folder)},{len(path.name) % 2}{path.parent.name[0]}" for path in files]
+        (folder / "labels.csv").write_text("\n".join(["file,label", *rows]), encoding="utf-8")
     if form == "zip":
         (folder.parent / "data.zip").write_bytes(zip_of(folder))
         return folder.parent / "data.zip"
@@ -352,7 +405,7 @@ def _dressed(folder: Path, form: str) -> Path:
 
 
 @given(
-    st.sampled_from(["folders", "zip", "masks", "boxes"]),
+    st.sampled_from(["folders", "zip", "masks", "boxes", "table"]),
     st.sampled_from(_FORMS),
     st.lists(
         st.lists(st.tuples(st.sampled_from(sorted(_EDITS)), st.integers(0, 999)), max_size=5), min_size=1, max_size=4
@@ -380,7 +433,10 @@ def test_after_any_edits_the_pack_is_that_of_reading_everything(
             _EDITS[name](folder, number)
         source = _dressed(folder, form)
         shutil.rmtree(tmp_path / "fresh", ignore_errors=True)
+        planned = plan_stage(source, local_dir=tmp_path / "local", cache_dir=None, **{"image_size": SIZE, **options})
         updated, fresh = (stage(source, tmp_path / place, **options) for place in ("local", "fresh"))
+        assert counts(planned) == counts(updated.report)
+        assert updated.report.skipped == fresh.report.skipped
         assert updated.path.read_bytes() == fresh.path.read_bytes()
         assert len(list(updated.path.parent.glob("*.rows"))) == 1
 
