@@ -89,8 +89,8 @@ class Takeover:
         if self.why_none:
             return f"Nothing of the earlier pack is taken over: {self.why_none}"
         return (
-            f"Of the earlier pack: {self.added:,} added, {self.changed:,} changed, {self.gone:,} gone, {self.taken:,} taken over; "
-            f"{format_count(self.files, 'files')} read"
+            f"Of the earlier pack: {self.added:,} added, {self.changed:,} changed, {self.gone:,} gone, {self.taken:,} "
+            f"taken over; {format_count(self.files, 'files')} read"
         )
 
 
@@ -223,12 +223,16 @@ def take_over(
     taken out. Nothing is copied where the file is no longer the one that was verified.
     """
     with ExitStack() as stack:
-        old = stack.enter_context(_opened(base.path))
-        # Another process may put its pack there at any time.
-        if state_of(old) != base.state:
+        # Another process may remove it, or put its own pack there, at any time.
+        try:
+            old = stack.enter_context(_opened(base.path))
+            if state_of(old) != base.state:
+                return
+            fields = _stored_fields(base, work.job.plan)
+            is_verified = state_of(base.path) == base.state
+        except FileNotFoundError:
             return
-        fields = _stored_fields(base, work.job.plan)
-        if state_of(base.path) == base.state:
+        if is_verified:
             new = stack.enter_context(TargetFile(work.target, fresh=False))
             _copy(work, journal, base.rows, takeover, fields, (old, new), left, step, cancellation)
 

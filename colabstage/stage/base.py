@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, SourceError
+from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, NotEnoughSpaceError, SourceError
 from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.io.units import format_bytes
 from colabstage.machine.resources import free_space
@@ -99,17 +99,17 @@ def plan_update(request: StageRequest, base: Base | None, job: PackJob, *, peak_
         room = f"{format_bytes(needed)}, and {format_bytes(free)} are free"
         note = f"There is no room for the earlier pack beside the new one, which takes {room}, so all is read"
         return Update(None, None, note)
-    return Update(base, takeover, f"It is copied here from the cache. {takeover}")
+    return Update(base, takeover, f"{takeover}. It is copied here from the cache first")
 
 
 def bring_base(call: StageCall, base: Base) -> BasePack | None:
     """Verify an earlier pack, copied from the cache if it is not here, and return it; `None` where that fails."""
     request, cached = call.request, base.cached
     if cached is None:
-        state = state_of(base.pack.path)
-        # Hashed, as nothing else would tell: the new pack's own hashes vouch for whatever is copied.
-        with call.report.timed("verify earlier pack", unit="B") as step:
-            step.amount = base.manifest.size
+        # Hashed, as nothing else would tell: the new pack's own hashes vouch for whatever is copied. What cannot be read
+        # is damaged too, and the source is not.
+        with contextlib.suppress(OSError), call.report.timed("verify earlier pack", unit="B") as step:
+            state, step.amount = state_of(base.pack.path), base.manifest.size
             if is_whole(base.pack.path, base.manifest, call.cancellation):
                 return base.pack._replace(state=state)
         call.report.note("The earlier pack is damaged, so everything is read")
@@ -120,7 +120,7 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
                 lambda: restore_pack(call, cached, cancellation=call.cancellation, let_in=None, confirm=lambda: None)
             )
             step.amount = size - kept
-    except (DamagedPackError, SourceError, DriveError) as error:
+    except (DamagedPackError, NotEnoughSpaceError, SourceError, DriveError) as error:
         call.report.note(f"The earlier pack in the cache cannot be used: {error}")
         return None
     keep_rows(request.pack_path, cached.manifest, base.record)

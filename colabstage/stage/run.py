@@ -378,6 +378,8 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             # interrupted run has packed some of it, the stream knows soon what is left, and starts the source then.
             base = reading.update.base
             taken_from = None if base is None else bring_base(call, base)
+            if base is None or taken_from is not None:
+                report.note(*filter(None, (reading.update.note,)))
             if reading.in_place and taken_from is not None and stream is None:
                 _expect_members(source, reading)
             else:
@@ -427,7 +429,7 @@ def _plan(
         needed = max(0, reading.figures.peak_bytes - in_place)
         remedy = less_room(request, free_space(request.folder))
         check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=remedy)
-        report.note(*source.notes, *reading.tree.notes, *filter(None, (reading.update.note,)))
+        report.note(*source.notes, *reading.tree.notes)
         # Before the source starts, so that its first bytes are those which the first epoch needs.
         return reading, None if reading.job is None else _stream_for(call, source, reading.job)
 

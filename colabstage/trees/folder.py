@@ -10,7 +10,7 @@ import re
 import stat
 from array import array
 from dataclasses import dataclass, field
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -121,9 +121,9 @@ class FolderTree(Tree):
         names, times_ns = self.entries.names, self.entries.mtimes_ns
         if self._md5s is None:
             # Tools set the time of what they write to that of what it replaces, and archives give all files one time.
-            marks = repeat("") if self._marks is None else (f" {mark}" for mark in self._marks.tolist())
-            versions = [f"time:{time}{mark}" if time else "" for time, mark in zip(times_ns.tolist(), marks)]  # noqa: B905
-            return FileStates([""] * len(names), versions)
+            marks = np.zeros_like(times_ns) if self._marks is None else self._marks
+            states = zip(times_ns.tolist(), marks.tolist(), strict=True)
+            return FileStates([""] * len(names), [f"time:{time} {mark}" if time else "" for time, mark in states])
         md5s = self._md5s([f"{self._root}/{name}" for name in names])
         seconds = (times_ns // 1_000_000_000).tolist()
         return FileStates(

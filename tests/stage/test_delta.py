@@ -22,11 +22,13 @@ from PIL import Image
 
 from colabstage import list_datasets, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import DecodeError
+from colabstage.stage import run
 from tests.support.http_server import WebServer
 from tests.support.invariants import Home
 
 if TYPE_CHECKING:
     from colabstage import StagedDataset
+    from colabstage.pack.takeover import BasePack
     from simulated_drive.drive import SimulatedDrive
     from tests.sources.servers import BucketService
 
@@ -215,6 +217,7 @@ def test_of_a_damaged_pack_nothing_is_taken_over(tmp_path: Path) -> None:
     write(photos / "cat" / "new.jpg", jpeg(1000))
     updated = stage(photos, tmp_path / "local")
     assert "damaged" in str(updated.report)
+    assert counts(updated.report) is None
     assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
 
 
@@ -229,6 +232,89 @@ def test_a_record_that_is_none_counts_for_nothing_and_stays(tmp_path: Path, spoi
     assert counts(updated.report) is None
     assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
     assert record.read_bytes() == spoilt
+
+
+@pytest.mark.parametrize("place", [6, 8, 10], ids=["version", "flags", "method"])
+@pytest.mark.parametrize("bit", range(8))
+def test_a_record_with_one_wrong_bit_counts_for_nothing(tmp_path: Path, place: int, bit: int) -> None:
+    """In what a zip's directory says of its first member, where each bit asks for something else of whoever reads."""
+    photos = tmp_path / "photos"
+    write_photos(photos, 4)
+    (record,) = stage(photos, tmp_path / "local").path.parent.glob("*.rows")
+    content = bytearray(record.read_bytes())
+    content[content.index(b"PK\x01\x02") + place] ^= 1 << bit
+    record.write_bytes(content)
+    write(photos / "cat" / "new.jpg", jpeg(1000))
+    updated = stage(photos, tmp_path / "local")
+    assert counts(updated.report) in {None, (1, 0, 0, 4, 1)}
+    assert [path.name for path in updated.path.parent.glob("*.rows")] != []
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+
+
+def _exchange_folders(photos: Path) -> None:
+    (photos / "cat").rename(photos / "aside")
+    (photos / "dog").rename(photos / "cat")
+    (photos / "aside").rename(photos / "dog")
+
+
+def _exchange_files(photos: Path) -> None:
+    one, other = sorted((photos / "cat").iterdir())[:2]
+    one.rename(photos / "aside")
+    other.rename(one)
+    (photos / "aside").rename(other)
+
+
+def _write_again(photos: Path) -> None:
+    path = min((photos / "cat").iterdir())
+    path.write_bytes(jpeg(77, kind="BMP"))
+
+
+def _put_another_there(photos: Path) -> None:
+    (photos / "aside").write_bytes(jpeg(77, kind="BMP"))
+    os.utime(photos / "aside", ns=(10**18, 10**18))
+    (photos / "aside").rename(min((photos / "cat").iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("edit", "read"), [(_exchange_folders, 12), (_exchange_files, 2), (_write_again, 1), (_put_another_there, 1)]
+)
+def test_size_and_time_alone_prove_nothing(tmp_path: Path, edit: Callable[[Path], None], read: int) -> None:
+    """Images of one size have files of one size, and archives and tools may have given all of them one time."""
+    photos = tmp_path / "photos"
+
+    def set_times() -> None:
+        for path in photos.rglob("*.bmp"):
+            if path.stat().st_mtime_ns != 10**18:
+                os.utime(path, ns=(10**18, 10**18))
+
+    for number in range(12):
+        write(photos / ("cat" if number % 2 else "dog") / f"{number // 2}.bmp", jpeg(number, kind="BMP"))
+    set_times()
+    stage(photos, tmp_path / "local")
+    edit(photos)
+    write(photos / "cat" / "new.bmp", jpeg(1000, kind="BMP"))
+    set_times()
+    updated = stage(photos, tmp_path / "local")
+    assert counts(updated.report) == (1, read, 0, 12 - read, 1 + read)
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+
+
+def test_an_earlier_pack_that_is_removed_meanwhile_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = tmp_path / "photos"
+    write_photos(photos, 12)
+    pack = stage(photos, tmp_path / "local").path
+    write(photos / "cat" / "new.jpg", jpeg(1000))
+
+    def remove_first(base: BasePack) -> BasePack:
+        base.path.unlink()
+        return base
+
+    bring = run.bring_base
+    monkeypatch.setattr(run, "bring_base", lambda call, base: remove_first(bring(call, base)))
+    assert stage(photos, tmp_path / "local").path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+    assert pack.is_file()
 
 
 def test_a_label_in_a_table_that_is_mended_costs_no_reading(tmp_path: Path) -> None:
