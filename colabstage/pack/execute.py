@@ -45,8 +45,8 @@ from colabstage.pack.writer import (
     array_bytes,
     compares_masks,
     sample_costs,
+    sample_marks,
     sample_positions,
-    sample_stamp,
     write_samples,
 )
 from colabstage.sources.to_folder import SLOW_READERS
@@ -304,7 +304,7 @@ class _PackRun:
                 workspace / "journal",
                 fingerprint=self._fingerprint(order),
                 samples=len(order),
-                stamp=lambda position: sample_stamp(table, int(order[position])),
+                stamp=lambda position: sample_marks(table, int(order[position])),
                 keep_skipped=self.job.options.skip_share is not None,
             ) as journal,
             ExitStack() as stack,

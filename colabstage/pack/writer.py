@@ -16,6 +16,7 @@ from colabstage.io.files import RetryPolicy, TargetFile, read_with_retry
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.progress import start_at
 from colabstage.layouts.mask_values import check_lossless
+from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Arrays, Boxes, Masks, UnreadBoxes
 from colabstage.pack.job import ReplanError, keeps_files, target_source
 from colabstage.pack.journal import FACTS
@@ -91,6 +92,13 @@ def sample_stamp(table: SampleTable, index: int) -> str:
     """Return a text that changes whenever the content of a sample may have changed."""
     target, stamp = target_source(table), table.inputs.source.stamp(index)
     return stamp if target is None else f"{stamp} {target.stamp(index)}"
+
+
+def sample_marks(table: SampleTable, index: int) -> str:
+    """Return as `sample_stamp` what changes with the content of a sample, and what shows it on this machine alone."""
+    sources = [source for source in (table.inputs.source, target_source(table)) if isinstance(source, TreeFiles)]
+    marks = [source.tree.mark_of(source.entries[index]) for source in sources]
+    return " ".join(filter(None, [sample_stamp(table, index), *marks]))
 
 
 def compares_masks(table: SampleTable) -> bool:

@@ -106,8 +106,8 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
     """Verify an earlier pack, copied from the cache if it is not here, and return it; `None` where that fails."""
     request, cached = call.request, base.cached
     if cached is None:
-        # Hashed, as nothing else would tell: the new pack's own hashes vouch for whatever is copied. What cannot be read
-        # is damaged too, and the source is not.
+        # Hashed, as nothing else would tell: the new pack's own hashes vouch for whatever is copied. One that cannot be
+        # read is as good as damaged, and the source may well be read.
         with contextlib.suppress(OSError), call.report.timed("verify earlier pack", unit="B") as step:
             state, step.amount = state_of(base.pack.path), base.manifest.size
             if is_whole(base.pack.path, base.manifest, call.cancellation):

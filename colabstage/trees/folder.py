@@ -130,6 +130,10 @@ class FolderTree(Tree):
             [md5 and f"md5:{md5}" for md5 in md5s], [f"time:{second} s" if second else "" for second in seconds]
         )
 
+    def mark_of(self, entry: FileEntry) -> str:
+        place = self.entries.find(entry)
+        return "" if self._marks is None or place is None else str(self._marks[place])
+
     def path_of(self, entry: FileEntry) -> Path:
         """Return where a file lies."""
         return Path(self._about_to_read(entry))

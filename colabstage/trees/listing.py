@@ -304,6 +304,11 @@ class Tree(Closing):
         """Return the part that has a file, and the file as that part has it."""
         return self, entry
 
+    def mark_of(self, entry: FileEntry) -> str:
+        """Return what, on this machine alone, tells a file from any that takes its name; "" where nothing does."""
+        tree, own = self.origin(entry)
+        return "" if tree is self else tree.mark_of(own)
+
     def path_of(self, entry: FileEntry) -> Path | None:
         """Return where a file lies by itself among the dataset's others; `None` where it is part of something."""
         return None

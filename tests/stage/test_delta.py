@@ -299,6 +299,24 @@ def test_size_and_time_alone_prove_nothing(tmp_path: Path, edit: Callable[[Path]
     assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
 
 
+def test_what_an_interrupted_run_has_packed_is_proved_too(tmp_path: Path) -> None:
+    """Or the record of the pack would vouch for what was read under other names."""
+    photos = tmp_path / "photos"
+    for number in range(302):
+        write(photos / ("cat" if number % 2 else "dog") / f"{number // 2:03}.bmp", jpeg(number, kind="BMP"))
+    last = photos / "dog" / "150.bmp"
+    whole = last.read_bytes()
+    last.write_bytes(b"no image".ljust(len(whole)))
+    for path in photos.rglob("*.bmp"):
+        os.utime(path, ns=(10**18, 10**18))
+    with pytest.raises(DecodeError, match=r"150\.bmp"):
+        stage(photos, tmp_path / "local")
+    last.write_bytes(whole)
+    _exchange_folders(photos)
+    finished = stage(photos, tmp_path / "local")
+    assert finished.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+
+
 def test_an_earlier_pack_that_is_removed_meanwhile_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
