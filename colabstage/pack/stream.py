@@ -85,6 +85,8 @@ class PackStream:
             )
         if isinstance(job.table.targets, Boxes):
             return "the positions of boxes are known only when all images have been read"
+        if job.options.skip_share is not None:
+            return f"with on_error='{job.options.on_error}' it is known only at the end which samples there are"
         if job.tree is None:
             return "samples of Python objects are read in the thread that asks for them"
         return None
@@ -154,8 +156,6 @@ class PackStream:
         rows = self._positions_to_rows[done]
         self._rows.rows[rows[rows >= 0]] = RowState.HERE
         self._rows.keep(int(np.count_nonzero(rows >= 0)))
-        for position in journal.skipped:
-            self._note(position, RowState.LEFT_OUT)
         self._kept_bytes = self._bytes_of_rows()
         self._order = PackingOrder(left, self._by_position)
         if self._turns is not None:
@@ -166,9 +166,7 @@ class PackStream:
         self._source.start()
         # Readers open it here and keep it open: renaming it to its place later changes nothing for them.
         data = workspace / "data.h5"
-        plan = ArrivalPlan(
-            job.table.unit, self._window, self._together, job.options.skip_share is not None, job.plan.y is None
-        )
+        plan = ArrivalPlan(job.table.unit, self._window, self._together, job.plan.y is None)
         self._coming = PackArrival(data, place, self._rows, path, self._splits, plan=plan)
 
     def let_in(self) -> None:
@@ -188,12 +186,12 @@ class PackStream:
         assert self._order is not None
         return self._order
 
-    def arrived(self, position: int, *, left_out: bool, kept: range) -> None:
-        """Record that a sample is in its place, or left out; from any thread.
+    def arrived(self, position: int, *, kept: range) -> None:
+        """Record that a sample is in its place; from any thread.
 
         `kept`: the positions that the next run will not pack again, now that this one is there.
         """
-        self._note(position, RowState.LEFT_OUT if left_out else RowState.HERE)
+        self._note(position)
         if kept:
             assert self._rows is not None
             rows = int(np.count_nonzero(self._positions_to_rows[kept.start : kept.stop] >= 0))
@@ -224,12 +222,12 @@ class PackStream:
         if self._rows is not None:
             self._rows.set_failed(error)
 
-    def _note(self, position: int, state: RowState) -> None:
+    def _note(self, position: int) -> None:
         assert self._rows is not None
         row = self._positions_to_rows[position]
         if row >= 0:
             # After the bytes of the row are in the file: readers look at this byte alone.
-            self._rows.rows[row] = state
+            self._rows.rows[row] = RowState.HERE
 
     def _first_needs(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the turn of each unit in the most likely order of the first reader, split after split and train first;

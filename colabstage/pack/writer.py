@@ -313,7 +313,7 @@ def write_samples(
             # Last, because a sample that is in the journal but not in its place would be lost.
             kept = journal.finish(position, skipped=why, lost=lost)
             if stream is not None:
-                stream.arrived(position, left_out=why is not None, kept=kept)
+                stream.arrived(position, kept=kept)
             step.advance()
             # After each sample, so that a folder of something else entirely is noticed within seconds.
             check_share(options, journal.skipped, len(work.order), journal.a_reason)
