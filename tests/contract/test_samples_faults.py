@@ -207,20 +207,20 @@ PARTS = [
     ]
 ]
 
-DEEP = deep(png16, "png", 3)
+DEEP, GREY = deep(png16, "png", 3), deep(lambda x: grey(x[..., 0]), "png", 1)
+OF_16_BITS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed], bool]]] = [
+    ("colour, resized", DEEP, {"image_size": 8}, noted("16 bits")), ("colour, as files", DEEP, {"encoding": "encoded"}, noted("16 bits")),
+    ("colour, kept as files", DEEP, {"encoding": "encoded", "color_mode": "keep"}, refused("16 bits")),
+    ("colour, prepared", DEEP, {"prepare": np.asarray}, refused("16 bits")),
+    ("colour, 8 of them prepared", DEEP, {"prepare": np.asarray, "color_mode": "rgb"}, found("train: a 1, b 1")),
+    ("colour, PPM", deep(lambda x: b"P6 16 16 65535\n" + x.astype(">u2").tobytes(), "ppm", 3), {"color_mode": "keep"}, refused("16 bits")),
+    ("grey, resized", GREY, {"image_size": 8}, noted("16 bits")),
+    ("grey, kept", GREY, {"image_size": 8, "color_mode": "keep"}, found(r"train: a 1, b 1 \(uint16\)")),
+]
 PIXELS = [
     *(row(f"16 bits of colour: {name}, {mode}", made, color_mode=mode, right=[noted("16 bits") if mode == "auto" else found(r".*\(uint16\)"), refused("16 bits")])
       for name, made in [("PNG", deep(png16, "png", 3)), ("TIFF", deep(tiff16, "tif", 3)), ("four channels", deep(png16, "png", 4))] for mode in ("auto", "keep")),
-    *(row(f"16 bits of {what}", made, right=[right], **options)
-      for what, made, options, right in [
-          ("colour, resized", DEEP, {"image_size": 8}, noted("16 bits")), ("colour, as files", DEEP, {"encoding": "encoded"}, noted("16 bits")),
-          ("colour, kept as files", DEEP, {"encoding": "encoded", "color_mode": "keep"}, refused("16 bits")),
-          ("colour, prepared", DEEP, {"prepare": np.asarray}, refused("16 bits")),
-          ("colour, 8 of them prepared", DEEP, {"prepare": np.asarray, "color_mode": "rgb"}, found("train: a 1, b 1")),
-          ("colour, PPM", deep(lambda x: b"P6 16 16 65535\n" + x.astype(">u2").tobytes(), "ppm", 3), {"color_mode": "keep"}, refused("16 bits")),
-          ("grey, resized", deep(lambda x: grey(x[..., 0]), "png", 1), {"image_size": 8}, noted("16 bits")),
-          ("grey, kept", deep(lambda x: grey(x[..., 0]), "png", 1), {"image_size": 8, "color_mode": "keep"}, found(r"train: a 1, b 1 \(uint16\)")),
-      ]),
+    *(row(f"16 bits of {what}", made, right=[right], **options) for what, made, options, right in OF_16_BITS),
     row("bands of a satellite", deep(tiff16, "tif", 13), right=[found(r"train: a 1, b 1 \(uint16\)"), refused(r"\b13\b|band|channel|tifffile")]),
 ]
 
