@@ -29,7 +29,7 @@ import threading
 import zlib
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 Loss = Literal["frames", "bits"]
 """The frames or pages after the first, or the lower 8 of 16 bits."""
+LOSSES: tuple[Loss, ...] = get_args(Loss)
 
 # Photographs of 24 million pixels are decoded by two threads at once, as ever; smaller ones are not even counted.
 _MOST_PIXELS = 64_000_000

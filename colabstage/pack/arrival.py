@@ -133,7 +133,7 @@ class PackingOrder(Sequence[int]):
     For `run_pipeline`, which takes one item after the other, possibly several times, and never goes back.
     """
 
-    def __init__(self, left: Sequence[int], units: NDArray[np.int32]) -> None:
+    def __init__(self, left: Sequence[int] | NDArray[np.int64], units: NDArray[np.int32]) -> None:
         self._left = np.asarray(left, np.int64)
         self._units = units
         self._taken = 0

@@ -162,7 +162,7 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class Prepared:
     """Makes what `prepare` returns of a sample's content."""
 
     inputs: Inputs
@@ -191,7 +191,7 @@ def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) 
     # Of 12 bits in 16 the upper half is nearly black: whoever scales them needs all.
     if isinstance(content, bytes) and isinstance(table.inputs, Images) and options.color_mode == "auto":
         options = replace(options, color_mode="keep") if probe_image(content).deep else options
-    prepared = _Prepared(table.inputs, prepare, options)
+    prepared = Prepared(table.inputs, prepare, options)
     first = prepared(content)
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{source.name(0)}'; expected an array of numbers."

@@ -140,28 +140,34 @@ class PackStream:
             number_units(units[samples]), labels[samples], most, FIRST_UNITS, self._together
         )
 
-    def begin(self, workspace: Path, place: Path, job: PackJob, order: NDArray[np.int64], journal: PackJournal) -> None:
-        """Prepare to let readers in: the file has its final layout, and the rows that an earlier run packed. The source
-        starts now, unless it has: what is packed need not come again.
+    def begin(  # noqa: PLR0917 - the parts of one run, each named once
+        self,
+        workspace: Path,
+        place: Path,
+        job: PackJob,
+        order: NDArray[np.int64],
+        journal: PackJournal,
+        left: NDArray[np.bool_],
+    ) -> None:
+        """Prepare to let readers in: the file has its final layout, and some of the rows. The source starts now, unless
+        it has: what is packed need not come again.
 
-        `place`: where the file will be. `order`: the sample at each position of the reading order.
+        `place`: where the file will be. `order`: the sample at each position of the reading order. `left`: which
+        positions are not in their places yet.
         """
         path = workspace / _MAP
         self._rows = RowMap.create(path, sum(len(split.units) for split in self._splits.values()))
         self._positions_to_rows = self._row_of[order]
-        # An earlier run's rows are announced first: a reader of a continued pack need not wait for them.
-        left = journal.unfinished()
-        done = np.ones(len(order), np.bool_)
-        done[np.asarray(left, np.int64)] = False
-        rows = self._positions_to_rows[done]
+        # Rows that are there are announced first: a reader of a continued pack need not wait for them.
+        rows = self._positions_to_rows[~left]
         self._rows.rows[rows[rows >= 0]] = RowState.HERE
-        self._rows.keep(int(np.count_nonzero(rows >= 0)))
+        self._rows.keep(int(np.count_nonzero(self._positions_to_rows[~journal.unfinished()] >= 0)))
         self._kept_bytes = self._bytes_of_rows()
-        self._order = PackingOrder(left, self._by_position)
+        self._order = PackingOrder(np.flatnonzero(left), self._by_position)
         if self._turns is not None:
             self._order.sort(self._turns, self._first_positions())
         assert self._source is not None
-        if journal.resumed:
+        if not left.all():
             self._prefer()
         self._source.start()
         # Readers open it here and keep it open: renaming it to its place later changes nothing for them.
@@ -292,9 +298,14 @@ class MemberRanges:
 
     def of(self, job: PackJob) -> list[tuple[int, int]]:
         """Return `(begin, end)` of each member that a part of that job needs; nothing where it is no archive."""
+        return self.of_samples(job, np.arange(len(job.table)))
+
+    def of_samples(self, job: PackJob, samples: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Return those of some samples alone."""
         if not len(self._starts):
             return []
-        places = np.searchsorted(self._starts, np.unique(np.concatenate(_positions(job.table))))
+        wanted = np.concatenate([positions[samples] for positions in _positions(job.table)])
+        places = np.searchsorted(self._starts, np.unique(wanted))
         return list(zip(self._starts[places].tolist(), self._ends[places].tolist(), strict=True))
 
 
