@@ -8,7 +8,6 @@ spellings; a split has no class in common with train, or two names; a written na
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import posixpath
 import re
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from colabstage.errors import (
     ended,
     said_by,
 )
+from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts import evidence
 from colabstage.layouts.boxes import NAME as DETECTION
@@ -471,7 +471,7 @@ LAYOUTS: tuple[Layout, ...] = (
 def catalogue() -> tuple[Layout, ...]:
     """Return all layouts, those of installed packages last: an entry point in the group "colabstage.layouts" leads to a
     `Layout`."""
-    return (*LAYOUTS, *(found.load() for found in importlib.metadata.entry_points(group="colabstage.layouts")))
+    return (*LAYOUTS, *(found.load() for found in added_by_packages("colabstage.layouts")))
 
 
 def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more: bool = False) -> SampleTable:

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import OrderedDict
 from itertools import pairwise
@@ -21,6 +20,7 @@ from torch import nn
 
 from colabstage import dataset_h5, list_runs, make_loader, pack_dataset, resumable
 from colabstage.errors import DamagedPackError, NotEnoughSpaceError, OptionError, RunInUseError, TargetExistsError
+from tests.runs import training
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
 from tests.support.images import make_tree
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.nurseries import Nurseries
 
 STEPS = 36  # three epochs of twelve
 LEASE = "run.json"
@@ -127,9 +129,11 @@ def test_no_row_comes_twice_and_none_is_left_out(data: Path, tmp_path: Path) -> 
     assert sorted(epoch) == list(range(ROWS))
 
 
-def test_a_killed_process_goes_on_to_the_same_weights(data: Path, whole: dict[str, Any], tmp_path: Path) -> None:
+def test_a_killed_process_goes_on_to_the_same_weights(
+    data: Path, whole: dict[str, Any], tmp_path: Path, nurseries: Nurseries
+) -> None:
     """It ends without a word between two saves, and nothing local is left."""
-    command = [sys.executable, "-m", "tests.runs.training", str(tmp_path / "run"), str(data), str(tmp_path / "out.pt")]
+    command = nurseries.command("torch", "script", training.__file__, tmp_path / "run", data, tmp_path / "out.pt")
     dead = subprocess.run(
         [*command, "--stop-at", "18", "--save-at", "14"], check=False, capture_output=True, timeout=100
     )
