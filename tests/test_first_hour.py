@@ -9,14 +9,18 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import colabstage as cs
-from colabstage.errors import NotSupportedHereError, OptionError, SourceReadError
+from colabstage.errors import ArgumentError, NotSupportedHereError, OptionError, SourceReadError
 from tests.support.http_server import WebServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,6 +54,39 @@ def test_public_modules_need_no_import_of_their_own(module: str) -> None:
     assert module in dir(cs)
 
 
+@pytest.mark.parametrize(
+    ("verb", "arguments", "named", "wanted"),
+    [
+        ("stage_dataset", ("photos", (64, 64)), {}, "'source' by position"),
+        ("publish_file", ("a", "b", "c"), {}, "'target' by position"),
+        pytest.param("resumable", ("run", None), {}, "'folder' by position", marks=pytest.mark.torch),
+        pytest.param("resumable", (), {"model": None}, "'folder'", marks=pytest.mark.torch),
+        ("list_runs", (), {}, "'folder'"),
+        ("mount_drive", (), {"force": True}, "'force'"),
+    ],
+)
+def test_a_call_that_does_not_fit_names_the_argument(
+    verb: str, arguments: tuple[object, ...], named: dict[str, object], wanted: str
+) -> None:
+    """For every public function, whether it takes its options from a class or lists them."""
+    with pytest.raises(ArgumentError, match=wanted):
+        getattr(cs, verb)(*arguments, **named)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (lambda pandas: pandas.DataFrame({"path": ["1.jpg"]}), "to_csv"),
+        (lambda pandas: pandas.Series(["1.jpg"]), "list"),
+        (lambda _: np.zeros((4, 8, 8), np.uint8), "np.savez"),
+    ],
+)
+def test_data_in_memory_as_a_source_has_the_line_to_write(value: Callable[[Any], Any], wanted: str) -> None:
+    """A table, an array and a column of paths are what people have at hand."""
+    with pytest.raises(OptionError, match=wanted):
+        cs.stage_dataset(value(pytest.importorskip("pandas")), progress=False)
+
+
 @pytest.mark.parametrize("missing", ["", "torch"])
 def test_a_star_imports_what_there_is(missing: str) -> None:
     """Without torch all but what needs it, which by name says so."""
@@ -62,11 +99,12 @@ from colabstage import *
 print("stage_dataset" in dir(), "make_loader" in dir())
 if sys.argv[1]:
     import colabstage
-    try: colabstage.make_loader
-    except ImportError as error: print(type(error).__name__, "pip install torch" in str(error))
+    for name in ("make_loader", "transforms"):
+        try: getattr(colabstage, name)
+        except ImportError as error: print(type(error).__name__, "pip install torch" in str(error))
 """
     said = run(code, missing).split()
-    assert said == (["True", "False", "MissingDependencyError", "True"] if missing else ["True", "True"])
+    assert said == (["True", "False", *["MissingDependencyError", "True"] * 2] if missing else ["True", "True"])
 
 
 def test_a_split_that_is_tried_as_an_attribute_has_the_line_to_write(source: Path, places: dict[str, Any]) -> None:

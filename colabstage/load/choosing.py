@@ -198,8 +198,8 @@ def _choose_strategy(
 def _check_arriving(facts: LoaderFacts, arrival: ArrivalFacts, strategy: str) -> None:
     if strategy in ("device", "memory"):
         msg = (
-            f'strategy="{strategy}" reads all rows at once, and of this file some are not here: {arrival.reason}. Use '
-            'strategy="auto".'
+            f'strategy="{strategy}" reads all rows at once, and some rows of this file are not here: {arrival.reason}. '
+            'Use strategy="auto".'
         )
         raise OptionError(msg)
     if facts.shard.world_size > 1 and arrival.leaves_out:

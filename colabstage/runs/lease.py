@@ -49,7 +49,7 @@ class Lease:
     ended: bool = False
     """Whether it has left."""
     newest: str = ""
-    """The version that it saved last."""
+    """The version that it saved last, or began with."""
     epoch: int = 0
     """The epoch of that version."""
     step: int = 0
@@ -95,10 +95,12 @@ def write_lease(folder: Path, lease: Lease) -> None:
         os.close(handle)
 
 
-def new_lease(session: int) -> Lease:
-    """Return the lease of this process."""
+def new_lease(session: int, *, newest: str = "", epoch: int = 0, step: int = 0) -> Lease:
+    """Return the lease of this process, which begins with a version, if one was restored."""
     now = time.time()
-    return Lease(session, owner_token(), socket.gethostname(), began=now, beat=now)
+    return Lease(
+        session, owner_token(), socket.gethostname(), began=now, beat=now, newest=newest, epoch=epoch, step=step
+    )
 
 
 def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Callable[[str], object]) -> Lease | None:

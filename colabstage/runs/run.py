@@ -204,7 +204,8 @@ class Run:
             local.mkdir(mode=0o700)
             whole = self._begin(local)
             if _rank() == 0:
-                lease = new_lease(self._session)
+                newest = self.resumed_from.name if self.resumed_from is not None else ""
+                lease = new_lease(self._session, newest=newest, epoch=self.epoch, step=self.steps)
                 write_lease(self.folder, lease)
                 self._saver = Saver(self.folder, lease, local, keep=self._keep, whole=whole)
             stack.callback(self._leave)

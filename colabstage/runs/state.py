@@ -149,10 +149,12 @@ def check_parts(parts: Mapping[str, object]) -> None:
     for name, part in parts.items():
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(part, method, None)):
-                msg = (
-                    f"{name} is of class {type(part).__name__}, without {method}(), so it cannot be saved; "
-                    "expected a model, an optimizer, a scheduler, a gradient scaler, or anything else with both."
-                )
+                expected = "expected a model, an optimizer, a scheduler, a gradient scaler, or anything else with both."
+                if name == "loader":
+                    expected = (
+                        "expected data.loader('train', 64) or the like. Without loader=, a run saves between epochs."
+                    )
+                msg = f"{name} is of class {type(part).__name__}, without {method}(), so it cannot be saved; {expected}"
                 raise OptionError(msg)
 
 
@@ -188,8 +190,8 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
             begun.append(name)
             part.load_state_dict(states[name])
     except Exception as error:
-        for name in reversed(begun):
-            parts[name].load_state_dict(before[name])
+        for changed in reversed(begun):
+            parts[changed].load_state_dict(before[changed])
         msg = f"The saved state of {name} cannot be loaded into this {type(parts[name]).__name__}: {said_by(error)}"
         raise OptionError(msg) from error
 
