@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 import colabstage as cs
-from colabstage.errors import ArgumentError, NotSupportedHereError, OptionError, SourceReadError
+from colabstage.errors import ArgumentError, NotSupportedHereError, OptionError, SourceReadError, SplitNotFoundError
 from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
@@ -117,6 +118,29 @@ def test_a_split_that_is_tried_as_an_attribute_has_the_line_to_write(source: Pat
         _ = data.trian
     assert copy.copy(data).splits == data.splits
     assert not hasattr(pickle.loads(pickle.dumps(data.info)), "train")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("trian", "'train'"), ("Train", "'train'"), ("training", "'train'"), ("val", "splits=")]
+)
+def test_a_misspelt_split_is_no_new_one(source: Path, places: dict[str, Any], wrong: str, meant: str) -> None:
+    """What is nearly there is suggested; only of another name the line that makes such a split is shown."""
+    data = cs.stage_dataset(source, progress=False, **places)
+    with pytest.raises(SplitNotFoundError, match=rf"'{wrong}'") as refused:
+        data.loader(wrong, 2)
+    assert str(refused.value).partition("samples). ")[2].count(meant) == 1
+
+
+def test_a_source_that_is_gone_and_a_list_have_readable_names(source: Path, places: dict[str, Any]) -> None:
+    """A report without the system's numbers for errors, a plan without digests."""
+    folders = [str(folder) for folder in sorted(source.iterdir())]
+    assert str(cs.plan_stage(folders, **places)).startswith(f"'{folders[0]} and 1 more'")
+    cs.stage_dataset(source, progress=False, **places)
+    shutil.rmtree(source)
+    (note,) = cs.stage_dataset(source, progress=False, **places).report.notes
+    assert str(source) in note
+    assert "Errno" not in note
 
 
 def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict[str, Any]) -> None:
