@@ -74,6 +74,13 @@ def test_a_call_that_does_not_fit_names_the_argument(
         getattr(cs, verb)(*arguments, **named)
 
 
+@pytest.mark.parametrize("given", ["photos-1a2b3c4d", ["photos-1a2b3c4d"]])
+def test_names_are_not_what_purge_datasets_takes(given: Any) -> None:
+    """A name is the first thing to try after a look at the list."""
+    with pytest.raises(OptionError, match=r"photos-1a2b3c4d.*list_datasets"):
+        cs.purge_datasets(given)
+
+
 @pytest.mark.parametrize(
     ("value", "wanted"),
     [
