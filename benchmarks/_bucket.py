@@ -59,6 +59,10 @@ class Bucket:
             self._client.put_object(Bucket=BUCKET, Key=f"{prefix}/{path.relative_to(folder)}", Body=path.read_bytes())
         return sum(path.stat().st_size for path in files)
 
+    def remove(self, key: str) -> None:
+        """Remove an object."""
+        self._client.delete_object(Bucket=BUCKET, Key=key)
+
     def sent(self) -> int:
         """Bytes of objects that it has sent so far."""
         with urllib.request.urlopen(self._address + _SENT, timeout=_END_S) as answer:

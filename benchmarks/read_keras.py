@@ -61,7 +61,7 @@ import tensorflow as tf
 from benchmarks._photographs import write_photographs
 from benchmarks._report import against, median_ratio, save
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, to_keras
+from colabstage.load.frameworks.arrays import ArrayBatches, to_keras
 from colabstage.load.frameworks.keras_dataset import KerasBatches
 from colabstage.load.frameworks.tensorflow import to_tf_data
 from colabstage.load.loader import make_loader
@@ -339,7 +339,7 @@ def prepare(folder: Path, images: int) -> dict[str, Any]:
     rows = folder / "rows.h5"
     repeat_rows(folder / "pack.h5", rows)
     torchs, ours = make_loader(dataset_h5(rows), BATCH), to_tf_data(rows, BATCH)
-    for_keras, plain = to_keras(rows, BATCH), KerasBatches(ArrayBatches(rows, ArrayRequest(BATCH)))
+    for_keras, plain = to_keras(rows, BATCH), KerasBatches(ArrayBatches(rows, BATCH))
     peers = [
         from_folder(photos),
         *(from_records(folder / kind, decoded=kind == "pixels") for kind in ("jpeg", "pixels")),

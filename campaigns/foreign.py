@@ -277,7 +277,7 @@ def _is_plain(truth: dict[str, Any]) -> bool:
 def _each_engine(path: Path) -> Iterator[SplitReader]:
     """Readers of one split, one for each engine that could read its inputs."""
     yield SplitReader(path)
-    yield SplitReader(path, in_memory=True)
+    yield SplitReader(path).into_memory()
     chosen = SplitReader(path).engine.name
     for name in _ENGINES.get(chosen, (chosen,)):
         reader = SplitReader(path)

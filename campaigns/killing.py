@@ -187,7 +187,7 @@ class _Hunt:
         if needed - spread <= sum(done) < needed:
             needed = sum(done)
         surplus = sum(done) - needed
-        redone = surplus if surplus > max(_CRUMBS * needed * len(done), spread) else 0.0
+        redone = max(0.0, surplus - spread) if surplus > _CRUMBS * needed * len(done) else 0.0
         outcome.rounds += 1
         outcome.needed += needed
         outcome.done += sum(done)
@@ -197,7 +197,7 @@ class _Hunt:
         outcome.bound = max(outcome.bound, self._campaign.bound)
         if finished:
             outcome.worst = max(outcome.worst, redone / len(finished))
-        if redone > len(finished) * self._campaign.bound + spread:
+        if redone > len(finished) * self._campaign.bound:
             msg = (
                 f"{self._name}: {redone:,.1f} {self._campaign.unit} were done again after {len(finished)} kills; at "
                 f"most {self._campaign.bound:,.1f} a kill are promised. The runs of round {self._number - 1}:\n  "

@@ -17,6 +17,7 @@ _PLACES = {
     "publish": ("campaigns.publishing", "Publishing"),
     "arrive": ("campaigns.arriving", "Arriving"),
     "stage": ("campaigns.staging", "Staging"),
+    "update": ("campaigns.updating", "Updating"),
     "resume": ("campaigns.resuming", "Resuming"),
     "live": ("campaigns.living", "Living"),
     "stream": ("campaigns.streaming", "Streaming"),

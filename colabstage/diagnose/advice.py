@@ -33,7 +33,7 @@ _LEAST_GAIN = 1.1
 _WORTH = 0.3
 _MEANWHILE = "batches would be made while the step runs"
 _WHAT = {"read": "reading", "decode": "decoding", "transform": "transforms", "collate": "collating"}
-_WHAT |= {"transfer": "the transfer to the device", "rest": "the rest of the pipeline"}
+_WHAT |= {"rest": "the rest of the pipeline"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,12 @@ class ProfileFacts:
     prefetch: int = 0
     """How many batches each of them may prepare in advance."""
     persistent: bool = False
-    """Whether worker processes persist after an epoch."""
     stream: bool = False
     """Whether each worker iterates over the whole dataset, unless its code takes a part: torch's `IterableDataset`."""
     batches: int | None = None
-    """How many batches an epoch has; `None` if unknown."""
     batch_samples: int = 1
     batch_bytes: int = 0
     image_size: tuple[int, int] | None = None
-    """Height and width of the images in a batch."""
     packed: str | None = None
     """The expression of a packed dataset to read instead; `None` if there is none."""
     cores: int = 1
@@ -69,12 +66,8 @@ class ProfileFacts:
     """The part of `both_s` in which the loop waits for its batch."""
     busy_s: float = 0.0
     """The part of `both_s` that the step takes."""
-    transfer_s: float | None = None
-    """Copying a batch to the device; `None` if not measured."""
     stages: Mapping[str, float] = field(default_factory=dict)
     """The stages of making a batch, done one after the other; empty if not known."""
-    gpu_busy: float | None = None
-    """The GPU's mean utilisation beside loader and step, 0 to 1; `None` without a GPU."""
 
     @property
     def batch_s(self) -> float:
@@ -97,11 +90,9 @@ class Verdict:
     """What limits a loop."""
 
     bound: Bound
-    """What the loop waits for."""
     stage: str | None
     """The stage that takes most of the loading; `None` if the loader is not the limit, or its stages are unknown."""
     cause: Cause | None
-    """Why the step waits for it."""
     sentence: str
 
 
@@ -150,8 +141,6 @@ def judge(facts: ProfileFacts) -> Verdict:
             return Verdict("compute-bound", None, None, f"Compute-bound: {took}. Faster loading gains nothing.")
         return Verdict("balanced", None, None, f"Balanced: {took}, and hardly any time is lost.")
     cause = _cause(facts, step_s)
-    if cause == "work" and (facts.transfer_s or 0.0) > max([0.5 * (now_s - step_s), *stages.values()]):
-        stage = "transfer"
     rate, headroom = (facts.batch_samples / (seconds or math.inf) for seconds in (now_s, step_s))
     could = f", {rate:,.0f} samples/s where the step could take {headroom:,.0f}" if headroom else ""
     sentence = f"Input-bound by {_words(facts, stage, cause)}: {lost:.0%} of the time is lost{could}."

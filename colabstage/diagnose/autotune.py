@@ -19,7 +19,7 @@ from colabstage.diagnose.advice import format_batch
 from colabstage.diagnose.loaders import batch_size_of, end_iterator
 from colabstage.diagnose.profile import check_step
 from colabstage.diagnose.report import Bar, Report
-from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness, watch_optimizers
+from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.io.arguments import NOTHING_DONE, ONE_SPLIT, check_argument, refuse_argument, stops_with, takes
 from colabstage.io.boundary import typed
@@ -41,12 +41,10 @@ class Trial:
     """One way of loading, and the result of its last and longest trial."""
 
     options: Mapping[str, Any]
-    """Arguments of the function that makes the loader."""
     maker: str = "make_loader"
     """That function: `make_loader`, or torch's `DataLoader`."""
     batch_s: float = math.inf
     """Seconds from batch to batch, with the step if there is one."""
-    first_s: float = 0.0
     samples: int = 0
     problem: str = ""
     """Why it could not be tried, or that it ended early."""
@@ -65,7 +63,6 @@ class TunedLoader(Report):
     """The result of `autotune_loader`."""
 
     options: Mapping[str, Any]
-    """The best arguments, to be passed on."""
     call: str
     """The same as code to paste."""
     table: tuple[Trial, ...]
@@ -159,9 +156,7 @@ def autotune_loader(
         finally:
             saved.put_back()
     best, default = choose(trials), next(trial for trial in trials if str(trial) == str(candidates[0]))
-    note = saved.note(
-        trying.steps, trying.trained, "autotune_loader(dataset, batch_size, step=step, restore=(model, optimizer))"
-    )
+    note = saved.note(trying.steps, "autotune_loader(dataset, batch_size, step=step, restore=(model, optimizer))")
     table = (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s))
     arguments = ["dataset", str(batch_size), *(f"{name}={value!r}" for name, value in best.options.items())]
     call = f"{best.maker}({', '.join(arguments)})"
@@ -182,9 +177,8 @@ def autotune_loader(
 
 def _bar(trial: Trial) -> Bar:
     if math.isinf(trial.batch_s):
-        return Bar(str(trial), 0.0, ("–", "", trial.problem))
-    cells = f"{format_batch(trial.batch_s)} a batch", f"the first after {trial.first_s:.2f} s", trial.problem
-    return Bar(str(trial), trial.samples / trial.batch_s, cells)
+        return Bar(str(trial), 0.0, ("–", trial.problem))
+    return Bar(str(trial), trial.samples / trial.batch_s, (f"{format_batch(trial.batch_s)} a batch", trial.problem))
 
 
 def stock_candidates(cores: int) -> list[Trial]:
@@ -257,7 +251,6 @@ class _Trying:
 
     def __init__(self, makers: Mapping[str, Callable[..., Any]], step: Callable[[Any], object] | None) -> None:
         self.steps = 0
-        self.trained: list[object] = []
         self._makers, self._step = makers, step
 
     def try_out(self, candidate: Trial, seconds: float, best_s: float) -> Trial:
@@ -266,14 +259,11 @@ class _Trying:
         loader: Any = None
         iterator: Any = None
         try:
-            began = time.perf_counter()
             loader = self._makers[candidate.maker](**candidate.options)
             iterator = iter(loader)
             batch = next(iterator)
-            trial = replace(trial, first_s=time.perf_counter() - began, samples=batch_size_of(batch)[0])
-            with watch_optimizers() as trained:
-                self._take_step(batch)
-            self.trained += trained
+            trial = replace(trial, samples=batch_size_of(batch)[0])
+            self._take_step(batch)
             # Otherwise the first batch's memory would be held while the others are timed.
             del batch
             return self._time(trial, loader, iterator, seconds, best_s)

@@ -100,11 +100,7 @@ class SourceComparison(Report):
     encoding: str
 
     def rate(self, way: Way) -> SourceRate:
-        """Return the figures for one way.
-
-        Raises:
-            KeyError: it was not measured.
-        """
+        """Return the figures for one way."""
         return {rate.way: rate for rate in self.rates}[way]
 
     @property
@@ -341,11 +337,8 @@ class _Comparing:
         return files
 
     def _read_pack(self, batch_size: int) -> tuple[SourceRate, str, int]:
-        """Pack the local copies and read batches of them at random.
-
-        Returns:
-            The figures, how the pack stores images, and its size in bytes.
-        """
+        """Pack the local copies and read batches of them at random; return the figures, how the pack stores images, and
+        its bytes."""
         pack = self._folder / "pack.h5"
         # The copies are in class folders, whatever the original layout was.
         report = pack_dataset(
@@ -408,5 +401,5 @@ def _comparison_notes(broken: int, encoding: str, pack_bytes: int, options: Pack
     if pack_bytes > free_bytes:
         yield (
             f"A pack of all does not fit in the free memory ({format_bytes(free_bytes)}), so epochs are bound by the "
-            'disk: shuffle="window" reads it at its full rate.'
+            "local disk."
         )

@@ -39,8 +39,6 @@ _USUAL_ROW_BYTES = 4 * 3 * 224 * 224
 _AHEAD = 2
 # A healthy Drive mount answers in tenths of a second; after two seconds its client is busy with something else.
 _SLOW_ANSWER_S = 2.0
-# A few missing pages are read again unnoticed.
-_MOSTLY = 0.95
 # More than this is used by a desktop or an earlier kernel; on an unused GPU the driver holds a few hundred MB.
 _BUSY = 0.1
 _HELD_PART = 0.2
@@ -57,7 +55,6 @@ class Ruling:
     status: Status
     """`ok`; `warn`, it works but is slow or risky; `fail`, it does not work; `skip`, there was nothing to check."""
     message: str
-    """One sentence with the figures."""
     remedy: str = ""
     """What to do about this finding, if it differs from the check's general advice."""
 
@@ -160,8 +157,8 @@ def judge_current_folder(facts: MachineFacts) -> Ruling:
 
 
 def judge_memory(facts: MachineFacts) -> Ruling:
-    """Nothing has to fit: make_loader reads files larger than memory with shuffle="window" at the disk's full rate. To
-    make it fit, pack smaller images (image_size=…), keep them encoded (encoding="encoded"), or choose a machine with
+    """Nothing has to fit: make_loader reads the rows of files larger than memory from the disk, many at once. To make
+    it fit, pack smaller images (image_size=…), keep them encoded (encoding="encoded"), or choose a machine with
     more memory. in_memory=True and strategy="memory" are refused where they do not fit."""
     free = facts.free_memory_bytes
     said = f"{format_bytes(free)} of {format_bytes(facts.memory_bytes)} free"
@@ -256,17 +253,6 @@ def judge_crowded_folder(facts: MachineFacts) -> Ruling:
     return Ruling("warn" if data.largest_folder >= _CROWDED else "ok", f"{said}, on {data.slow_mount}.")
 
 
-def judge_residency(facts: MachineFacts) -> Ruling:
-    """Nothing has to be done: the first epoch reads the rest from the disk, and later ones from memory where it fits.
-    make_loader reads a cold file in large pieces first. To have it warm at once, read it through: cat FILE >
-    /dev/null."""
-    resident = None if facts.dataset is None else facts.dataset.resident
-    if resident is None:
-        return Ruling("skip", _why_skipped(facts.dataset, "a file on a local disk"))
-    said = f"{resident:.0%} of the file is in the page cache."
-    return Ruling("ok" if resident >= _MOSTLY else "warn", said)
-
-
 def judge_pack(facts: MachineFacts) -> Ruling:
     """Run `colabstage verify FILE` to compare every byte; if it is damaged, delete it and stage or copy it again. A
     copy that was cut off can open without an error and return wrong data: only the manifest (FILE.json), which holds a
@@ -279,9 +265,7 @@ def judge_pack(facts: MachineFacts) -> Ruling:
         return Ruling("fail", str(data.problem))
     rows = format_count(pack.rows, "samples")
     if pack.manifest == "agrees":
-        sealed = {True: "; untouched since it was staged here", False: "; changed since it was staged here"}
-        said = f"{rows}; {pack.manifest_detail}{sealed.get(pack.sealed, '') if pack.sealed is not None else ''}."
-        return Ruling("warn" if pack.sealed is False else "ok", said)
+        return Ruling("ok", f"{rows}; {pack.manifest_detail}.")
     if pack.manifest == "missing":
         return Ruling("warn" if pack.ours else "ok", f"{rows}; {pack.manifest_detail}.")
     return Ruling("fail", f"{rows}; {pack.manifest_detail}.")
@@ -359,7 +343,6 @@ CHECKS: dict[str, Callable[[MachineFacts], Ruling]] = {
     "GPU": judge_gpu,
     "location": judge_network_mount,
     "crowded folders": judge_crowded_folder,
-    "page cache": judge_residency,
     "pack": judge_pack,
 }
 
@@ -380,9 +363,7 @@ class DoctorReport(Report):
     """The findings of `doctor`. Prints as text, and as a table in a notebook."""
 
     findings: tuple[Finding, ...]
-    """One for each check, in order."""
     facts: MachineFacts
-    """The facts that they are based on."""
 
     @property
     def exit_code(self) -> int:

@@ -74,7 +74,6 @@ class GpuReading:
     memory_total_bytes: int | None = None
     power_w: float | None = None
     processes: tuple[GpuProcess, ...] = ()
-    """Those that this process may see."""
 
 
 # Returns the state of all GPUs by index, with the processes on them if the argument is true.
@@ -91,11 +90,8 @@ def gpu_problem() -> str | None:
 
 @contextlib.contextmanager
 def open_gpus(*, timeout_s: float = 10.0) -> Iterator[ReadGpus]:
-    """Open the best source of readings. May take a second, while the driver wakes up.
-
-    Args:
-        timeout_s: seconds that one answer of nvidia-smi may take. NVML is a library and cannot be given a deadline.
-    """
+    """Open the best source of readings; may take a second, while the driver wakes up. `timeout_s`: how long one answer
+    of nvidia-smi may take; NVML is a library and cannot be given a deadline."""
     if (problem := gpu_problem()) is not None:
         raise NotSupportedHereError(problem)
     # The library first: an answer takes a millisecond, and starting the program a tenth of a second.
@@ -243,12 +239,9 @@ class GpuFigures:
     utilisation: float | None
     """The mean, 0 to 1."""
     idle: float | None
-    """Fraction of the samples below 5 %."""
     memory_bytes: int | None
-    """The peak of used memory."""
     memory_total_bytes: int | None
     power_w: float | None
-    """The mean."""
     processes: tuple[GpuProcess, ...]
     """The processes that computed on it, with the peak memory of each."""
 
@@ -367,17 +360,10 @@ class GpuMonitor:
         timeout_s: float = 5.0,
         notice: Callable[[str], object] | None = None,
     ) -> None:
-        """Create a monitor; it reads nothing before it is started.
-
-        Args:
-            interval_s: seconds between two samples; doubled whenever there are 7,200 samples.
-            live: show the sparkline; `"auto"` in a notebook only.
-            timeout_s: seconds that nvidia-smi may take for an answer.
-            notice: called, once, with the sentence that says why there is nothing to watch; a log message by default.
-
-        Raises:
-            OptionError: `interval_s` or `timeout_s` is not above 0.
-        """
+        """Create a monitor; it reads nothing before it is started. `interval_s`: seconds between two samples, doubled
+        whenever there are 7,200. `live`: show the sparkline; `"auto"` in a notebook only. `timeout_s`: how long
+        nvidia-smi may take for an answer. `notice`: called once with the sentence that says why there is nothing to
+        watch; a log message by default."""
         check_argument("interval_s", interval_s, "above zero")
         check_argument("timeout_s", timeout_s, "above zero")
         self._sampling = _Sampling(interval_s, timeout_s)

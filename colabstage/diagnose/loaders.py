@@ -67,17 +67,12 @@ class View:
     alone: Callable[[], Iterator[Any]] | None = None
     """Starts an epoch whose batches are made in this thread, if the loader's own are made in other processes."""
     close: Callable[[], object] = lambda: None
-    """Ends whatever is kept between epochs."""
     dataset: Any = None
-    """The samples behind it, by number."""
     known: dict[CodeType, StageName] = field(default_factory=dict)
-    """The stages of the loader's functions."""
     roots: tuple[object, ...] = ()
     """The objects whose attributes are restored."""
     once: bool = False
-    """Whether it can be iterated only once."""
     notes: tuple[str, ...] = ()
-    """What the user should know about it."""
 
 
 def view_of(loader: object) -> View:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from colabstage.diagnose.gpu import open_gpus
 from colabstage.errors import ColabstageError, NotSupportedHereError
 from colabstage.io.accelerated import ACCELERATORS
-from colabstage.io.files import read_json
 from colabstage.io.missing import whereabouts
 from colabstage.io.pipeline import in_thread
 from colabstage.io.units import format_duration
@@ -71,16 +70,11 @@ class PackFacts:
     """An HDF5 file of `X_<split>`."""
 
     rows: int
-    """The samples of all splits."""
     row_bytes: int
-    """The bytes of one input as it is returned."""
     ours: bool
-    """Whether colabstage wrote it."""
     manifest: str
     """As `look_at_manifest` calls it: `agrees`, `differs`, `missing`, `unreadable` or `newer`."""
     manifest_detail: str
-    sealed: bool | None = None
-    """Whether the file is unchanged since it was staged here, according to its record; `None` without a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +87,9 @@ class DatasetFacts:
     nbytes: int = 0
     files: int = 0
     largest_folder: int = 0
-    """Number of entries in its largest folder."""
     counted: bool = True
     slow_mount: str | None = None
     """Why its mount is slow, or `None`."""
-    resident: float | None = None
-    """Fraction of the file, 0 to 1, in the page cache; `None` if it is not a local file."""
     pack: PackFacts | None = None
     problem: str | None = None
     """Why it could not be read, as a pack if it is HDF5."""
@@ -115,7 +106,6 @@ class MachineFacts:
     system: str
     python: str
     fast_dir: str
-    """Where datasets are staged."""
     fast_dir_problem: str | None = None
     """Why nothing can be written there; `None` if it is writable."""
     fast_dir_mount: str | None = None
@@ -139,15 +129,12 @@ class MachineFacts:
     folder: str
     """The current folder, according to the kernel."""
     folder_mount: str | None
-    """Why that is slow, or `None`."""
     mounts: tuple[MountFacts, ...] = ()
     versions: Mapping[str, str | None] = field(default_factory=dict)
     """Of packages, as loaded in this process, otherwise as installed; `None` for those that are not."""
     gpus: tuple[GpuReading, ...] = ()
     gpu_problem: str | None = None
-    """Why there is none."""
     pid: int = 0
-    """The id of this process."""
     dataset: DatasetFacts | None = None
 
 
@@ -182,8 +169,6 @@ def _inspect_here(path: Path, *, counting_s: float) -> DatasetFacts:
         if not path.exists():
             return replace(facts, instead=whereabouts(path))
         facts = replace(facts, state="file", nbytes=path.stat().st_size, files=1)
-        # Asking which pages are cached requires mapping the file, which on a mount would read it.
-        facts = replace(facts, resident=None if slow else _resident_part(path))
         with path.open("rb") as handle:
             # By its first bytes too, because HDF5 files can have any name.
             is_hdf5 = handle.read(len(_HDF5_MARK)) == _HDF5_MARK or path.suffix.lower() in {".h5", ".hdf5"}
@@ -215,19 +200,10 @@ def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> Dat
     return replace(facts, nbytes=nbytes, files=files, largest_folder=largest, counted=counted)
 
 
-def _resident_part(path: Path) -> float:
-    import numpy as np
-
-    from colabstage.load.reading.memory import resident_part
-
-    return resident_part(np.memmap(path, np.uint8, "r")) if path.stat().st_size else 1.0
-
-
 def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
     from colabstage.h5.info import read_info
     from colabstage.h5.manifest import look_at_manifest
     from colabstage.load.reading.reader import SplitReader
-    from colabstage.sources.identity import file_seal
 
     try:
         info = read_info(path)
@@ -238,15 +214,13 @@ def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
                 row_bytes = max(row_bytes, reader.estimate_row_bytes())
     except ColabstageError as error:
         return replace(facts, problem=str(error))
-    manifest, record = look_at_manifest(path, facts.nbytes), read_json(path.with_name("stage.json"))
-    seal = record.get("seal") if isinstance(record, dict) else None
+    manifest = look_at_manifest(path, facts.nbytes)
     pack = PackFacts(
         rows=sum(split.rows for split in info.splits.values()),
         row_bytes=row_bytes,
         ours=info.format_version is not None,
         manifest=manifest.state,
         manifest_detail=f"its manifest: {manifest.detail}",
-        sealed=seal == file_seal(path) if seal else None,
     )
     return replace(facts, pack=pack)
 

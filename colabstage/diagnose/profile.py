@@ -18,7 +18,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.advice import Advice, ProfileFacts, Verdict, advise, format_batch, judge
-from colabstage.diagnose.gpu import GpuMonitor
 from colabstage.diagnose.loaders import (
     View,
     arrays_of,
@@ -28,7 +27,7 @@ from colabstage.diagnose.loaders import (
     view_of,
 )
 from colabstage.diagnose.report import Bar, Report, Row
-from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness, watch_optimizers
+from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness
 from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE, check_argument, refuse_argument, stops_with, takes
@@ -48,7 +47,6 @@ COLOURS = {
     "decode": "#b7791f",
     "transform": "#8a5aa8",
     "collate": "#c8553d",
-    "transfer": "#6a8a2a",
     "step": "#2e8b57",
 }
 _OTHER = "#808890"
@@ -57,9 +55,11 @@ _PARTS = (0.25, 0.40, 0.10, 0.25)
 _LEAST_BATCHES = 3
 # In epochs of one or two batches most are an epoch's first, which do not count, so epochs are limited too.
 _MOST_EPOCHS = 20
-_GPU_EVERY_S = 0.25
 _RESTORE = "profile_loader(loader, step, restore=(model, optimizer))"
-_RENAMED = {"seconds": "Write budget_s=…, in seconds."}
+_INSTEAD = {
+    "seconds": "Write budget_s=…, in seconds.",
+    "device": "Copy the batch there in your step, as the training loop does.",
+}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -89,11 +89,11 @@ class LoaderProfile(Report):
     @property
     def stage_seconds(self) -> dict[str, float]:
         """Return the seconds that each observed stage takes alone for one batch, in the order of the stages."""
-        ends = {"transfer": self.facts.transfer_s, "step": self.facts.step_s}
-        return {**self.facts.stages, **{name: seconds for name, seconds in ends.items() if seconds is not None}}
+        step_s = self.facts.step_s
+        return {**self.facts.stages, **({} if step_s is None else {"step": step_s})}
 
 
-@takes(remedies=_RENAMED)
+@takes(remedies=_INSTEAD)
 @stops_with(NOTHING_DONE)
 @typed()
 def profile_loader(
@@ -103,7 +103,6 @@ def profile_loader(
     restore: object = None,
     prefixes: Mapping[str, Iterable[Any]] | None = None,
     budget_s: float = 10.0,
-    device: Any = None,
 ) -> LoaderProfile:
     """Measure where the time of a training loop goes, and say what to change.
 
@@ -131,7 +130,6 @@ def profile_loader(
             `{"read": files.batch(8), "decode": files.map(decode).batch(8)}`. Each is measured alone, and a stage is the
             difference to the one before. For tf.data, whose stages run outside Python.
         budget_s: about how long to measure, in seconds; each run takes at least three batches.
-        device: where batches go before the step, if the loader does not copy them there.
 
     Raises:
         OptionError: the loader cannot be iterated over or has no batches, something in `restore` cannot be restored, or
@@ -146,9 +144,9 @@ def profile_loader(
         stack.callback(saved.put_back)
         view = view_of(loader)
         stack.enter_context(preserve_attributes(view.roots))
-        runs = Runs(view, step, device, SYSTEM_CLOCK)
+        runs = Runs(view, step, SYSTEM_CLOCK)
         facts = runs.measure(budget_s, prefixes or {})
-    said = saved.note(runs.steps, runs.trained, _RESTORE)
+    said = saved.note(runs.steps, _RESTORE)
     return describe(facts, (*view.notes, *filter(None, [said])))
 
 
@@ -183,8 +181,6 @@ def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
     # Below that nobody notices it, and the line would only be one more to read.
     if facts.start_s > 0.05:
         yield "start of an epoch", format_duration(facts.start_s)
-    if facts.gpu_busy is not None:
-        yield "GPU busy", f"{facts.gpu_busy:.0%}"
 
 
 def check_step(step: object) -> None:
@@ -245,15 +241,14 @@ class _Feed:
 class Runs:
     """The runs of one profile, and how often they ran the step."""
 
-    def __init__(self, view: View, step: Callable[[Any], object] | None, device: Any, clock: Clock) -> None:
+    def __init__(self, view: View, step: Callable[[Any], object] | None, clock: Clock) -> None:
         self.steps = 0
-        self.trained: list[object] = []
-        self._view, self._step, self._device = view, step, device
+        self._view, self._step = view, step
         self._now, self._clock = clock.now, clock
 
     def measure(self, budget_s: float, prefixes: Mapping[str, Iterable[Any]]) -> ProfileFacts:
         """Run the loader, and the step, for about `budget_s` seconds."""
-        view, together = self._view, self._step is not None or self._device is not None
+        view, together = self._view, self._step is not None
         # Without a step the loader has the time of its runs.
         parts = _PARTS if together else (_PARTS[0] + _PARTS[1], 0.0, 0.0, _PARTS[2] + _PARTS[3])
         alone_s, both_s, step_s, stages_s = (part * budget_s for part in parts)
@@ -273,10 +268,7 @@ class Runs:
             )
             if together:
                 facts = self._together(facts, feed, whole, both_s)
-            if self._device is not None:
-                facts = replace(facts, transfer_s=self._repeat(self._on_device, whole, 0.0))
-            if self._step is not None:
-                facts = replace(facts, step_s=self._repeat(self._take_step, self._on_device(whole), step_s))
+                facts = replace(facts, step_s=self._repeat(self._take_step, whole, step_s))
             del whole
         torch = sys.modules.get("torch")
         return replace(
@@ -319,43 +311,32 @@ class Runs:
     def _together(self, facts: ProfileFacts, feed: _Feed, whole: Any, seconds: float) -> ProfileFacts:
         """Take batches and do the step with each, as a training loop does."""
         # The first step compiles, allocates and warms up.
-        with watch_optimizers() as self.trained:
-            self._take_step(self._on_device(whole))
+        self._take_step(whole)
         waits, busy = array("d"), array("d")
         firsts, now, began = 0, self._now, self._now()
-        # It does nothing where there is no GPU.
-        with GpuMonitor(_GPU_EVERY_S, live=False, notice=lambda _: None) as monitor:
-            while len(busy) < _LEAST_BATCHES or now() - began < seconds:
-                asked = now()
-                try:
-                    batch = feed.take()
-                except StopIteration:
-                    break
-                given = now()
-                self._take_step(self._on_device(batch))
-                done = now()
-                del batch
-                # The start of an epoch is counted separately, unless epochs are so short that nothing else is left.
-                firsts += feed.first
-                if not feed.first or facts.batches == 1:
-                    waits.append(given - asked)
-                    busy.append(done - given)
-                if firsts > _MOST_EPOCHS and done - began > seconds:
-                    break
-            _synchronise()
+        while len(busy) < _LEAST_BATCHES or now() - began < seconds:
+            asked = now()
+            try:
+                batch = feed.take()
+            except StopIteration:
+                break
+            given = now()
+            self._take_step(batch)
+            done = now()
+            del batch
+            # The start of an epoch is counted separately, unless epochs are so short that nothing else is left.
+            firsts += feed.first
+            if not feed.first or facts.batches == 1:
+                waits.append(given - asked)
+                busy.append(done - given)
+            if firsts > _MOST_EPOCHS and done - began > seconds:
+                break
+        _synchronise()
         # The first batches were prepared in advance, and do not count if enough others are left.
         ahead = facts.workers * facts.prefetch
         first = ahead if len(busy) > 3 * ahead else len(busy) // 3
         wait_s, busy_s = (sum(some[first:]) / max(1, len(some) - first) for some in (waits, busy))
-        # The busiest one, because a step usually uses one GPU, and others on the machine are idle.
-        shares = [gpu.utilisation for gpu in monitor.report().gpus if gpu.utilisation is not None]
-        return replace(
-            facts,
-            both_s=wait_s + busy_s or facts.load_s,
-            wait_s=wait_s,
-            busy_s=busy_s,
-            gpu_busy=max(shares, default=None),
-        )
+        return replace(facts, both_s=wait_s + busy_s or facts.load_s, wait_s=wait_s, busy_s=busy_s)
 
     def _repeat(self, work: Callable[[Any], object], batch: Any, seconds: float) -> float:
         """Return the mean seconds of work that is done with one batch again and again."""
@@ -372,13 +353,6 @@ class Runs:
         if self._step is not None:
             self.steps += 1
             self._step(batch)
-
-    def _on_device(self, batch: Any) -> Any:
-        if self._device is None:
-            return batch
-        from colabstage.load.batches import map_leaves
-
-        return map_leaves(batch, lambda part: part.to(self._device, non_blocking=True) if hasattr(part, "to") else part)
 
     def _stages(self, load_s: float, seconds: float) -> dict[str, float]:
         """Return the seconds of each Python stage for one batch, from the shares that were sampled."""

@@ -117,15 +117,7 @@ class Report:
         return page(self.headline, tables + notes(self.notes))
 
     def plot(self) -> Figure:
-        """Draw the bars.
-
-        Returns:
-            A matplotlib figure, which a notebook shows; `.savefig("report.png")` writes it.
-
-        Raises:
-            MissingDependencyError: matplotlib is not installed.
-            NotSupportedHereError: the report has no bars.
-        """
+        """Draw the bars as a matplotlib figure, which a notebook shows; `.savefig("report.png")` writes it."""
         if not self.bars:
             msg = f"This {type(self).__name__} has no figures to draw. print(report) shows it as text."
             raise NotSupportedHereError(msg)

@@ -13,6 +13,7 @@ import sys
 import types
 from collections import deque
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -116,17 +117,15 @@ class Restored:
     """What was handed over: copied when it is made, put back by `put_back`."""
 
     def __init__(self, parts: object) -> None:
-        """Copy a tuple or list of things, or one thing; `None` if the caller did not say.
-
-        Raises:
-            OptionError: something in it cannot be copied and put back.
-        """
-        self.parts = tuple(parts) if isinstance(parts, tuple | list) else () if parts is None else (parts,)
-        self.said = parts is not None
-        self.problems: list[str] = []
+        """Copy a tuple or list of things, or one thing; `None` if the caller did not say. What cannot be put back is
+        refused."""
+        self._parts = tuple(parts) if isinstance(parts, tuple | list) else () if parts is None else (parts,)
+        self._said = parts is not None
+        self._problems: list[str] = []
+        # By their ids; held, so that no other object gets one of these.
         self._seen: dict[int, object] = {}
         self._stack = ExitStack()
-        for number, part in enumerate(self.parts):
+        for number, part in enumerate(self._parts):
             if isinstance(part, _PLAIN):
                 self._refuse(f"restore[{number}]", part, "It cannot change: hand over what holds it, restore=(losses,)")
             self._save(f"restore[{number}]", part)
@@ -135,26 +134,17 @@ class Restored:
         """Restore everything, in place."""
         self._stack.close()
 
-    def holds(self, part: object) -> bool:
-        """Return whether this very object was handed over."""
-        return id(part) in self._seen
-
-    def note(self, runs: int, trained: Iterable[object], call: str) -> str:
-        """Say what was restored and what was not, after so many runs of a step that was seen to use these optimizers;
-        empty where there is nothing to say."""
-        if not runs:
+    def note(self, runs: int, call: str) -> str:
+        """Say what was restored and what was not, after so many runs of a step; empty where there is nothing to say."""
+        if not runs or (self._said and not self._parts):
             return ""
-        missed = sorted({type(one).__name__ for one in trained if not self.holds(one)})
-        learnt = f"; {' and '.join(missed)} and what it trains have learnt from them" if missed else ""
-        if self.parts:
-            names = ", ".join(dict.fromkeys(type(part).__name__ for part in self.parts))
-            rest = learnt or ". Whatever else it changes keeps these runs"
-            return " ".join([f"The step ran {runs:,} times. Put back: {names}{rest}.", *self.problems])
-        if self.said and not missed:
-            return ""
+        ran = f"The step ran {runs:,} times"
+        if self._parts:
+            names = ", ".join(dict.fromkeys(type(part).__name__ for part in self._parts))
+            return " ".join([f"{ran}. Put back: {names}. Whatever else it changes keeps these runs.", *self._problems])
         return (
-            f"The step ran {runs:,} times, and nothing was handed over to be put back{learnt}: what it trains and what "
-            f"it records keep these runs. To put it back write {call}."
+            f"{ran}, and nothing was handed over to be put back: what it trains and what it records keep these runs. "
+            f"To put it back write {call}."
         )
 
     def _refuse(self, name: str, part: object, remedy: str) -> NoReturn:
@@ -163,93 +153,99 @@ class Restored:
         raise OptionError(msg)
 
     def _save(self, name: str, part: Any, *, known_only: bool = False) -> None:
+        """Copy a part. `known_only`: leave out what cannot be put back, as among the attributes of a model."""
         if isinstance(part, (*_PLAIN, *_CODE)) or id(part) in self._seen:
             return
         self._seen[id(part)] = part
-        torch: Any = sys.modules.get("torch")
         try:
-            # First, because with torch behind Keras its models are modules as well.
-            if _variables_of(part):
-                self._variables(part)
-            elif torch is not None and isinstance(part, torch.nn.Module):
-                self._module(name, part)
-            elif torch is not None and isinstance(part, torch.Tensor):
-                self._tensor(part)
-            elif _has(part, "state_dict", "load_state_dict"):
-                # An optimizer's state has no values of what it trains.
-                self._items(name, [one for group in getattr(part, "param_groups", ()) for one in group["params"]])
-                self._stack.callback(_load_state, part, _on_host(part.state_dict()))
-            elif isinstance(part, np.ndarray):
-                self._stack.callback(np.copyto, part, part.copy())
-                self._items(name, part.tolist() if part.dtype == object else ())
-            elif isinstance(part, list | deque | set | dict | bytearray | tuple):
-                self._container(name, part, known_only=known_only)
-            elif (restore := _generator_restorer(part)) is not None:
-                self._stack.callback(restore)
-            elif not known_only:
-                self._refuse(name, part, "Hand over its parts instead: restore=(trainer.model, trainer.losses)")
+            restore = self._restorer(name, part, known_only=known_only)
         except OptionError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a library raises where its state cannot be copied
             if not known_only:
                 self._refuse(name, part, f"Copying its state failed: {said_by(error)}")
-            self.problems.append(f"A {type(part).__name__} in it was not put back: {said_by(error)}.")
+            self._problems.append(f"A {type(part).__name__} in it was not put back: {said_by(error)}.")
+        else:
+            if restore is not None:
+                self._stack.callback(restore)
+            elif not known_only:
+                self._refuse(name, part, "Hand over its parts instead: restore=(trainer.model, trainer.losses)")
 
-    def _container(self, name: str, part: Any, *, known_only: bool) -> None:
-        if not isinstance(part, tuple):
-            before, fill = copy.copy(part), getattr(part, "extend", None) or part.update
+    def _restorer(self, name: str, part: Any, *, known_only: bool) -> Callable[[], object] | None:
+        """Return what puts back a part; `None` where nothing does."""
+        torch: Any = sys.modules.get("torch")
+        # First, because with torch behind Keras its models are modules as well.
+        if _variables_of(part):
+            return _variables_restorer(part)
+        if torch is not None and isinstance(part, torch.nn.Module | torch.Tensor):
+            is_tensor = isinstance(part, torch.Tensor)
+            return _tensor_restorer(part) if is_tensor else self._module_restorer(name, part)
+        if _has(part, "state_dict", "load_state_dict"):
+            # An optimizer's state has no values of what it trains.
+            self._save_all(name, [one for group in getattr(part, "param_groups", ()) for one in group["params"]])
+            return partial(_load_state, part, _on_host(part.state_dict()))
+        if isinstance(part, np.ndarray):
+            self._save_all(name, part.tolist() if part.dtype == object else ())
+            return partial(np.copyto, part, part.copy())
+        if isinstance(part, list | deque | set | dict | bytearray | tuple):
+            self._save_all(name, part.values() if isinstance(part, dict) else part, known_only=known_only)
+            return partial(_refill, part, copy.copy(part))
+        return _generator_restorer(part)
 
-            def refill() -> None:
-                part.clear()
-                fill(before)
-
-            self._stack.callback(refill)
-        self._items(name, part.values() if isinstance(part, dict) else part, known_only=known_only)
-
-    def _items(self, name: str, items: Iterable[object], *, known_only: bool = False) -> None:
+    def _save_all(self, name: str, items: Iterable[object], *, known_only: bool = False) -> None:
         for number, item in enumerate(items):
             self._save(f"{name}[{number}]", item, known_only=known_only)
 
-    def _module(self, name: str, module: Any) -> None:
-        self._items(name, (*module.parameters(), *module.buffers()))
-        # Metrics and counters are plain attributes; modules inside are in one of them.
-        self._stack.callback(_restore_attributes, module, dict(vars(module)))
-        self._items(name, vars(module).values(), known_only=True)
+    def _module_restorer(self, name: str, module: Any) -> Callable[[], object]:
+        self._save_all(name, (*module.parameters(), *module.buffers()))
         if type(module).get_extra_state is not sys.modules["torch"].nn.Module.get_extra_state:
             try:
                 self._stack.callback(module.set_extra_state, copy.deepcopy(module.get_extra_state()))
             except Exception as error:  # noqa: BLE001 - the user's own code; all else of the model is put back
-                self.problems.append(f"The extra state of {type(module).__name__} was not put back: {said_by(error)}.")
+                self._problems.append(f"The extra state of {type(module).__name__} was not put back: {said_by(error)}.")
+        attributes = dict(vars(module))
+        # Metrics and counters are plain attributes; modules inside are in one of them.
+        self._save_all(name, attributes.values(), known_only=True)
+        return partial(_restore_attributes, module, attributes)
 
-    def _tensor(self, tensor: Any) -> None:
-        value = _on_host(tensor)
-        gradient = _on_host(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None
 
-        def restore() -> None:
-            # In place, because others refer to this tensor.
-            tensor.data.copy_(value)
-            if gradient is not None and tensor.grad is not None:
-                tensor.grad.copy_(gradient)
-            elif tensor.is_leaf:
-                tensor.grad = None if gradient is None else gradient.to(tensor.device)
+def _refill(part: Any, before: Any) -> None:
+    if not isinstance(part, tuple):
+        part.clear()
+        (getattr(part, "extend", None) or part.update)(before)
 
-        self._stack.callback(restore)
 
-    def _variables(self, owner: Any) -> None:
-        """Save a variable of Keras or TensorFlow, or all of a model or an optimizer, and of the model's optimizer."""
-        known = [(variable, np.array(variable.numpy())) for variable in _variables_of(owner)]
+def _tensor_restorer(tensor: Any) -> Callable[[], object]:
+    value = _on_host(tensor)
+    gradient = _on_host(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None
 
-        def restore() -> None:
-            for variable, value in known:
-                variable.assign(value)
-            # Slots that the first step created are as good as new when zeroed.
-            for variable in _variables_of(owner)[len(known) :]:
-                variable.assign(variable * 0)
+    def restore() -> None:
+        # In place, because others refer to this tensor.
+        tensor.data.copy_(value)
+        if gradient is not None and tensor.grad is not None:
+            tensor.grad.copy_(gradient)
+        elif tensor.is_leaf:
+            tensor.grad = None if gradient is None else gradient.to(tensor.device)
 
-        self._stack.callback(restore)
-        if (optimizer := getattr(owner, "optimizer", None)) is not None and id(optimizer) not in self._seen:
-            self._seen[id(optimizer)] = optimizer
-            self._variables(optimizer)
+    return restore
+
+
+def _variables_restorer(owner: Any) -> Callable[[], object]:
+    """Return what restores a variable of Keras or TensorFlow, or all of a model or an optimizer, and of the model's
+    optimizer."""
+    known = [(variable, np.array(variable.numpy())) for variable in _variables_of(owner)]
+    optimizer = getattr(owner, "optimizer", None)
+    inner = (lambda: None) if optimizer is None else _variables_restorer(optimizer)
+
+    def restore() -> None:
+        for variable, value in known:
+            variable.assign(value)
+        # Slots that the first step created are as good as new when zeroed.
+        for variable in _variables_of(owner)[len(known) :]:
+            variable.assign(variable * 0)
+        inner()
+
+    return restore
 
 
 def _variables_of(part: Any) -> list[Any]:
@@ -280,19 +276,3 @@ def _on_host(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _on_host(item) for key, item in value.items()}
     return [_on_host(item) for item in value] if type(value) is list else copy.deepcopy(value)
-
-
-@contextmanager
-def watch_optimizers() -> Iterator[list[object]]:
-    """Collect the torch optimizers that take a step meanwhile."""
-    used: list[object] = []
-    if "torch" not in sys.modules:
-        yield used
-        return
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    handle = register_optimizer_step_post_hook(lambda optimizer, *_: used.append(optimizer))
-    try:
-        yield used
-    finally:
-        handle.remove()

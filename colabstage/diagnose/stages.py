@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, Self
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
-StageName = Literal["read", "decode", "transform", "collate", "transfer", "step"]
+StageName = Literal["read", "decode", "transform", "collate", "step"]
 
 # A file and a function in it (any if empty). First match wins.
 LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (
@@ -40,7 +40,7 @@ LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (
     (r"/colabstage/load/(augment|geometry)\.py$", r"", "transform"),
     (r"/torch/utils/data/_utils/collate\.py$", r"", "collate"),
     (r"/numpy/_core/shape_base\.py$", r"^(stack|vstack|concatenate)$", "collate"),
-    (r"/colabstage/load/(ahead|batch|batches|device|view)\.py$", r"", "collate"),
+    (r"/colabstage/load/(ahead|batch|batches|device|loader)\.py$", r"", "collate"),
     (r"/(h5py|zarr|lmdb|fsspec|s3fs|gcsfs|aiohttp|requests|urllib|urllib3|http)(/|\.py$)", r"", "read"),
     (r"/(zipfile|tarfile|gzip|bz2|lzma|pathlib|socket|ssl|shutil|tempfile|_pyio)(/|\.py$)", r"", "read"),
     (r"/colabstage/(load/reading|sources|trees|h5)/", r"", "read"),

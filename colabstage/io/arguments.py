@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import textwrap
 from dataclasses import MISSING, fields, is_dataclass, replace
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
@@ -122,6 +122,15 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
     fits, words = _KINDS[kind]
     if not fits(given):
         refuse_argument(name, given, words, remedy=instead_of(given, otherwise=remedy) if kind == "path" else remedy)
+
+
+def whole_number(name: str, given: object, *, least: int = 0, otherwise: str = "") -> int:
+    """Return a whole number of at least `least` as Python's own, which JSON can have; refuse anything else.
+    `otherwise`: what else may be given, in words that end the sentence."""
+    # Numpy's too. To Python `True` is one, but nobody means it as one.
+    if isinstance(given, bool) or not isinstance(given, Integral) or given < least:
+        refuse_argument(name, given, f"a whole number, {least} or more{otherwise}")
+    return int(given)
 
 
 def refuse_argument(name: str, given: object, expected: str, *, remedy: str = "") -> NoReturn:

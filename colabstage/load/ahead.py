@@ -70,12 +70,8 @@ class _Handover(Generic[T]):
             self._changed.notify_all()
 
     def get(self, alive: Callable[[], bool]) -> T:
-        """Wait for the next item.
-
-        Raises:
-            StopIteration: there is none left.
-            BaseException: the producer's error, once the items before it are taken.
-        """
+        """Wait for the next item; raises StopIteration at the end, and the producer's error once the items before it
+        are taken."""
         with self._changed:
             self._waiting = True
             try:
@@ -147,11 +143,9 @@ def _stop_dropped(queue: _Handover[Any], demand: Demand, thread: threading.Threa
 
 
 class Ahead(Generic[T]):
-    """Iterate over what a generator yields in a thread, at most `depth` results ahead.
-
-    The thread ends with the generator, with an error (which is raised at the consumer, with its traceback), with
-    `close`, when this object is dropped, and at interpreter exit.
-    """
+    """Iterate over what a generator yields in a thread, at most `depth` results ahead. The thread ends with the
+    generator, with an error (raised at the consumer), with `close`, when this object is dropped, and at interpreter
+    exit."""
 
     def __init__(
         self,
@@ -162,17 +156,8 @@ class Ahead(Generic[T]):
         *,
         linger_s: float | None = None,
     ) -> None:
-        """Start the thread.
-
-        Args:
-            source: what to iterate over.
-            depth: results that wait at most.
-            name: the thread's.
-            demand: checked by the source while it makes a result: whether it is still wanted, and whether the consumer
-                waits for it.
-            linger_s: for consumers that stop without a word: how long the thread waits for one to take a result before
-                it ends, as if there were no more.
-        """
+        """Start the thread. `demand`: checked by the source while it makes a result. `linger_s`: how long the thread
+        waits for a consumer to take a result before it ends, as if there were no more."""
         self._pid = os.getpid()
         self._queue: _Handover[T] = _Handover(depth)
         queue, demand = self._queue, demand or Demand()
@@ -231,17 +216,9 @@ class Iteration(Generic[T]):
         waited: Callable[[float], object] | None = None,
         let_go: Callable[[], object] | None = None,
     ) -> None:
-        """Take over `source`.
-
-        Args:
-            source: gives groups of batches.
-            unpack: returns the batches of a group; called in the consumer's thread, as all that follow.
-            hand_out: makes a batch the consumer's.
-            at_end: called when there are no more.
-            waited: called with the seconds that the consumer has waited for a batch.
-            let_go: called once, when nothing more will come: at the end, after an error, or when it is closed or
-                dropped.
-        """
+        """Take over `source`, which gives groups of batches. In the consumer's thread `unpack` returns the batches of a
+        group, `hand_out` makes a batch the consumer's, `waited` gets the seconds that it was waited for, and `at_end`
+        is called when there are no more; `let_go` once, when nothing more will come, for whatever reason."""
         self._source: Source[Any] = source
         self._unpack: Callable[[Any], Iterable[Any]] = unpack
         self._hand_out: Callable[[Any], T] = hand_out

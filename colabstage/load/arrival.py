@@ -7,17 +7,15 @@ depends on seed, epoch and layout alone, never on what came first, so that what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
-from colabstage.load.epoch import RowOrder, Shard, digest_of, random_fractions, spread_order, stable_order
+from colabstage.load.epoch import ChosenRows, RowOrder, Shard, digest_of, random_fractions, spread_order, stable_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -69,15 +67,6 @@ class Arrival(Protocol):
     @property
     def readable_path(self) -> Path | None:
         """Return where a file that will be moved can be opened now; `None` if it will not be moved."""
-
-    @property
-    def leaves_out(self) -> bool:
-        """Tell whether rows may turn out unusable while they arrive."""
-
-    def left_out(
-        self, split: str, rows: NDArray[np.intp], *, cancellation: Cancellation | None = None
-    ) -> NDArray[np.bool_]:
-        """Wait for rows, and return which of them cannot be used, `(B,)`; raises as `hold`."""
 
     def units(self, split: str) -> NDArray[np.intp]:
         """Return the unit of each row, `(N,)`; if a row may be in several, its first and last unit, `(N, 2)`."""
@@ -131,63 +120,12 @@ def _join_batches(batches: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
     return np.concatenate(batches) if batches else np.arange(0)
 
 
-class FilledBatches(Sequence[Any]):
-    """Batches of an epoch without unusable rows: each batch is filled up with the rows that follow it.
-
-    Whether a row is usable is only known once it has arrived, so a batch is made when it is asked for. Rows that are
-    left out make the last batches shorter, or fewer.
-    """
-
-    def __init__(
-        self,
-        arrival: Arrival,
-        split: str,
-        batches: Sequence[NDArray[np.intp]],
-        done: int,
-        cancellation: Cancellation,
-    ) -> None:
-        """Prepare all `batches` of the epoch, of which the first `done` are over."""
-        self._arrival = arrival
-        self._split = split
-        self._sizes = [len(rows) for rows in batches]
-        self._rows = _join_batches(batches)
-        self._done = done
-        self._cancellation = cancellation
-        self._made: list[NDArray[np.intp]] = []
-        self._position = 0
-        self._lock = Lock()
-
-    def __len__(self) -> int:
-        return len(self._sizes) - self._done
-
-    def __getitem__(self, number: Any) -> Any:
-        """Return the rows of one of those that are left; an IndexError where the epoch ends before it."""
-        with self._lock:
-            # In order, whichever is asked for: what a batch is filled with depends on all before it.
-            while len(self._made) <= self._done + number:
-                self._made.append(self._fill(self._sizes[len(self._made)]))
-            if not len(rows := self._made[self._done + number]):
-                raise IndexError(number)
-        return rows
-
-    def _fill(self, size: int) -> NDArray[np.intp]:
-        parts: list[NDArray[np.intp]] = []
-        # Only as many rows as are lacking are waited for, or a batch would wait for rows of the next.
-        while (lack := size - sum(map(len, parts))) and self._position < len(self._rows):
-            rows = self._rows[self._position : self._position + lack]
-            self._position += len(rows)
-            parts.append(rows[~self._arrival.left_out(self._split, rows, cancellation=self._cancellation)])
-        return _join_batches(parts)
-
-
 @dataclass(frozen=True, eq=False)
 class FirstEpochOrder:
-    """Visit the first epoch in one order, and all later ones in another."""
+    """Visit the first epoch by units, while rows arrive, and all later ones in another order."""
 
     first: UnitOrder
-    """While rows arrive."""
-    later: RowOrder
-    """Once they have."""
+    later: Order
 
     @property
     def count(self) -> int:
@@ -199,33 +137,18 @@ class FirstEpochOrder:
     def identity(self) -> dict[str, int]:
         return {**self.later.identity(), **self.first.identity()}
 
-
-@dataclass(frozen=True, slots=True)
-class ArrivalFacts:
-    """Facts about a file that is still arriving, on which the choice of a loader depends."""
-
-    complete: bool
-    """Whether all of it is here, to stay."""
-    window_units: int
-    """How many units one window may hold."""
-    reason: str
-    """Why, in words."""
-    leaves_out: bool = False
-    """Whether rows may turn out unusable while they arrive."""
+    def with_seed(self, seed: int) -> FirstEpochOrder:
+        return FirstEpochOrder(self.first.with_seed(seed), self.later.with_seed(seed))
 
 
-def facts_of(arrival: Arrival, units: Arrival | None = None) -> ArrivalFacts:
-    """Return the facts for the choice of a loader. `units`: another arrival, whose units order the rows."""
-    units = units or arrival
-    return ArrivalFacts(arrival.complete, units.window_units, units.reason, arrival.leaves_out)
-
-
-def order_of(arrival: Arrival, split: str, window_units: int, later: RowOrder) -> Order:
-    """Return the order by units, with the seed and the rows of `later`, which is that of epochs after all is here."""
-    by_units = UnitOrder(
-        arrival.units(split), window_units, later.seed, later.subset, arrival.first_units, arrival.together
-    )
-    return FirstEpochOrder(by_units, later) if arrival.first_epoch_only else by_units
+def order_of(arrival: Arrival, split: str, window_units: int, seed: int, subset: NDArray[np.intp] | None) -> Order:
+    """Return the order by units of all rows or of `subset`, for as many epochs as rows arrive."""
+    units = arrival.units(split)
+    by_units = UnitOrder(units, window_units, seed, subset, arrival.first_units, arrival.together)
+    if not arrival.first_epoch_only:
+        return by_units
+    later: Order = RowOrder(by_units.count, shuffle=True, seed=seed)
+    return FirstEpochOrder(by_units, later if subset is None else ChosenRows(later, subset))
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,11 +173,9 @@ class UnitOrder:
     window_units: int
     """Units among whose rows a row is put."""
     seed: int
-    """What the order depends on, together with the epoch."""
     subset: NDArray[np.intp] | None = None
     """Rows that are visited, `None` for all."""
     first_units: int = 1
-    """How many the first batch may wait for."""
     together: int = 1
     """How many neighbours are visited shortly after each other."""
 
@@ -293,6 +214,9 @@ class UnitOrder:
         # Not where it is 1, as it was before there were others.
         found |= {"together": self.together} if self.together > 1 else {}
         return found if self.subset is None else {**found, "sampled": self.count, "rows": digest_of(self.subset)}
+
+    def with_seed(self, seed: int) -> UnitOrder:
+        return replace(self, seed=seed)
 
 
 # Labels say nothing of what else neighbours have in common, such as a camera: a batch is to come from so many places,

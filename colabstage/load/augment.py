@@ -2,8 +2,8 @@
 
 A transform is called with `(x, y)`, x `(B, C, H, W)` of bytes or floats, and returns new ones; masks and boxes in y
 move with x. In a loader the parameters of a sample follow from the seed, the epoch and the sample's row alone, so they
-do not change with the batch size or where an epoch is resumed. Called by hand, they come from `generator`, or from
-torch's own generator, which `torch.manual_seed` seeds.
+do not change with the batch size or where an epoch is resumed. Called by hand, they come from torch's generator, which
+`torch.manual_seed` seeds.
 
 torchvision's v2 transforms and kornia's modules can stand wherever these can. They draw from torch's generators, and
 torchvision's draw once for the whole batch.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,16 +57,12 @@ if TYPE_CHECKING:
 _SEEDS = 2**62
 
 
-class _Placed:
-    """Find a place of their own for transforms that are called by hand."""
-
-    generator: torch.Generator | None
+class _Seeded:
+    """Base of batch transforms: called by hand, they draw a seed of their own."""
 
     def __call__(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """Return the new `(x, y)`, with parameters from the generator."""
-        # One number from the generator is the seed of a place, so that by hand and in a loader the same code draws.
-        seed = int(torch.randint(_SEEDS, (), generator=self.generator))
-        return self.apply_at(x, y, BatchPlace(seed, 0, np.arange(len(x))))
+        """Return the new `(x, y)`, with parameters from torch's generator."""
+        return self.apply_at(x, y, BatchPlace(int(torch.randint(_SEEDS, ())), 0, np.arange(len(x))))
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         """Return the new `(x, y)`, with the parameters of this place."""
@@ -74,7 +70,7 @@ class _Placed:
 
 
 @takes_names
-class Compose(_Placed):
+class Compose(_Seeded):
     """Apply several batch transforms, one after the other; other callables of `(x, y)` may be among them.
 
     >>> augment = Compose([RandomCrop(32, padding=4), RandomFlip(), Normalize((0.49,), (0.25,))])
@@ -83,8 +79,7 @@ class Compose(_Placed):
     (torch.Size([8, 1, 32, 32]), torch.float32)
     """
 
-    def __init__(self, transforms: list[Transform], *, generator: torch.Generator | None = None) -> None:
-        """Take `generator`, for calls by hand, a generator of the processor; the parts' own are then not asked."""
+    def __init__(self, transforms: list[Transform]) -> None:
         given: object = transforms
         if not isinstance(given, Iterable):
             msg = f"transforms={transforms!r} is not a list; expected one: Compose([RandomCrop(32), RandomFlip()])."
@@ -92,10 +87,8 @@ class Compose(_Placed):
         self.transforms = list(transforms)
         for number, transform in enumerate(self.transforms):
             check_batch_transform(f"transforms[{number}]", transform)
-        self.generator = _checked_generator(generator)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """Return the new `(x, y)`; each part draws independently of the others."""
         # By number, so that two equal parts draw differently.
         for number, transform in enumerate(self.transforms):
             x, y = apply_transform(transform, x, y, place.inner(number))
@@ -107,25 +100,21 @@ class Compose(_Placed):
 
 @takes_names
 @dataclass(frozen=True, eq=False)
-class RandomFlip(_Placed):
+class RandomFlip(_Seeded):
     """Mirror each image left to right or top to bottom, each with its probability."""
 
     horizontal: float = 0.5
     """Probability of left to right."""
     vertical: float = 0.0
     """Probability of top to bottom."""
-    generator: torch.Generator | None = field(default=None, repr=False, kw_only=True)
-    """For calls by hand, a generator of the processor."""
 
     def __post_init__(self) -> None:
         for name, value in (("horizontal", self.horizontal), ("vertical", self.vertical)):
             if not 0 <= value <= 1:
                 msg = f"{name}={value!r} is not a probability; expected 0 to 1."
                 raise OptionError(msg)
-        _checked_generator(self.generator)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """Return the mirrored `(x, y)`."""
         size = _image_size(x)
         # As x, y: the order that boxes have.
         chosen = place.draws(2) < (self.horizontal, self.vertical)
@@ -140,7 +129,7 @@ class RandomFlip(_Placed):
 
 @takes_names
 @dataclass(frozen=True, eq=False)
-class RandomCrop(_Placed):
+class RandomCrop(_Seeded):
     """Cut a window out of each image, padded on all sides before.
 
     Boxes are cut at the window's edges, and dropped where nothing is left of them.
@@ -154,22 +143,14 @@ class RandomCrop(_Placed):
     """Their value, in the units of x."""
     mask_fill: int = VOID
     """Their class in masks."""
-    generator: torch.Generator | None = field(default=None, repr=False, kw_only=True)
-    """For calls by hand, a generator of the processor."""
 
     def __post_init__(self) -> None:
         _height_and_width(self.size)
         if self.padding < 0:
             msg = f"padding={self.padding!r} cannot work; expected pixels, 0 or more."
             raise OptionError(msg)
-        _checked_generator(self.generator)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """Return the cut `(x, y)`.
-
-        Raises:
-            OptionError: the images are smaller than the window.
-        """
         size, image = _height_and_width(self.size), _image_size(x)
         room = np.add(image, 2 * self.padding) - size
         # Refused instead of padded further: nobody asked for more border than `padding`.
@@ -188,7 +169,7 @@ class RandomCrop(_Placed):
 
 @takes_names
 @dataclass(frozen=True, eq=False)
-class RandomResizedCrop(_Placed):
+class RandomResizedCrop(_Seeded):
     """Cut a part of random area and shape out of each image and resize it, as torchvision's does.
 
     Images are resized by the antialiased bilinear filter, masks by the nearest pixel; boxes are cut at the edges, and
@@ -205,16 +186,12 @@ class RandomResizedCrop(_Placed):
     """Least and most part of the area."""
     ratio: tuple[float, float] = RATIOS
     """Least and most width by height, drawn evenly in its logarithm."""
-    generator: torch.Generator | None = field(default=None, repr=False, kw_only=True)
-    """For calls by hand, a generator of the processor."""
 
     def __post_init__(self) -> None:
         _height_and_width(self.size)
         check_crop_ranges(self.scale, self.ratio)
-        _checked_generator(self.generator)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """Return the cut and resized `(x, y)`."""
         if isinstance(x, list) and all(isinstance(image, torch.Tensor) and image.dim() == 3 for image in x):
             sizes = np.array([image.shape[1:] for image in x], np.int64).reshape(-1, 2)
         else:
@@ -229,7 +206,7 @@ class RandomResizedCrop(_Placed):
         return _height_and_width(self.size)
 
     def choose(self, sizes: NDArray[np.int64], place: BatchPlace) -> NDArray[np.int64]:
-        """Return the crops of images of these sizes, `(B, 2)`: int64 `(B, 4)`, top, left, height and width."""
+        """Return the crops of images of these sizes, as `resized_crops`."""
         return resized_crops(sizes, place.draws(CROP_DRAWS), scale=self.scale, ratio=self.ratio)
 
     def move(self, y: Any, sizes: NDArray[np.int64], crops: NDArray[np.int64]) -> Any:
@@ -250,14 +227,12 @@ class RandomResizedCrop(_Placed):
 
 
 @takes_names
-class Normalize(_Placed):
+class Normalize(_Seeded):
     """Turn x into floats: bytes to [0, 1], then each channel minus its `mean` and divided by its `std`.
 
     `mean`, `std`: for values in [0, 1], one for each channel of x `(B, C, H, W)`, or one for all of x, of any shape.
     `dtype`: of the result. x may be a list of images `(C, H, W)`.
     """
-
-    generator = None
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], *, dtype: torch.dtype = torch.float32) -> None:
         given: tuple[object, ...] = (mean, std)
@@ -275,11 +250,6 @@ class Normalize(_Placed):
         self.mean, self.std, self.dtype = tuple(map(float, mean)), tuple(map(float, std)), dtype
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """Return the normalised x, and y.
-
-        Raises:
-            OptionError: x has another number of channels.
-        """
         # Images of their own sizes come as a list, and each is a batch of one.
         if isinstance(x, list):
             return [self._normalised(image[None])[0] for image in x], y
@@ -311,7 +281,7 @@ class Normalize(_Placed):
 
 @takes_names
 @dataclass(frozen=True, eq=False)
-class OneHot(_Placed):
+class OneHot(_Seeded):
     """Turn class indices into one channel a class: masks `(B, H, W)` to `(B, K, H, W)`, labels `(B,)` to `(B, K)`.
 
     -1, and indices of pixels outside, such as those of no class (255), are 0 in all channels. A label of K or more is
@@ -322,8 +292,6 @@ class OneHot(_Placed):
     """K."""
     dtype: torch.dtype = torch.float32
     """Of the result."""
-    generator: None = field(default=None, init=False, repr=False)
-    """None: it draws nothing."""
 
     def __post_init__(self) -> None:
         # Before the first batch, where the line that is wrong is still in sight.
@@ -332,11 +300,6 @@ class OneHot(_Placed):
             raise OptionError(msg)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """Return x, and the channels of y.
-
-        Raises:
-            OptionError: y is not a tensor of integers, or has a label of K or more.
-        """
         if not isinstance(y, torch.Tensor) or y.is_floating_point():
             kind = y.dtype if isinstance(y, torch.Tensor) else type(y).__name__
             msg = f"OneHot needs a tensor of class indices as y, got {kind}."
@@ -348,16 +311,6 @@ class OneHot(_Placed):
         # In 64 bits: 255 classes and more do not fit the bytes that masks come in.
         channels = torch.arange(self.classes, device=y.device).view(-1, *(1,) * (y.dim() - 1))
         return x, (y[:, None] == channels).to(self.dtype)
-
-
-def _checked_generator(generator: torch.Generator | None) -> torch.Generator | None:
-    if generator is not None and generator.device.type != "cpu":
-        msg = (
-            f"generator is on {generator.device}; expected one on the CPU, torch.Generator(): parameters are "
-            "drawn there, so that no batch waits for the device."
-        )
-        raise OptionError(msg)
-    return generator
 
 
 def _height_and_width(size: int | Size) -> Size:
@@ -381,9 +334,7 @@ class FirstCrop:
     """What a batch transform begins with."""
 
     crop: RandomResizedCrop
-    """Its first step."""
     stream: tuple[int, ...]
-    """Of the numbers that this draws."""
     rest: Compose | None
     """What follows, with the numbers that it draws after the crop; `None` where nothing does."""
 
@@ -413,10 +364,7 @@ class CroppedInputs:
 
     def __init__(self, reader: SplitReader, first: FirstCrop, seed: int, epoch: int) -> None:
         """Take `first`, what is cut; crops depend on `seed`, `epoch` and row."""
-        self._reader = reader
-        self._first = first
-        self._seed = seed
-        self._epoch = epoch
+        self._reader, self._first, self._seed, self._epoch = reader, first, seed, epoch
         self.row_shape = (*first.crop.target_size, reader.crop_channels)
         self.row_dtype = np.dtype(np.uint8)
         self.row_bytes = math.prod(self.row_shape)

@@ -60,11 +60,8 @@ class Group(NamedTuple):
     """Consecutive batches that were read at once."""
 
     x: Any
-    """Inputs of all of them, as the reader gives them."""
     y: Any
-    """Targets of all of them."""
     rows: list[NDArray[np.intp]]
-    """The rows of each batch."""
 
     def parts(self) -> Iterator[tuple[Any, Any, NDArray[np.intp]]]:
         """Yield x, y and the rows of each batch."""
@@ -90,16 +87,9 @@ class Batcher:
         idle: int = 2,
         allocate: Callable[[int], Block] | None = None,
     ) -> None:
-        """Take what reads rows.
-
-        Args:
-            reader: where from.
-            workers: threads that copy or decode at once.
-            together: batches in a group, of rows and targets of one shape each: small ones, of which each would cost
-                more than its copy. They share their memory, without overlapping.
-            idle: blocks of memory that are held for reuse.
-            allocate: makes a block, pinned memory for example; by default ordinary memory.
-        """
+        """Take what reads rows. `workers`: threads that copy or decode at once. `together`: batches in a group, of
+        small rows of one shape; they share their memory, without overlapping. `idle`: blocks of memory that are held
+        for reuse. `allocate`: makes a block, pinned memory for example."""
         self.reader = reader
         self._workers, self._together = workers, together
         # Two pools, because a block of one does not fit the other.
@@ -111,13 +101,8 @@ class Batcher:
         cancellation: Cancellation,
         inputs: Inputs | None = None,
     ) -> Generator[Group]:
-        """Read group after group, once the file is in memory if it is to be.
-
-        Args:
-            batches: rows of each batch, intp `(B,)`.
-            cancellation: stops the reading, also inside a batch.
-            inputs: what x is read by; the reader by default.
-        """
+        """Read the rows of each batch, group after group, once the file is in memory if it is to be. `cancellation`:
+        stops the reading, also inside a batch. `inputs`: what x is read by; the reader by default."""
         inputs = inputs or self.reader
         self.reader.warm_up(cancellation)
         # Whoever waits for a batch drops the one before it as soon as it comes, which the processor's caches may still
@@ -164,13 +149,8 @@ def target_array(y: NDArray[Any]) -> NDArray[Any]:
 
 
 def pad_boxes(targets: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Pad the boxes of B rows, each with at most M boxes, to arrays of one shape.
-
-    Returns:
-        Every column as `(B, M, …)`, padded with -1 for signed integers and with 0 for everything else, and `lengths`,
-        int64 `(B,)`: the number of boxes in each row. Labels become int64 where their type has no -1, since 0 is a
-        class.
-    """
+    """Pad the boxes of B rows, with at most M boxes each, to columns `(B, M, …)`, with -1 for signed integers and 0 for
+    everything else, and `lengths`, int64 `(B,)`. Labels become int64 where their type has no -1, since 0 is a class."""
     lengths = np.array([len(target[BOXES]) for target in targets], np.int64)
     most = int(lengths.max(initial=0))
     padded: dict[str, NDArray[Any]] = {}

@@ -29,11 +29,8 @@ _IMAGE_AXES = 3
 
 
 def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """Rebuild a batch with `change` applied to every element that is not a list, tuple or mapping.
-
-    Containers keep their types; keys of mappings stay. What has a method `to` of its own, such as torch's
-    `PackedSequence`, counts as one thing, whatever it derives from.
-    """
+    """Rebuild a batch with `change` applied to every element that is not a list, tuple or mapping; these keep their
+    types. What has a method `to` of its own, such as torch's `PackedSequence`, counts as one thing."""
     if not isinstance(batch, list | tuple | Mapping) or moves_itself(batch):
         return change(batch)
     filled: Any
@@ -65,11 +62,8 @@ class Form:
     """The form of a batch's targets, and what makes batches of a dataset's samples."""
 
     dataset: dataset_h5
-    """Whose transforms are applied."""
     ragged: Ragged = "list"
-    """The form of boxes."""
     label_offset: int = 0
-    """Added to the labels of boxes."""
 
     def tensors(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return what was read as tensors."""
@@ -134,11 +128,7 @@ def _tensors(values: Any) -> Any:
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor over the same memory.
-
-    Raises:
-        OptionError: torch has no such dtype.
-    """
+    """Return a tensor over the same memory; an OptionError where torch has no such dtype."""
     try:
         return torch.from_numpy(array)
     except TypeError as error:
@@ -150,11 +140,8 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
 
 
 def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
-    """Return the floating-point dtype that is meant by torch's, numpy's or a name of it; `None` for `None`.
-
-    Raises:
-        OptionError: it is none.
-    """
+    """Return the floating-point dtype that is meant by torch's, numpy's or a name of it, an OptionError if it is none;
+    `None` for `None`."""
     if dtype is None:
         return None
     name: object = dtype
@@ -207,9 +194,7 @@ class Finish:
     """Apply the last steps, dtype and batch transform, to batches `(x, y)` or `(x, y, index)`."""
 
     dtype: torch.dtype | None
-    """Of x, `None` to leave it."""
     batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
-    """Of `(x, y)`."""
 
     def scale(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the batch with x in its dtype, on the device that it is on."""

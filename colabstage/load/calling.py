@@ -49,11 +49,7 @@ def describe(value: object) -> str:
 
 
 def check_batch_transform(name: str, given: object) -> None:
-    """Refuse what cannot be called as a batch transform.
-
-    Raises:
-        OptionError: it is a class, whose objects can, or no function.
-    """
+    """Refuse what cannot be called as a batch transform: a class, whose objects can, or no function."""
     # A class has the methods of its objects, and would only fail at the first batch.
     if isinstance(given, type):
         msg = f"{name}={given.__name__} is a class; expected an object of it: {given.__name__}(…)."
@@ -88,13 +84,8 @@ def image_for(transform: object, x: Any) -> Any:
 
 
 def call_theirs(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of the caller's, keep it from ending an epoch, and say what it was given if it fails.
-
-    Raises:
-        RuntimeError: it raised StopIteration, which a loop over batches would take for the end of the epoch.
-        OptionError: it raised a `TypeError` or an `AttributeError`, as what expects something else does.
-        Exception: any other error as it is, with a note that says what it was given.
-    """
+    """Call a function of the caller's, keep it from ending an epoch by StopIteration, and say what it was given if it
+    fails."""
     try:
         return function(*arguments)
     except StopIteration as error:
@@ -115,11 +106,7 @@ def call_theirs(name: str, function: Callable[..., Any], *arguments: Any) -> Any
 def apply_transform(
     transform: Callable[[Any, Any], tuple[Any, Any]] | SeededTransform, x: Any, y: Any, place: BatchPlace | None
 ) -> Any:
-    """Call a batch transform: with `place` if it takes one and that is known, otherwise with `(x, y)` alone.
-
-    Raises:
-        OptionError: it returned nothing, or x alone; or as `call_theirs`.
-    """
+    """Call a batch transform: with `place` if it takes one and that is known, otherwise with `(x, y)` alone."""
     if place is not None and isinstance(transform, SeededTransform):
         return call_theirs("batch_transform", transform.apply_at, x, y, place)
     if is_foreign(transform):
@@ -134,11 +121,7 @@ def apply_transform(
 
 
 def collate_results(name: str, results: list[Any]) -> Any:
-    """Make a batch of what a transform has returned for its samples, as a stock `DataLoader` does.
-
-    Raises:
-        OptionError: they do not make one; the message says what they are.
-    """
+    """Make a batch of what a transform has returned for its samples, as a stock `DataLoader` does, or refuse them."""
     # They would be converted to one dtype, and bytes up to 255 would stand among fractions up to 1.
     arrays = [one for one in results if isinstance(one, torch.Tensor | np.ndarray) and len(one.shape)]
     mixed = len({"float" in str(one.dtype) for one in arrays}) > 1

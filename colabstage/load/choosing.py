@@ -1,19 +1,19 @@
-"""Decide how batches are loaded, by pure functions of facts and a request, with the reason beside every number."""
+"""Decide how batches are loaded, by pure functions of facts and options, with the reason beside every number."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
-from colabstage.io.units import format_bytes
-from colabstage.load.arrival import facts_of
+from colabstage.io.arguments import whole_number
+from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.epoch import Shard, count_batches
 from colabstage.load.plan import (
     STOCK_LOADER,
     DecodeChoice,
     KeepChoice,
-    LoaderFacts,
+    LoaderOptions,
     LoaderPlan,
     OrderChoice,
     ReasonedValue,
@@ -24,8 +24,7 @@ from colabstage.load.reading.memory import check_memory, keepable_bytes, spare_m
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
-    from colabstage.load.arrival import Arrival, ArrivalFacts
-    from colabstage.load.plan import DeviceFacts, LoaderRequest
+    from colabstage.load.arrival import Arrival
     from colabstage.load.reading.reader import SplitReader
 
 # More threads than this do not copy faster: the memory is the limit (benchmarks/read_pixels.py).
@@ -60,15 +59,56 @@ _MOST_SLOW_TOGETHER = 32
 _LEAST_KEPT_PART = 8
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """The device that batches go to: its type, in torch's words, and how many bytes of its memory are free."""
+
+    type: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalFacts:
+    """A file whose rows arrive: whether all are here to stay, the units that a window may hold, and why so many."""
+
+    complete: bool
+    window_units: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderFacts:
+    """Facts about the dataset and this computer that determine the plan."""
+
+    rows: int
+    row_bytes: int
+    stored_bytes: int
+    engine: EngineChoice
+    encoded: bool
+    per_sample: bool = False
+    """Whether the dataset has a Python transform for each sample."""
+    cores: int
+    free_memory_bytes: int
+    shard: Shard = field(default_factory=Shard)
+    target_bytes: int = 8
+    decodes_targets: bool = False
+    """Whether targets are mask files that are decoded on read."""
+    uniform: bool = True
+    """Whether all inputs have one shape, and all targets too."""
+    epoch_rows: int | None = None
+    """Rows visited in an epoch, if not `rows`."""
+    sampled: bool = False
+    """Whether a sampler decides their order."""
+    device: DeviceFacts | None = None
+    crop_bytes: int | None = None
+    """Bytes of one crop, if the batch transform begins with a random resized crop."""
+    whole_reason: str | None = None
+    """Why these inputs cannot be decoded as crops; `None` if they can."""
+    arrival: ArrivalFacts | None = None
+
+
 def gather_facts(
-    reader: SplitReader,
-    *,
-    per_sample: bool,
-    shard: Shard | None = None,
-    device: DeviceFacts | None = None,
-    epoch_rows: int | None = None,
-    crop_size: tuple[int, int] | None = None,
-    units: Arrival | None = None,
+    reader: SplitReader, *, crop_size: tuple[int, int] | None = None, units: Arrival | None = None
 ) -> LoaderFacts:
     """Look at a dataset and this computer. Reads no sample, but a few headers of encoded ones.
 
@@ -76,111 +116,105 @@ def gather_facts(
     whose units order the rows, if not the reader's own.
     """
     # Now and not at import: a notebook's limits and free memory change.
-    resources = read_resources()
+    resources, arrival = read_resources(), reader.arrival
+    units = units or arrival
     return LoaderFacts(
         rows=len(reader),
         row_bytes=reader.estimate_row_bytes(),
         stored_bytes=reader.stored_bytes,
         engine=reader.engine,
         encoded=reader.encoded,
-        per_sample=per_sample,
         cores=resources.cores,
         free_memory_bytes=resources.free_memory_bytes,
         # Single integers become int64.
         target_bytes=max(8, reader.target_bytes or 0),
         decodes_targets=reader.decodes_targets,
         uniform=reader.target_bytes is not None and reader.row_shape is not None,
-        epoch_rows=epoch_rows,
-        shard=shard or Shard(),
-        device=device,
         crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
         whole_reason=reader.whole_reason,
-        arrival=None if reader.arrival is None else facts_of(reader.arrival, units),
+        arrival=None
+        if arrival is None or units is None
+        else ArrivalFacts(arrival.complete, units.window_units, units.reason),
     )
 
 
-def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
+def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | None = None) -> LoaderPlan:
     """Decide how to load.
 
     Raises:
         OptionError: a value that cannot work, with those that can.
         NotEnoughSpaceError: `"memory"` or `"device"` was asked for, and the split does not fit there.
     """
+    options = options or LoaderOptions()
     # Before anything is measured or read.
-    _check(request)
+    _check(batch_size, options)
     # A sampler may visit fewer rows than there are, or some more than once.
     rows = facts.rows if facts.epoch_rows is None else facts.epoch_rows
-    batches = count_batches(rows, request.batch_size, facts.shard, drop_last=request.drop_last)
+    batches = count_batches(rows, batch_size, facts.shard, drop_last=options.drop_last)
     # An epoch of nothing would train nothing, without a word.
-    if request.drop_last and rows and not batches:
+    if options.drop_last and rows and not batches:
         ranks = "" if facts.shard.world_size == 1 else f" for {facts.shard.world_size} ranks"
         msg = (
-            f"batch_size={request.batch_size} with drop_last=True leaves no batch of {rows:,} samples{ranks}. "
+            f"batch_size={batch_size} with drop_last=True leaves no batch of {rows:,} samples{ranks}. "
             "Use a smaller batch_size, or drop_last=False."
         )
         raise OptionError(msg)
-    strategy, engine = _choose_strategy(facts, request)
-    decode = choose_decoding(facts)
-    whole, facts = facts, replace(facts, engine=engine)
+    strategy, engine = _choose_strategy(facts, options.strategy)
+    decode, keep = _choose_decoding(facts), _choose_keeping(facts, options, strategy)
+    facts = replace(facts, engine=engine)
     # From here on a row is as long as its crop, which is what is held in memory.
     if decode is not None and decode.name == "crops" and facts.crop_bytes is not None:
         facts = replace(facts, row_bytes=facts.crop_bytes)
-    prefetch = _choose_prefetch(facts, request)
+    batch_bytes = batch_size * facts.row_bytes
+    prefetch = _choose_prefetch(facts, batch_bytes, options)
+    ahead = prefetch.value
     if strategy == "device":
-        prefetch = ReasonedValue(0, "the device makes batches when they are asked for")
+        prefetch, ahead = ReasonedValue(0, "the device makes batches when they are asked for"), 2 * _MOST_TOGETHER
     return LoaderPlan(
         strategy=strategy,
         reason=_strategy_reason(strategy, facts),
-        batch_size=request.batch_size,
+        batch_size=batch_size,
         batches=batches,
-        workers=_choose_workers(facts, request),
+        workers=_choose_workers(facts, options.num_workers),
         prefetch=prefetch,
         engine=engine,
-        order=choose_order(facts, request),
+        order=_choose_order(facts, options),
         decode=decode,
-        keep=choose_keeping(whole, request, strategy),
-        together=_together(facts, request, 2 * _MOST_TOGETHER if strategy == "device" else prefetch.value),
+        keep=keep,
+        together=_together(facts, batch_bytes, ahead),
     )
 
 
-def _check(request: LoaderRequest) -> None:
-    expected = {"strategy": get_args(Strategy), "shuffle": (True, False, "auto")}
+def _check(batch_size: int, options: LoaderOptions) -> None:
+    expected = {"strategy": get_args(Strategy), "shuffle": (True, False, "auto", None)}
     for name, values in expected.items():
-        given: object = getattr(request, name)
+        given: object = getattr(options, name)
         if given not in values or (name == "shuffle" and isinstance(given, int) and not isinstance(given, bool)):
-            gone = _GONE.get((name, str(given)), f"expected one of {', '.join(map(str, values))}.")
-            msg = f"{name}={given!r} is unknown; {gone}"
+            known = ", ".join(str(value) for value in values if value is not None)
+            msg = f"{name}={given!r} is unknown; {_GONE.get((name, str(given)), f'expected one of {known}.')}"
             raise OptionError(msg)
-    counts = {
-        "batch_size": request.batch_size,
-        "num_workers": request.num_workers,
-        "prefetch_factor": request.prefetch_factor,
-    }
-    for name, value in counts.items():
-        # Nobody but the caller knows what a batch is.
-        if value == "auto" and name != "batch_size":
-            continue
-        # True is an int to Python, and a mistake here.
-        least = 0 if name == "num_workers" else 1
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            words = f"a whole number, {least} or more" + ("" if name == "batch_size" else ', or "auto"')
-            msg = f"{name}={value!r} cannot work; expected {words}."
-            raise OptionError(msg)
-    if request.num_workers == 0 and request.prefetch_factor != "auto":
+    # Nobody but the caller knows what a batch is.
+    whole_number("batch_size", batch_size, least=1)
+    for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
+        if (count := getattr(options, name)) not in ("auto", None):
+            whole_number(name, count, least=least, otherwise=', or "auto"')
+    if options.num_workers == 0 and options.prefetch_factor not in ("auto", None):
         msg = (
-            f"prefetch_factor={request.prefetch_factor} cannot go with num_workers=0, by which nothing is prepared "
+            f"prefetch_factor={options.prefetch_factor} cannot go with num_workers=0, by which nothing is prepared "
             "ahead. Leave out one of them."
         )
         raise OptionError(msg)
 
 
-def _choose_strategy(
-    facts: LoaderFacts, request: LoaderRequest
-) -> tuple[Literal["device", "memory", "direct"], EngineChoice]:
+def _choose_strategy(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["device", "memory", "direct"], EngineChoice]:
     """Choose where batches come from, and how rows are read there."""
-    asked = request.strategy
     if facts.arrival is not None and not facts.arrival.complete:
-        _check_arriving(facts, facts.arrival, asked)
+        if asked in ("device", "memory"):
+            msg = (
+                f'strategy="{asked}" reads all rows at once, and some rows of this file are not here: '
+                f'{facts.arrival.reason}. Use strategy="auto".'
+            )
+            raise OptionError(msg)
         return "direct", facts.engine
     if asked == "device":
         return "device", _on_device(facts)
@@ -192,30 +226,15 @@ def _choose_strategy(
         if needed * _UNASKED_DEVICE_PART <= device.free_bytes:
             part = f"{format_bytes(needed)} of the {format_bytes(device.free_bytes)} that are free there"
             return "device", EngineChoice("memory", f"the whole split is on the device and takes {part}")
-    return ("direct", facts.engine) if asked == "direct" else _file_or_memory(facts, request)
+    return ("direct", facts.engine) if asked == "direct" else _file_or_memory(facts, asked)
 
 
-def _check_arriving(facts: LoaderFacts, arrival: ArrivalFacts, strategy: str) -> None:
-    if strategy in ("device", "memory"):
-        msg = (
-            f'strategy="{strategy}" reads all rows at once, and some rows of this file are not here: {arrival.reason}. '
-            'Use strategy="auto".'
-        )
-        raise OptionError(msg)
-    if facts.shard.world_size > 1 and arrival.leaves_out:
-        msg = (
-            'Ranks make equally many steps, and which samples on_error="skip" leaves out shows only as they arrive. '
-            "Call data.wait() in each of them first."
-        )
-        raise OptionError(msg)
-
-
-def _file_or_memory(facts: LoaderFacts, request: LoaderRequest) -> tuple[Literal["memory", "direct"], EngineChoice]:
+def _file_or_memory(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["memory", "direct"], EngineChoice]:
     engine, size = facts.engine, format_bytes(facts.stored_bytes)
     # The dataset was opened with in_memory=True: nothing is left to choose.
     if engine.name == "memory":
         return "memory", engine
-    if request.strategy == "memory":
+    if asked == "memory":
         remedy = 'Use strategy="direct" or "auto".'
         check_memory(facts.stored_bytes, facts.free_memory_bytes, 'strategy="memory"', remedy=remedy)
         return "memory", EngineChoice("memory", f"as asked, all {size} are read once")
@@ -272,9 +291,9 @@ def _strategy_reason(strategy: str, facts: LoaderFacts) -> str:
     return f"a background thread copies each batch straight out of {source}"
 
 
-def _choose_workers(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValue:
-    if request.num_workers != "auto":
-        return ReasonedValue(request.num_workers, "as asked" if request.num_workers else "as asked, by the loop itself")
+def _choose_workers(facts: LoaderFacts, asked: int | Literal["auto"]) -> ReasonedValue:
+    if asked != "auto":
+        return ReasonedValue(asked, "as asked" if asked else "as asked, by the loop itself")
     if facts.engine.name == "read":
         return ReasonedValue(max(_READ_THREADS, facts.cores), "most wait for the disk")
     if facts.encoded:
@@ -287,19 +306,18 @@ def _choose_workers(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValue
     return ReasonedValue(_MOST_COPY_THREADS, "more do not copy faster, memory is the limit")
 
 
-def _choose_prefetch(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValue:
-    if request.num_workers == 0:
+def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOptions) -> ReasonedValue:
+    if options.num_workers == 0:
         return ReasonedValue(0, "nothing works beside the loop")
-    if request.prefetch_factor != "auto":
-        return ReasonedValue(request.prefetch_factor, "as asked")
-    batch_bytes = max(1, request.batch_size * facts.row_bytes)
+    if isinstance(asked := options.prefetch_factor, int):
+        return ReasonedValue(asked, "as asked")
     # One more is with the consumer, and one in the making.
-    fitting = facts.free_memory_bytes // _MEMORY_PART // batch_bytes - 2
+    fitting = facts.free_memory_bytes // _MEMORY_PART // max(1, batch_bytes) - 2
     several = 0
     if _can_group(facts):
         several = min(fitting, prefetch_of_small(batch_bytes, copied=facts.engine.name in ("mapped", "memory")))
     if several > _PREFETCH:
-        together = _together(facts, request, several)
+        together = _together(facts, batch_bytes, several)
         return ReasonedValue(several, f"batches are small, so {together} at a time are gathered")
     if fitting >= _PREFETCH:
         return ReasonedValue(_PREFETCH, "evens out batches that take longer")
@@ -320,15 +338,14 @@ def _can_group(facts: LoaderFacts) -> bool:
     return facts.uniform and not (arrives or facts.encoded or facts.decodes_targets or facts.per_sample)
 
 
-def _together(facts: LoaderFacts, request: LoaderRequest, prefetch: int) -> int:
+def _together(facts: LoaderFacts, batch_bytes: int, prefetch: int) -> int:
     """Return the number of batches that are gathered at once: at most half of those prepared ahead."""
     if not _can_group(facts):
         return 1
-    batch_bytes = request.batch_size * facts.row_bytes
     return max(1, min(prefetch // 2, prefetch_of_small(batch_bytes, copied=True) // 2))
 
 
-def choose_decoding(facts: LoaderFacts) -> DecodeChoice | None:
+def _choose_decoding(facts: LoaderFacts) -> DecodeChoice | None:
     """Decide how much of each image file is decoded; `None` where inputs are no image files."""
     if not facts.encoded:
         return None
@@ -344,12 +361,14 @@ def choose_decoding(facts: LoaderFacts) -> DecodeChoice | None:
     )
 
 
-def choose_keeping(facts: LoaderFacts, request: LoaderRequest, strategy: str) -> KeepChoice | None:
+def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -> KeepChoice | None:
     """Decide how much memory decoded images may take that are kept for later epochs; `None` where no epoch after the
-    first decodes any. `facts`: of rows as long as whole images."""
+    first decodes any."""
+    budget = options.memory_budget
+    asked = None if budget is None else parse_bytes(budget, "memory_budget", may_be_zero=True)
     if not (facts.encoded or facts.decodes_targets) or strategy == "device":
         return None
-    if request.memory_budget == 0:
+    if asked == 0:
         return KeepChoice(0, "as asked")
     rows = facts.rows if facts.epoch_rows is None else min(facts.rows, facts.epoch_rows)
     row_bytes = facts.row_bytes if facts.encoded else 0
@@ -359,17 +378,17 @@ def choose_keeping(facts: LoaderFacts, request: LoaderRequest, strategy: str) ->
     needed = max(1, rows * row_bytes)
     free = facts.free_memory_bytes
     # Ranks are mostly on one computer, and each of them visits other images in each epoch.
-    most = keepable_bytes(free) // facts.shard.world_size if request.memory_budget is None else request.memory_budget
+    most = keepable_bytes(free) // facts.shard.world_size if asked is None else asked
     size = format_bytes(min(most, needed))
-    if request.memory_budget is None and most * _LEAST_KEPT_PART < needed:
+    if asked is None and most * _LEAST_KEPT_PART < needed:
         why = f"as all would take {format_bytes(needed)}, and {size} of the {format_bytes(free)} free can be spared"
         return KeepChoice(0, f"{why}; memory_budget= gives them more")
-    asked = "" if request.memory_budget is None else ", as asked"
+    said = "" if asked is None else ", as asked"
     part = "most images" if most >= needed else f"about {most / needed:.0%} of the images"
-    return KeepChoice(most, f"up to {size} of {format_bytes(free)} free{asked}: later epochs skip decoding {part}")
+    return KeepChoice(most, f"up to {size} of {format_bytes(free)} free{said}: later epochs skip decoding {part}")
 
 
-def choose_order(facts: LoaderFacts, request: LoaderRequest) -> OrderChoice:
+def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
     """Decide in which order rows are visited.
 
     Ranks share out one order, and each decides here alone: so nothing that may differ from rank to rank decides.
@@ -377,20 +396,20 @@ def choose_order(facts: LoaderFacts, request: LoaderRequest) -> OrderChoice:
     Raises:
         OptionError: rows wanted at random of a file of which some are not here.
     """
-    arrival = facts.arrival
-    if arrival is not None and not request.sampling and request.shuffle == "auto":
+    arrival, shuffle = facts.arrival, options.shuffle
+    if arrival is not None and not facts.sampled and shuffle in ("auto", None):
         why = f"rows are shuffled in windows of {arrival.window_units:,} of the units that they come in"
         return OrderChoice("arrival", f"{why}: {arrival.reason}", window_units=arrival.window_units)
-    if arrival is not None and not arrival.complete and (request.sampling or request.shuffle):
-        at_random = "a sampler that draws" if request.sampling else "shuffle=True"
+    if arrival is not None and not arrival.complete and (facts.sampled or shuffle):
+        at_random = "a sampler that draws" if facts.sampled else "shuffle=True"
         msg = (
             f"{at_random} reads rows in any order, and some rows of this file are not here: {arrival.reason}. Use "
             'shuffle="auto", which visits every row once, in windows, or have all of it here first: without '
             "disk_limit=, or after data.wait()."
         )
         raise OptionError(msg)
-    if request.sampling:
+    if facts.sampled:
         return OrderChoice("sampler", "the sampler decides")
-    if not request.shuffle:
+    if shuffle is False:
         return OrderChoice("file", "not shuffled")
     return OrderChoice("permutation", "every order is as likely as any other")

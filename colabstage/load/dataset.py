@@ -137,12 +137,13 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         self.reader = SplitReader(
             in_file,
             split,
-            in_memory=in_memory,
             arrival=arrival,
             fields=fields,
             resizer="torch",
             allow_external=allow_external,
         )
+        if in_memory:
+            self.reader = self.reader.into_memory()
         self.transform = transform
         self.target_transform = target_transform
         self.return_index = return_index

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import refuse_argument, takes_names
+from colabstage.io.arguments import refuse_argument, takes_names, whole_number
 from colabstage.io.progress import Demand
 from colabstage.io.whole_imports import refuse_import
 from colabstage.load.ahead import Ahead, Iterated, Iteration
@@ -57,11 +57,8 @@ from colabstage.load.batches import map_leaves, moves_itself
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """Return the device of that name, with its number where there may be several.
-
-    Raises:
-        OptionError: there is no such device here.
-    """
+    """Return the device of that name, with its number where there may be several; an OptionError where there is
+    none."""
     try:
         # An empty tensor is there at once, and on the device that "cuda" without a number means now, in this thread.
         return torch.empty(0, device=torch.device(device)).device
@@ -125,10 +122,7 @@ class CopyStream(Protocol):
 
 
 class CudaCopyStream:
-    """Copy on a side stream of a CUDA device, the same one for the object's life.
-
-    A new stream each epoch would strand the memory that torch's allocator keeps for the old one.
-    """
+    """Copy on a side stream of a CUDA device, the same one for the object's life."""
 
     pinned = True
 
@@ -200,7 +194,6 @@ class Staged(Generic[T]):
     """A batch on its way to a device."""
 
     batch: T
-    """With its tensors there, or on their way."""
     copied: CopyEvent | None
     """The event after which it is there, `None` on a CPU."""
 
@@ -213,11 +206,8 @@ class PinnedBuffer:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy CPU tensors here, over what was here.
-
-        Returns:
-            tensors over this memory, each equal to its original, and dense in the order of axes that it had.
-        """
+        """Copy CPU tensors here, over what was here; return tensors over this memory, each equal to its original, and
+        dense in the order of axes that it had."""
         starts, end = [], 0
         for tensor in tensors:
             starts.append(end)
@@ -270,10 +260,8 @@ class StreamStager:
         self._copies.follow()
 
     def stage(self, batches: Batches[T]) -> Generator[Staged[T]]:
-        """Start the copies of batch after batch.
-
-        Batches are also made on the stream, so those that are on the device already are ordered like the rest.
-        """
+        """Start the copies of batch after batch. Batches are also made on the stream, so those that are on the device
+        already are ordered like the rest."""
         with closing(batches), self._copies.entered(), torch.no_grad():
             try:
                 yield from map(self._start, batches)
@@ -373,10 +361,7 @@ def make_stager(device: torch.device, stream: CopyStream | None) -> Stager:
 def stage_ahead(
     batches: Batches[T], stager: Stager, depth: int, name: str, demand: Demand | None = None
 ) -> Ahead[Staged[T]]:
-    """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller.
-
-    `demand`: as of `Ahead`.
-    """
+    """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller."""
     stager.begin()
     return Ahead(stager.stage(batches), depth, name, demand)
 
@@ -458,9 +443,7 @@ def _check_queue(loader: object, queue_size: object) -> None:
     # Anything with __getitem__ may be iterable too, by counting up from 0.
     if not (isinstance(loader, Iterable) or hasattr(loader, "__getitem__")) or isinstance(loader, (str, bytes)):
         refuse_argument("loader", loader, "a loader of batches")
-    if not isinstance(queue_size, int) or isinstance(queue_size, bool) or queue_size < 1:
-        msg = f"queue_size={queue_size!r} cannot work; expected a whole number, 1 or more."
-        raise OptionError(msg)
+    whole_number("queue_size", queue_size, least=1)
 
 
 def _gives_new_batches(loader: Any) -> bool:
@@ -534,14 +517,8 @@ class ResidentSplit:
     """A split on a device, which gathers batches out of its own memory."""
 
     def __init__(self, reader: SplitReader, device: torch.device, stream: CopyStream | None, threads: int) -> None:
-        """Read all of it, in blocks, by way of pinned memory. Whether it fits has been decided before.
-
-        Args:
-            reader: rows of one shape, with targets of one shape.
-            device: where to.
-            stream: for the copies.
-            threads: how many copy or decode at once.
-        """
+        """Read all rows, of one shape, with targets of one shape, in blocks, by way of pinned memory; `threads` copy or
+        decode at once. Whether it fits has been decided before."""
         self._device = device
         self._images = is_image_shape(reader.row_shape)
         self._tables: tuple[DeviceTable, DeviceTable] | None = None

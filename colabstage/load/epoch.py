@@ -39,9 +39,7 @@ class BatchPlace:
     """Seed, epoch and rows of a batch, on which its random parameters depend."""
 
     seed: int
-    """At least 0."""
     epoch: int
-    """At least 0."""
     rows: NDArray[np.intp]
     """`(B,)`, the samples' places in the dataset."""
     stream: tuple[int, ...] = ()
@@ -85,13 +83,13 @@ class Order(Protocol):
     def identity(self) -> dict[str, int]:
         """Return what two loaders must share to visit rows in the same order, seed and number of samples apart."""
 
+    def with_seed(self, seed: int) -> Order:
+        """Return the same order by another seed."""
+
 
 def random_order(count: int, *entropy: int) -> NDArray[np.intp]:
-    """Return a permutation of `range(count)` that depends on nothing but the numbers given, each at least 0.
-
-    The same on every machine and with every version of numpy: numpy promises that for the raw numbers of its
-    generators, not for `permutation`.
-    """
+    """Return a permutation of `range(count)` that depends on the numbers given, each at least 0, alone: numpy promises
+    that for the raw numbers of its generators with every version, not for `permutation`."""
     drawn = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
     bits = max(1, (count - 1).bit_length())
     if bits > _MOST_ROW_BITS:
@@ -147,47 +145,61 @@ def digest_of(*values: NDArray[Any]) -> int:
 
 
 def epoch_order(count: int, *, shuffle: bool, seed: int, epoch: int) -> NDArray[np.intp]:
-    """Return the rows of one epoch.
-
-    Args:
-        count: number of samples.
-        shuffle: a random permutation; otherwise the file's order.
-        seed, epoch: what the permutation depends on, both at least 0.
-
-    Returns:
-        intp `(count,)`, each row once.
-    """
+    """Return `range(count)`, permuted as seed and epoch say or in the file's order, intp `(count,)`."""
     return random_order(count, seed, epoch) if shuffle else np.arange(count)
 
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """Visit all rows, or those of `subset`, shuffled or not.
+    """Visit all rows, shuffled or not.
 
     Rank r of W takes every W-th, from its r-th on: then what all ranks see in a step is what one process would see in a
     batch W times as large.
     """
 
-    samples: int
-    """How many there are."""
+    count: int
     shuffle: bool
-    """Whether they are visited in random order."""
     seed: int
-    """What that order depends on, together with the epoch."""
-    subset: NDArray[np.intp] | None = None
-    """Rows that are visited, `None` for all."""
+
+    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        return shard.every(epoch_order(self.count, shuffle=self.shuffle, seed=self.seed, epoch=epoch))
+
+    def identity(self) -> dict[str, int]:
+        return {"shuffle": int(self.shuffle)}
+
+    def with_seed(self, seed: int) -> RowOrder:
+        return replace(self, seed=seed)
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenRows:
+    """Visit some rows of the dataset, numbered from 0 by `order`."""
+
+    order: Order
+    chosen: NDArray[np.intp]
+    """The row of each number."""
 
     @property
     def count(self) -> int:
-        return self.samples if self.subset is None else len(self.subset)
+        return self.order.count
 
     def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
-        order = epoch_order(self.count, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
-        return shard.every(order if self.subset is None else self.subset[order])
+        return self.chosen[self.order.rows(epoch, shard)]
 
     def identity(self) -> dict[str, int]:
-        shuffled = {"shuffle": int(self.shuffle)}
-        return shuffled if self.subset is None else shuffled | {"sampled": self.count, "rows": digest_of(self.subset)}
+        # The rows that a sampler has drawn are in the state themselves.
+        own = {} if isinstance(self.order, SampledOrder) else {"sampled": self.count, "rows": digest_of(self.chosen)}
+        return {**self.order.identity(), **own}
+
+    def with_seed(self, seed: int) -> ChosenRows:
+        return replace(self, order=self.order.with_seed(seed))
+
+
+def order_within(order: Order, rows: NDArray[np.intp]) -> Order:
+    """Return an order of numbers as one of these rows of the dataset."""
+    if isinstance(order, ChosenRows):
+        return replace(order, chosen=rows[order.chosen])
+    return ChosenRows(order, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +207,7 @@ class Shard:
     """One rank's part of an epoch."""
 
     rank: int = 0
-    """Counted from 0."""
     world_size: int = 1
-    """How many ranks there are."""
 
     def every(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return every `world_size`-th value, from the `rank`-th on."""
@@ -209,11 +219,7 @@ class Shard:
 
 
 def choose_shard(rank: int | None, world_size: int | None) -> Shard:
-    """Return the part that was asked for; by default that of the process group, where one is initialised.
-
-    Raises:
-        OptionError: one of the two without the other, or numbers that cannot be.
-    """
+    """Return the part that was asked for; by default that of the process group, where one is initialised."""
     if rank is None and world_size is None:
         from torch import distributed
 
@@ -246,13 +252,14 @@ def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool)
     return most if splits else -(-own // batch_size)
 
 
-def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None, seed: int) -> Order:
-    """Return the order of what was passed as `sampler=`: of a list, an array or a tensor of rows the subset, shuffled
-    or not; of anything else the order that it gives.
+def drawn_by_sampler(order: Order) -> bool:
+    """Return whether a sampler decides the order."""
+    return isinstance(order.order if isinstance(order, ChosenRows) else order, SampledOrder)
 
-    Raises:
-        OptionError: it is neither, has rows that are not there, or is rows and `shuffle` is `None`: nobody said.
-    """
+
+def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None, seed: int) -> Order:
+    """Return the order of what was passed as `sampler=`: of rows in a list, an array or a tensor, shuffled or not
+    (nobody said, if `shuffle` is `None`: refused); of anything else the order that it gives."""
     import torch
     from torch.utils.data import BatchSampler, Sampler
 
@@ -286,7 +293,7 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None,
             "are listed, so that predictions can be matched to them."
         )
         raise OptionError(msg)
-    return RowOrder(samples, shuffle, seed, rows)
+    return ChosenRows(RowOrder(len(rows), shuffle, seed), rows)
 
 
 def _rows_of(values: Any, samples: int) -> NDArray[np.intp]:
@@ -307,13 +314,8 @@ class SampledOrder:
     """
 
     sampler: Any
-    """What was passed as `sampler=`."""
     samples: int
-    """How many there are to draw from."""
     seed: int
-    """What its draws depend on, together with the epoch."""
-    rows_of: NDArray[np.intp] | None = None
-    """Rows of the dataset that its draws index; `None` for all."""
     _drawn: dict[int, NDArray[np.intp]] = field(default_factory=dict)
     """The rows of the last epoch that was drawn: a sampler may draw others the next time."""
 
@@ -322,11 +324,7 @@ class SampledOrder:
         return len(self.sampler)
 
     def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
-        """Draw the rows of an epoch, as `Order`.
-
-        Raises:
-            OptionError: it draws rows that are not there, or other than it says.
-        """
+        """Draw the rows of an epoch, as `Order`; an OptionError where they are not there, or others than it says."""
         if epoch not in self._drawn:
             # One more than its length shows one that never ends.
             rows = _rows_of(self._draw(epoch), self.samples)
@@ -336,15 +334,14 @@ class SampledOrder:
                 msg = f"The sampler gave {found} rows, and len(sampler) is {self.count:,}; both must be the same."
                 raise OptionError(msg)
             self._drawn.clear()
-            self._drawn[epoch] = rows if self.rows_of is None else self.rows_of[rows]
+            self._drawn[epoch] = rows
         return shard.every(self._drawn[epoch])
 
     def identity(self) -> dict[str, int]:
         return {"sampled": self.count}
 
-    def digest(self, epoch: int) -> int:
-        """Return a digest of the rows of an epoch."""
-        return digest_of(self.rows(epoch, Shard()))
+    def with_seed(self, seed: int) -> SampledOrder:
+        return replace(self, seed=seed, _drawn={})
 
     def _draw(self, epoch: int) -> list[int]:
         # As torch's own DistributedSampler wants it.
@@ -381,13 +378,9 @@ class Schedule:
     """Share out rows into the batches of each epoch, for one rank."""
 
     order: Order
-    """In which rows are visited."""
     batch_size: int
-    """Rows in a batch."""
     drop_last: bool
-    """Whether batches that are not full are left out."""
     shard: Shard
-    """This rank's part."""
 
     @property
     def batches(self) -> int:
@@ -418,15 +411,14 @@ class Schedule:
             not more or min(least, self.batch_size) > 1
         )
 
-    def rows_left(self, epoch: int, batches_done: int) -> tuple[list[NDArray[np.intp]], int]:
-        """Return the rows of the batches that are left of an epoch, and how many rows there were before them."""
+    def rows_left(self, epoch: int, batches_done: int) -> list[NDArray[np.intp]]:
+        """Return the rows of the batches that are left of an epoch."""
         rows = self.order.rows(epoch, self.shard)
         edges = self._edges(len(rows))
         # Full ones as rows of a table: of millions of small batches, a slice of each would take several times as long.
         done, full = edges[batches_done], max(batches_done, min(len(edges) - 3, len(rows) // self.batch_size))
         left = list(rows[done : edges[full]].reshape(-1, self.batch_size))
-        left += [rows[start:stop] for start, stop in pairwise(edges[full:])]
-        return left, done
+        return left + [rows[start:stop] for start, stop in pairwise(edges[full:])]
 
     def _edges(self, count: int) -> list[int]:
         batches, size = self.batches, self.batch_size

@@ -20,14 +20,9 @@ def is_foreign(transform: object) -> bool:
 
 
 def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Apply a transform of another library to a batch.
-
-    torchvision's take one sample, and draw once for it: they are called for each, the newer ones (`v2`) with mask and
-    boxes in torchvision's own types. kornia's take batches of images alone, and draw for each image.
-
-    Raises:
-        OptionError: it would move images and not their masks or boxes.
-    """
+    """Apply a transform of another library to a batch. torchvision's take one sample, and draw once for it: they are
+    called for each, the newer ones (`v2`) with mask and boxes in torchvision's own types. kornia's take batches of
+    images alone, and draw for each. What would move images and not their masks or boxes is refused."""
     kind = type(transform)
     if kind.__module__.startswith("kornia"):
         if _moves_with(x, y):

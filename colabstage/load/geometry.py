@@ -37,11 +37,7 @@ RATIOS = (3 / 4, 4 / 3)
 
 
 def check_crop_ranges(scale: tuple[float, float], ratio: tuple[float, float]) -> None:
-    """Refuse ranges that no crop can be drawn from.
-
-    Raises:
-        OptionError: with the value and what is expected.
-    """
+    """Refuse ranges that no crop can be drawn from."""
     if not 0 < scale[0] <= scale[1] <= 1:
         msg = f"scale={scale!r} cannot work; expected (least, most) part of the image's area, above 0 and up to 1."
         raise OptionError(msg)
@@ -111,7 +107,6 @@ class BoxMovement:
     scale: NDArray[np.float64]
     """`(B, 2)`, x first."""
     shift: NDArray[np.float64]
-    """`(B, 2)`, x first."""
     size: Size | None = None
     """Height and width that boxes are cut at; boxes with nothing inside are dropped. `None` where all stay inside."""
 
@@ -195,43 +190,27 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
 
 
 def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any]:
-    boxes, lengths = target[BOXES], target[LENGTHS]
-    scale, shift = (part[:, None] for part in _scale_and_shift(movement, boxes))
-    moved = _moved(boxes, scale, shift)
-    kept = torch.arange(boxes.shape[1], device=boxes.device) < lengths.to(boxes.device)[:, None]
-    if movement.size is not None:
-        moved, inside = _cut(moved, movement.size)
-        kept = kept & inside
-    # Those that are left come first, in their order.
-    order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)
-    real = kept.gather(1, order)
-    columns = {**target, BOXES: moved}
-    del columns[LENGTHS]
-    return {name: _repacked(value, order, real) for name, value in columns.items()} | {
-        LENGTHS: kept.sum(dim=1).to(lengths)
-    }
+    counts = target[LENGTHS].tolist()
+    columns = {name: column for name, column in target.items() if name != LENGTHS}
+    rows = [{name: column[row, :count] for name, column in columns.items()} for row, count in enumerate(counts)]
+    moved = _move_list(rows, movement) if rows else []
+    # As wide as before, so that a batch keeps its shape.
+    padded = {name: _padded(column, [one[name] for one in moved]) for name, column in columns.items()}
+    return {**padded, LENGTHS: target[LENGTHS].new_tensor([len(one[BOXES]) for one in moved])}
 
 
-def _repacked(column: torch.Tensor, order: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Bring a padded column `(B, M, …)` into another order, and filled up again as `pad_boxes` does."""
-    extra = (1,) * (column.dim() - 2)
-    taken = column.gather(1, order.view(*order.shape, *extra).expand_as(column))
-    # As `pad_boxes` fills: -1 where the dtype has it, since 0 is a class.
-    filler = -1 if column.dtype.is_signed and not column.dtype.is_floating_point else 0
-    return taken.masked_fill(~real.view(*real.shape, *extra), filler)
+def _padded(like: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
+    """Return rows of different lengths as one tensor like this one, filled up as `pad_boxes` does."""
+    signed = like.dtype.is_signed and not like.dtype.is_floating_point
+    filled = torch.full_like(like, -1 if signed else 0)
+    for number, row in enumerate(rows):
+        filled[number, : len(row)] = row
+    return filled
 
 
 def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
-    """Mirror some of the images.
-
-    Args:
-        images: `(B, C, H, W)`.
-        chosen: `(B,)`, which ones.
-        axis: -1 swaps left and right, -2 top and bottom.
-
-    Returns:
-        A new tensor; `images` itself when none is chosen.
-    """
+    """Mirror the `chosen` images of `(B, C, H, W)` along an axis: -1 swaps left and right, -2 top and bottom. The
+    result is a new tensor; `images` itself when none is chosen."""
     # With a rare flip many batches have no image that is mirrored, and need no copy.
     if not chosen.any():
         return images
@@ -251,14 +230,8 @@ def mirror_by_mask(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -
 
 
 def cut(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
-    """Cut a window out of each image; what of it is outside is filled.
-
-    Args:
-        images: `(B, C, H, W)`.
-        corners: `(B, 2)`, top and left of the windows; negative ones begin outside.
-        size: height and width of the windows.
-        fill: value of what is outside.
-    """
+    """Cut a window of `size` out of each image of `(B, C, H, W)`. `corners`, `(B, 2)`, are top and left; negative ones
+    begin outside, where `fill` is put."""
     by_image = images.device.type == "cpu"
     return _cut_each(images, corners, size, fill) if by_image else cut_by_windows(images, corners, size, fill)
 
@@ -298,16 +271,9 @@ def _cut_each(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill
 
 
 def resize_crops(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    """Resize a part of each image to one size, with the triangle filter that torch calls antialiased bilinear.
-
-    Args:
-        images: `(B, C, H, W)`, integers or floats.
-        crops: `(B, 4)`: top, left, height and width of the parts.
-        size: height and width of the result.
-
-    Returns:
-        `(B, C, *size)` of the same dtype, in `channels_last` memory; integers are rounded.
-    """
+    """Resize a part of each image of `(B, C, H, W)` to one size, with the triangle filter that torch calls antialiased
+    bilinear. `crops`, `(B, 4)`, are top, left, height and width. The result is in `channels_last` memory; integers are
+    rounded."""
     if images.device.type == "cpu":
         return _resize_each(images, crops, size)
     return resize_by_weights(images, crops, size)

@@ -17,23 +17,24 @@ from colabstage.io.whole_imports import refuse_import
 
 try:
     import torch
-    from torch.utils.data import DataLoader, DistributedSampler, Subset
+    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, get_worker_info
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
-from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, takes
+from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, takes, whole_number
 from colabstage.io.boundary import typed
 from colabstage.io.given import show_content
 from colabstage.io.page import facts_table, notes, page
+from colabstage.io.pipeline import SOLO
 from colabstage.io.progress import Demand
-from colabstage.io.units import format_count, parse_bytes
+from colabstage.io.units import format_count
 from colabstage.load.ahead import Ahead, Iterated, Iteration
-from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, mixing_of, order_of
+from colabstage.load.arrival import Announced, FirstEpochOrder, mixing_of, order_of
 from colabstage.load.augment import CroppedInputs, first_crop
 from colabstage.load.batch import Batcher, Ragged
 from colabstage.load.batches import Finish, Form, move_to, torch_dtype
 from colabstage.load.calling import check_batch_transform
-from colabstage.load.choosing import choose_loader, gather_facts
+from colabstage.load.choosing import DeviceFacts, choose_loader, gather_facts
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.device import (
     ResidentSplit,
@@ -48,24 +49,25 @@ from colabstage.load.device import (
 )
 from colabstage.load.epoch import (
     BatchPlace,
+    ChosenRows,
     RowOrder,
-    SampledOrder,
     Schedule,
     Shard,
     choose_shard,
+    digest_of,
+    drawn_by_sampler,
+    order_within,
     sampler_order,
 )
 from colabstage.load.partial import lasting_order
-from colabstage.load.plan import TORCH_REMEDIES, DeviceFacts, LoaderOptions, LoaderRequest
+from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
 from colabstage.load.reading.fields import resolve_rows
-from colabstage.load.view import BatchDataset, EpochSampler, RankSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.load.arrival import Arrival
     from colabstage.load.augment import FirstCrop
     from colabstage.load.batch import Group
     from colabstage.load.device import Batches, CopyStream
@@ -144,15 +146,7 @@ def make_loader(
         check_batch_transform("batch_transform", asked.batch_transform)
     dataset, rows = _below_subsets(dataset)
     dtype = torch_dtype(asked.dtype)
-    if asked.ragged not in get_args(Ragged):
-        msg = f"ragged={asked.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
-        raise OptionError(msg)
-    if asked.ragged == "pad" and dataset.reader.has_free_rows and not dataset.reader.has_boxes:
-        msg = (
-            'ragged="pad" pads boxes; rows of any length are lists of tensors. Leave it out, and pad them by '
-            "batch_transform=lambda x, y: (torch.nn.utils.rnn.pad_sequence(x, batch_first=True), y)."
-        )
-        raise OptionError(msg)
+    _check_ragged(asked.ragged, dataset)
     shuffle: Shuffle = ("auto" if dataset.split == "train" else False) if asked.shuffle is None else asked.shuffle
     # Such a sampler gives each rank rows of its own.
     by_itself = isinstance(asked.sampler, DistributedSampler) and asked.rank is None
@@ -162,64 +156,59 @@ def make_loader(
         # Another rank may have waited until all was here, and must have the same order.
         units = lasting_order(arrival)
     seed = _seed_of(asked.seed, fixed=shard.world_size > 1 or by_itself or arrival is not None)
-    # Some rows of `train` are as often held out of the training as they are trained on.
-    listed = None if asked.shuffle is None and dataset.split == "train" else shuffle is not False
-    subset = _subset_order(asked.sampler, rows, len(dataset), shuffle=listed, seed=seed)
+    shown = _order_of_some(asked, dataset, rows, None if asked.shuffle is None else shuffle is not False, seed)
+    some = shown if shown is None or rows is None else order_within(shown, rows)
     crop = None if asked.batch_transform is None else first_crop(asked.batch_transform)
     device = torch.device("cpu") if asked.device is None else usable_device(asked.device)
-    budget = asked.memory_budget
-    request = LoaderRequest(
-        batch_size,
-        asked.strategy,
-        asked.drop_last,
-        asked.num_workers,
-        "auto" if asked.prefetch_factor is None else asked.prefetch_factor,
-        shuffle,
-        None if budget is None else parse_bytes(budget, "memory_budget", may_be_zero=True),
-        isinstance(subset, SampledOrder),
-    )
-    # Devices that do not tell share this computer's memory.
-    free = None if asked.device is None else free_device_memory(device)
-    facts = gather_facts(
-        dataset.reader,
+    facts = replace(
+        gather_facts(dataset.reader, crop_size=None if crop is None else crop.crop.target_size, units=units),
         per_sample=dataset.per_sample,
         shard=shard,
-        epoch_rows=None if subset is None else subset.count,
-        crop_size=None if crop is None else crop.crop.target_size,
-        units=units,
+        epoch_rows=None if some is None else some.count,
+        sampled=some is not None and drawn_by_sampler(some),
     )
     if asked.device is not None:
+        # Devices that do not tell share this computer's memory.
+        free = free_device_memory(device)
         facts = replace(facts, device=DeviceFacts(device.type, facts.free_memory_bytes if free is None else free))
-    plan = choose_loader(facts, request)
-    order = _order(plan, dataset, units, seed, subset)
+    plan = choose_loader(facts, batch_size, replace(asked, shuffle=shuffle))
+    order = some or RowOrder(len(dataset), plan.order.name == "permutation", seed)
+    if plan.order.name == "arrival" and units is not None:
+        chosen = some.chosen if isinstance(some, ChosenRows) else None
+        order = order_of(units, dataset.split, plan.order.window_units, seed, chosen)
     if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
         plan = _with_mixing(plan, dataset, order, batch_size * shard.world_size)
-    schedule = Schedule(order, batch_size, asked.drop_last, shard)
     if plan.strategy == "memory":
         # Now, so that an error comes where the loader is made. And a copy: the caller's dataset continues to read from
         # the file.
         dataset = copy.copy(dataset)
         dataset.reader = dataset.reader.into_memory()
-    form = Form(dataset, asked.ragged, asked.label_offset)
-    finish = Finish(dtype, asked.batch_transform)
     machine = _Machine(
         plan,
-        schedule,
-        form,
-        finish,
+        Schedule(order, batch_size, asked.drop_last, shard),
+        Form(dataset, asked.ragged, asked.label_offset),
+        Finish(dtype, asked.batch_transform),
         device,
         seed,
         crop if plan.decode is not None and plan.decode.name == "crops" else None,
     )
-    return _build(machine, rows, drawn=asked.seed is None)
+    return _build(machine, rows, order if rows is None or shown is None else shown, drawn=asked.seed is None)
+
+
+def _check_ragged(ragged: object, dataset: dataset_h5) -> None:
+    if ragged not in get_args(Ragged):
+        msg = f"ragged={ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
+        raise OptionError(msg)
+    if ragged == "pad" and dataset.reader.has_free_rows and not dataset.reader.has_boxes:
+        msg = (
+            'ragged="pad" pads boxes; rows of any length are lists of tensors. Leave it out, and pad them by '
+            "batch_transform=lambda x, y: (torch.nn.utils.rnn.pad_sequence(x, batch_first=True), y)."
+        )
+        raise OptionError(msg)
 
 
 def _below_subsets(dataset: object) -> tuple[dataset_h5, NDArray[np.intp] | None]:
-    """Return the dataset below torch's `Subset`s, and the rows that they leave of it.
-
-    Raises:
-        OptionError: it is none that batches can be made of.
-    """
+    """Return the dataset below torch's `Subset`s, and the rows that they leave of it; refuse any other."""
     rows: NDArray[np.intp] | None = None
     # More than once of a split of a split.
     while isinstance(dataset, Subset):
@@ -264,31 +253,20 @@ def _seed_of(seed: int | None, *, fixed: bool) -> int:
     rows are brought here."""
     if seed is None:
         return 0 if fixed else int(torch.randint(_SEEDS, ()))
-    return _whole_number("seed", seed)
+    return whole_number("seed", seed)
 
 
-def _subset_order(
-    sampler: Iterable[int] | None, rows: NDArray[np.intp] | None, samples: int, *, shuffle: bool | None, seed: int
+def _order_of_some(
+    asked: LoaderOptions, dataset: dataset_h5, rows: NDArray[np.intp] | None, shuffle: bool | None, seed: int
 ) -> Order | None:
-    """Return the order of the rows of a subset, of a sampler, or of a sampler's rows of a subset."""
-    if sampler is None:
-        return None if rows is None else sampler_order(rows, samples, shuffle=shuffle, seed=seed)
-    order = sampler_order(sampler, samples if rows is None else len(rows), shuffle=shuffle, seed=seed)
-    if rows is None:
-        return order
-    if isinstance(order, SampledOrder):
-        return replace(order, rows_of=rows)
-    assert isinstance(order, RowOrder)
-    assert order.subset is not None
-    return replace(order, samples=samples, subset=rows[order.subset])
-
-
-def _order(plan: LoaderPlan, dataset: dataset_h5, units: Arrival | None, seed: int, subset: Order | None) -> Order:
-    if plan.order.name == "arrival" and units is not None:
-        rows = subset.subset if isinstance(subset, RowOrder) else None
-        later = RowOrder(len(dataset), shuffle=True, seed=seed, subset=rows)
-        return order_of(units, dataset.split, plan.order.window_units, later)
-    return RowOrder(len(dataset), plan.order.name == "permutation", seed) if subset is None else subset
+    """Return the order of the rows of a subset or a sampler, by their numbers in `rows`, those of the subset; `None`
+    for an order of all rows. `shuffle`: whether it was asked for: some rows of `train` are as often held out of the
+    training as they are trained on."""
+    shuffle = shuffle if shuffle is not None or dataset.split == "train" else False
+    if asked.sampler is not None:
+        return sampler_order(asked.sampler, len(dataset) if rows is None else len(rows), shuffle=shuffle, seed=seed)
+    order = None if rows is None else sampler_order(rows, len(dataset), shuffle=shuffle, seed=seed)
+    return order.order if isinstance(order, ChosenRows) else None
 
 
 def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, order: FirstEpochOrder, together: int) -> LoaderPlan:
@@ -309,20 +287,15 @@ def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, order: FirstEpochOrder, 
     return replace(plan, order=replace(plan.order, reason=f"{plan.order.reason}; {said}", mixing=mixing))
 
 
-def _build(machine: _Machine, rows: NDArray[np.intp] | None, *, drawn: bool) -> Loader:
-    """Make the loader; `rows`: those of a subset; `drawn`: whether nobody chose the seed."""
-    plan, schedule, finish = machine.plan, machine.schedule, machine.finish
-    order, shard = schedule.order, schedule.shard
+def _build(machine: _Machine, rows: NDArray[np.intp] | None, shown: Order, *, drawn: bool) -> Loader:
+    """Make the loader. `rows`: those of a subset. `shown`: the order that frameworks find, who count and evaluate the
+    subset's own rows, by their numbers in it. `drawn`: whether nobody chose the seed."""
+    schedule, finish, shard = machine.schedule, machine.finish, machine.schedule.shard
     view: Any = BatchDataset.over(machine.form.dataset, machine.form)
-    shown_order = order
-    if rows is not None:
-        # Frameworks count and evaluate what a loader shows: of a subset its own rows, by their numbers in it.
-        view = Subset(view, rows.tolist())
-        shown_order = _numbered_within(order, rows)
     loader = Loader(
-        view,
+        view if rows is None else Subset(view, rows.tolist()),
         schedule.batch_size,
-        sampler=EpochSampler(shown_order) if shard.world_size == 1 else RankSampler(shown_order, shard),
+        sampler=EpochSampler(shown) if shard.world_size == 1 else RankSampler(shown, shard),
         drop_last=schedule.drop_last,
         # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
         collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
@@ -331,33 +304,10 @@ def _build(machine: _Machine, rows: NDArray[np.intp] | None, *, drawn: bool) -> 
         # The crop is done by then; what follows it is not.
         machine.finish = replace(finish, batch_transform=machine.crop.rest)
     loader._machine = machine
-    loader.plan = plan
+    loader.plan = machine.plan
     loader._seed_drawn = drawn
     loader._done = loader._next = _EpochPlace(0, 0)
     return loader
-
-
-@dataclass(frozen=True)
-class _Renumbered:
-    """An order whose rows are numbered within a subset."""
-
-    order: Order
-    numbers: dict[int, int]
-    """The number of each row of the subset in it."""
-
-    @property
-    def count(self) -> int:
-        return self.order.count
-
-    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
-        return np.array([self.numbers[row] for row in self.order.rows(epoch, shard).tolist()], np.intp)
-
-    def identity(self) -> dict[str, int]:
-        return self.order.identity()
-
-
-def _numbered_within(order: Order, rows: NDArray[np.intp]) -> Order:
-    return _Renumbered(order, {row: number for number, row in enumerate(rows.tolist())})
 
 
 @dataclass(slots=True)
@@ -365,9 +315,7 @@ class _EpochPlace:
     """How far an epoch has been handed out."""
 
     epoch: int
-    """Which one."""
     batches_done: int
-    """How many of its batches were."""
     ended: bool = False
     """Whether its loop has received all of it."""
 
@@ -381,25 +329,16 @@ class _Machine:
     """Make a loader's batches: `stage(ahead(scale(read(batches))))`."""
 
     plan: LoaderPlan
-    """How, and why."""
     schedule: Schedule
-    """Which rows make up which batch."""
     form: Form
-    """What the rows of a batch become."""
     finish: Finish
-    """What is done to batches last."""
     device: torch.device
-    """Where they go."""
     seed: int
-    """What random numbers depend on."""
     crop: FirstCrop | None
-    """The crop that is cut while images are decoded, if it is."""
     stream: CopyStream | None = field(init=False)
     """For the copies of all iterations: a new one each time would strand the memory that is kept for the old one."""
     batcher: Batcher = field(init=False)
-    """Reads the batches."""
     resident: ResidentSplit | None = field(init=False, default=None)
-    """The split on the device, if it is there."""
     kept: list[KeptImages] = field(init=False, default_factory=list)
     """Memory with decoded images, which goes with the loader."""
 
@@ -425,12 +364,10 @@ class _Machine:
     def start(self, place: _EpochPlace, handed_out: Callable[[_EpochPlace], None]) -> Iteration[Any]:
         """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out, and
         `handed_out` is called with it each time."""
-        left = self.schedule.rows_left(place.epoch, place.batches_done)[0]
-        announced = self._announce(left, place.epoch)
+        batches = self.schedule.rows_left(place.epoch, place.batches_done)
+        announced = self._announce(batches, place.epoch)
         # One for each iteration: a new one must not be stopped by the end of the last.
-        demand = Demand()
-        batches = self._filled(left, place, demand)
-        source, unpack, hand_out = self._pipeline(batches, place.epoch, demand)
+        source, unpack, hand_out = self._pipeline(batches, place.epoch, Demand())
         finish, seed, first = self.finish, self.seed, place.batches_done
 
         def take(batch: Any) -> Any:
@@ -501,22 +438,12 @@ class _Machine:
         staged = stage_ahead(read, stager, depth, f"{_THREAD}-copy", demand)
         return staged, lambda one: unpack_tensors(stager.hand_out(one)), guard.take
 
-    def _filled(
-        self, left: Sequence[NDArray[np.intp]], place: _EpochPlace, demand: Demand
-    ) -> Sequence[NDArray[np.intp]]:
-        """Return the batches that are left; without the rows that turn out unusable, where there may be such."""
-        reader = self.form.dataset.reader
-        if reader.arrival is None or not reader.arrival.leaves_out or reader.arrival.complete:
-            return left
-        whole = self.schedule.rows_left(place.epoch, 0)[0]
-        return FilledBatches(reader.arrival, reader.split, whole, place.batches_done, demand)
-
     def _announce(self, batches: list[NDArray[np.intp]], epoch: int) -> Announced | None:
         """Say which rows are read now and in the next epoch, where some of them have to be brought here first."""
         reader = self.form.dataset.reader
         if reader.arrival is None or reader.arrival.complete:
             return None
-        return Announced(reader.arrival, reader.split, batches, lambda: self.schedule.rows_left(epoch + 1, 0)[0])
+        return Announced(reader.arrival, reader.split, batches, lambda: self.schedule.rows_left(epoch + 1, 0))
 
     def identity(self, epoch: int) -> dict[str, int]:
         """Return what a loader must share that continues where this one was in this epoch."""
@@ -531,23 +458,13 @@ class _Machine:
     def with_seed(self, seed: int) -> _Machine:
         """Return a machine of the same parts whose order and random numbers follow from another seed."""
         other = copy.copy(self)
-        other.seed, other.schedule = seed, replace(self.schedule, order=_with_seed(self.order, seed))
+        other.seed, other.schedule = seed, replace(self.schedule, order=self.schedule.order.with_seed(seed))
         return other
 
-    @property
-    def order(self) -> Order:
-        """Return the order of rows."""
-        return self.schedule.order
-
-
-def _with_seed(order: Any, seed: int) -> Order:
-    if isinstance(order, _Renumbered):
-        return replace(order, order=_with_seed(order.order, seed))
-    if isinstance(order, FirstEpochOrder):
-        return replace(order, first=replace(order.first, seed=seed), later=replace(order.later, seed=seed))
-    fresh: dict[str, Any] = {"_drawn": {}} if isinstance(order, SampledOrder) else {}
-    changed: Order = replace(order, seed=seed, **fresh)
-    return changed
+    def drawn(self, epoch: int) -> dict[str, int]:
+        """Return a digest of what a sampler drew: it may draw from generators that nobody can restore."""
+        order = self.schedule.order
+        return {"order": digest_of(order.rows(epoch, Shard()))} if drawn_by_sampler(order) else {}
 
 
 def _parts(group: Group) -> Iterator[tuple[Any, Any, NDArray[np.intp]]]:
@@ -572,6 +489,77 @@ def _mapped(groups: Generator[Group], change: Callable[[Group], Any]) -> Generat
     with closing(groups):
         # Not a loop: its variable would keep a batch alive while the next one is made.
         yield from map(change, groups)
+
+
+class BatchDataset(dataset_h5):
+    """Give a `DataLoader` whole batches instead of lists of samples.
+
+    A `DataLoader` asks `__getitems__` for a batch and hands what it gets to `collate_fn`: so one read makes a batch,
+    in any worker, also of loaders that frameworks build of these parts.
+    """
+
+    _form: Form
+
+    @classmethod
+    def over(cls, dataset: dataset_h5, form: Form) -> BatchDataset:
+        """Return a view of the same rows; the dataset itself stays what it is."""
+        view = cls.__new__(cls)
+        # Not by the constructor, which would look at the file again.
+        view.__dict__.update(dataset.__dict__)
+        view._form = form
+        return view
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return one sample, as of the dataset; of a slice the list of its samples."""
+        if isinstance(index, slice):
+            return self._samples(range(*index.indices(len(self))))
+        return self._samples([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Read a batch, as `make_loader` describes it, in host memory: `(x, y)`, or `(x, y, index)` with
+        `return_index`."""
+        x, y = self._form.batch(self.reader.read_x(indices, pool=SOLO), self.reader.read_y(indices, pool=SOLO))
+        # In the caller's own process nothing is sent.
+        if get_worker_info() is not None:
+            x, y = _as_views(x), _as_views(y)
+        return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
+
+
+def _as_views(rows: Any) -> Any:
+    """Return rows of variable length as views of one tensor: each tensor on its way between processes keeps a file
+    open."""
+    if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
+        return rows
+    return list(torch.split(torch.cat(rows), [len(row) for row in rows]))
+
+
+class EpochSampler(Sampler[int]):
+    """Give a whole epoch's rows, all ranks' together: for frameworks that take a loader apart and share rows out among
+    ranks by themselves, as Accelerate does."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.epoch = 0
+        # The argument of the last `set_epoch` that the loader has not followed yet.
+        self.asked: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration epoch `epoch`. If that is the next one anyway, its position is not lost."""
+        self.epoch = self.asked = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order.rows(self.epoch, Shard()).tolist())
+
+    def __len__(self) -> int:
+        return self.order.count
+
+
+class RankSampler(EpochSampler, DistributedSampler[int]):
+    """An `EpochSampler` for a loader that divides rows among ranks: frameworks leave a `DistributedSampler` alone."""
+
+    def __init__(self, order: Order, shard: Shard) -> None:
+        super().__init__(order)
+        self.rank, self.num_replicas = shard.rank, shard.world_size
 
 
 class Loader(Iterated, _Base):
@@ -637,7 +625,7 @@ class Loader(Iterated, _Base):
         Raises:
             OptionError: a negative number, or none.
         """
-        epoch = _whole_number("epoch", epoch)
+        epoch = whole_number("epoch", epoch)
         if epoch != self._next.epoch:
             self._next = _EpochPlace(epoch, 0)
         self._done, self._follows = self._next, False
@@ -652,12 +640,8 @@ class Loader(Iterated, _Base):
         """
         # Only the loop's end tells that nothing of the epoch is left to ask for.
         done = _EpochPlace(self._done.epoch + 1, 0) if self._done.ended else self._done
-        state = {**self._identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
-        order = None if self._machine is None else self._machine.order
-        if done.batches_done and isinstance(order, SampledOrder):
-            # A sampler may draw from generators that nobody can restore; by this another order is refused.
-            state["order"] = order.digest(done.epoch)
-        return state
+        state = {**self._made_by.identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
+        return {**state, **self._made_by.drawn(done.epoch)} if done.batches_done else state
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on exactly where `state_dict` was taken.
@@ -674,15 +658,13 @@ class Loader(Iterated, _Base):
         if not isinstance(given, Mapping):
             msg = f"The state is {show_content(given)}; expected what state_dict() of a loader returned."
             raise OptionError(msg)
-        machine, seed = self._machine, state.get("seed")
-        if machine is not None and self._seed_drawn and isinstance(seed, int | np.integer):
-            machine = machine.with_seed(_whole_number("seed", seed))
-        shared_alike = machine is not None and machine.schedule.steps_as(state)
-        epoch = _whole_number("epoch", state.get("epoch"))
-        ours = self._identity(epoch) if machine is None else machine.identity(epoch)
+        machine, seed = self._made_by, state.get("seed")
+        if self._seed_drawn and isinstance(seed, int | np.integer):
+            machine = machine.with_seed(whole_number("seed", seed))
+        shared_alike = machine.schedule.steps_as(state)
+        epoch = whole_number("epoch", state.get("epoch"))
+        ours = {**machine.identity(epoch), **(machine.drawn(epoch) if "order" in state else {})}
         theirs = {name: state[name] for name in state if name not in _PLACE}
-        if machine is not None and "order" in state and isinstance(machine.order, SampledOrder):
-            ours["order"] = machine.order.digest(epoch)
         # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
         # loader has not: its rows came in an order of which this one knows nothing.
         for name in sorted({**ours, **theirs}, key=lambda name: name not in _ARRIVING):
@@ -691,14 +673,15 @@ class Loader(Iterated, _Base):
             wanted: Any = ours.get(name)
             if not np.array_equal(saved, wanted) and not (shared_alike and name in ("batch_size", "world_size")):
                 raise OptionError(_why_refused(name, saved, wanted, epoch))
-        done = _whole_number("batches_done", state.get("batches_done"))
+        done = whole_number("batches_done", state.get("batches_done"))
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."
             raise OptionError(msg)
-        if machine is not None and machine is not self._machine:
+        if machine is not self._machine:
             self._machine = machine
             # Frameworks draw the epoch's rows by the sampler.
-            self.sampler._order = _with_seed(self.sampler._order, machine.seed)  # type: ignore[attr-defined]
+            sampler: Any = self.sampler
+            sampler.order = sampler.order.with_seed(machine.seed)
         self._done = self._next = _EpochPlace(epoch, done)
         self._follows = False
 
@@ -743,7 +726,9 @@ class Loader(Iterated, _Base):
     def _described(self) -> str:
         return "as another framework built it" if self._machine is None else str(self.plan)
 
-    def _identity(self, epoch: int) -> dict[str, int]:
+    @property
+    def _made_by(self) -> _Machine:
+        """Return what makes the batches."""
         if self._machine is None:
             msg = (
                 "Another framework built this loader from the parts of one, so it has no state. Save the epoch and the "
@@ -751,7 +736,7 @@ class Loader(Iterated, _Base):
                 "batches: with Accelerate skip_first_batches(loader, done)."
             )
             raise OptionError(msg)
-        return self._machine.identity(epoch)
+        return self._machine
 
 
 # What of a state is the position and not the order.
@@ -770,11 +755,3 @@ def _why_refused(name: str, theirs: int | None, ours: int | None, epoch: int) ->
             f"Begin that epoch again, loader.set_epoch({epoch}), or the next, loader.set_epoch({epoch + 1})."
         )
     return f"This state has {name}={show_content(theirs)}, the loader has {ours!r}; both must be the same."
-
-
-def _whole_number(name: str, value: object) -> int:
-    # Numpy's too, but as Python's own: a state is saved as JSON as well.
-    if isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 0:
-        return int(value)
-    msg = f"{name}={show_content(value)} cannot work; expected a whole number, 0 or more."
-    raise OptionError(msg)

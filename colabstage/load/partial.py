@@ -10,7 +10,7 @@ import re
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from colabstage.load.places import PackField, Places
     from colabstage.sources.in_part import Expected
     from colabstage.sources.parse import SingleSource
-    from colabstage.sources.remote import RemoteFile
 
 # A window of more blocks mixes no better: rows of a split are in the order of a hash in the pack already.
 _MOST_WINDOW = 16
@@ -56,9 +55,10 @@ _LONGEST_BATCH_S = 3600.0
 _OPENERS = 8
 # The folder of partial packs among staged datasets, and the record in each that names its source.
 PARTS, PART_RECORD = "partial", "part.json"
+# Characters of a digest that tell contents apart.
+_CONTENT_LENGTH = 8
 # The address of all shards of a set, as packing reports it, or with a star.
 _SHARDS = re.compile(r"(?P<stem>.+)-(?:\*|\?{5})-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
-_A_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
 
 
 class PartialPack:
@@ -68,6 +68,13 @@ class PartialPack:
     the file will be when it is copied completely; `None` where there is never more of it here than a limit.
     """
 
+    # Whether a process that finds all of it here has the same units: they are blocks of the file.
+    order_lasts = True
+    # What is done with rows, so that they are here.
+    verb = "copied"
+    # A batch may wait for one block, whose rows are of all classes, and each block is a request.
+    first_units = together = 1
+
     def __init__(
         self,
         file: BlockwiseFile | WholeFile,
@@ -76,29 +83,18 @@ class PartialPack:
         place: Path | None = None,
     ) -> None:
         """Take what `open_partial` or `open_restored` found out."""
-        self.file, self._fields, self._window_units, self._place = file, fields, window_units, place
+        self.file, self._fields, self.window_units, self._place = file, fields, window_units, place
         self.paths, self.path = file.paths, file.paths[0]
+        # Later epochs are ordered as usual where all of the file is here by then.
         self.first_epoch_only = place is not None
-        """Whether later epochs are ordered as usual, because all of the file is here by then."""
-        self.order_lasts = True
-        """Units are blocks of the file, which every process finds."""
-        self.leaves_out = False
-        """A pack has no rows that cannot be used."""
-        self.verb = "copied"
-        """What is done with rows, so that they are here."""
-        self.first_units = 1
-        """How many blocks the first batch may wait for: rows of one are of all classes."""
-        self.together = 1
-        """How many neighbouring blocks are visited shortly after each other: each is a request by itself."""
         self.handed_out = HandedOut()
-        """What readers in this process have got."""
         self._places: dict[str, Places] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._place is None or isinstance(self.file, WholeFile):
-            return PartialPack, (self.file, self._fields, self._window_units, self._place)
+            return PartialPack, (self.file, self._fields, self.window_units, self._place)
         # By the time that another process unpickles it, the copy may be complete and in its place.
-        return _reopen, (self.file.__reduce__()[1], self._fields, self._window_units, self._place)
+        return _reopen, (self.file.__reduce__()[1], self._fields, self.window_units, self._place)
 
     @property
     def place(self) -> Path:
@@ -157,11 +153,6 @@ class PartialPack:
         return self.file.complete and (self._place in (None, self.path) or not self.path.exists())
 
     @property
-    def window_units(self) -> int:
-        """Return how many blocks one window may hold."""
-        return self._window_units
-
-    @property
     def reason(self) -> str:
         """Return the reason for the size of windows."""
         files, limit = self.file.files, self.file.limit
@@ -197,13 +188,6 @@ class PartialPack:
         """Wait for rows and keep them, as `Arrival.hold`."""
         blocks, edges = self._of(split).needed(rows, targets_only=side == "targets")
         return self.file.hold(blocks, edges, cancellation)
-
-    def left_out(
-        self, split: str, rows: NDArray[np.intp], *, cancellation: Cancellation | None = None
-    ) -> NDArray[np.bool_]:
-        """Return that no row was left out, as `Arrival.left_out`, without waiting."""
-        # Broken samples were left out when the pack was made.
-        return np.zeros(len(rows), np.bool_)
 
     def close(self) -> None:
         """Stop fetching. Blocks that are here stay for the next time."""
@@ -305,27 +289,26 @@ def open_partial(
     limit, base = parse_bytes(disk_limit, "disk_limit"), read_local_dir(local_dir)
     wanted_files = find_files(files)
     sources = [source for source, _ in wanted_files]
-    first, remote = remote_opener(sources[0]), _UnclaimedFile()
-    try:
-        with DaemonPool(_OPENERS, "colabstage-open") as pool:
-            # At the same time, because each takes a round trip or more.
-            opening = pool.submit(lambda: remote.keep(first()))
+    first, opened = remote_opener(sources[0]), list[Any]()
+    with DaemonPool(_OPENERS, "colabstage-open") as pool:
+        # At the same time, because each takes a round trip or more.
+        opening = pool.submit(lambda: opened.append(first()))
+        try:
             manifests = manifests or pool.run(find_manifest, wanted_files)
             pool.results([opening])
-        label = label_of(files, sources)
-        wanted = FileSet(name_files(sources, manifests), label)
-        folder = _folder_of(sources, base, wanted.digest[:8])
-        make_folder(folder)
-        # For the list of datasets: blocks alone do not say what they are of.
-        if not (folder / PART_RECORD).exists():
-            write_json(folder / PART_RECORD, {"address": sources[0].address, "samples": wanted.samples})
-        openers = [lambda: remote.take() or first(), *map(remote_opener, sources[1:])]
-        file = BlockwiseFile(wanted, folder, limit, openers=openers)
-        with file.shown(step):
-            return _open_pack(file)
-    finally:
-        # Where another process fetches, the file was not needed.
-        remote.close()
+            wanted = FileSet(_name_files(sources, manifests), _label_of(files, sources))
+            folder = _folder_of(sources, base, wanted.digest[:_CONTENT_LENGTH])
+            make_folder(folder)
+            # For the list of datasets: blocks alone do not say what they are of.
+            if not (folder / PART_RECORD).exists():
+                write_json(folder / PART_RECORD, {"address": sources[0].address, "samples": wanted.samples})
+            openers = [lambda: opened.pop() if opened else first(), *map(remote_opener, sources[1:])]
+            file = BlockwiseFile(wanted, folder, limit, openers=openers)
+            with file.shown(step):
+                return _open_pack(file)
+        finally:
+            # Where another process fetches, or something failed, it is not needed, now or once it is open.
+            opening.add_done_callback(lambda _: [opened.pop().close() for _ in range(len(opened))])
 
 
 def open_restored(source: SingleSource, manifest: Manifest, folder: Path, place: Path) -> PartialPack:
@@ -382,35 +365,6 @@ def _reopen(arguments: tuple[Any, ...], fields: tuple[PackField, ...], window_un
     return PartialPack(file, fields, window_units, place)
 
 
-class _UnclaimedFile:
-    """A file that was opened before it was known who would read it."""
-
-    def __init__(self) -> None:
-        self._lock, self._file, self._closed = threading.Lock(), cast("RemoteFile | None", None), False
-
-    def keep(self, file: RemoteFile) -> None:
-        """Keep a file for `take`; close it if `close` was called."""
-        with self._lock:
-            if not self._closed:
-                self._file = file
-                return
-        file.close()
-
-    def take(self) -> RemoteFile | None:
-        """Return the file, once."""
-        with self._lock:
-            file, self._file = self._file, None
-        return file
-
-    def close(self) -> None:
-        """Close the file, and any that is kept later."""
-        with self._lock:
-            self._closed = True
-        file = self.take()
-        if file is not None:
-            file.close()
-
-
 def forget_parts(files: Sequence[str | os.PathLike[str]], base: Path) -> None:
     """Remove what is here below `base` of files, of whatever content they were."""
     _folder_of([source_of(file) for file in files], base, "")
@@ -421,8 +375,13 @@ def _folder_of(sources: Sequence[SingleSource], base: Path, content: str) -> Pat
     addresses = "\n".join(source.address for source in sources)
     mine = f"{sources[0].name}.part-{short_digest(addresses, 8)}-"
     folder = base / PARTS
-    for other in folder.glob(f"{mine}????????") if folder.is_dir() else ():
-        if other.name != mine + content:
+    # By its beginning and not by a pattern: a file may be called "photos[1].h5".
+    for other in folder.iterdir() if folder.is_dir() else ():
+        if (
+            other.name.startswith(mine)
+            and len(other.name) == len(mine) + _CONTENT_LENGTH
+            and other.name != mine + content
+        ):
             remove_vouched(other, is_part)
     return folder / (mine + content)
 
@@ -444,13 +403,7 @@ def _open_pack(file: BlockwiseFile | WholeFile, place: Path | None = None) -> Pa
 
 def find_files(files: Files) -> list[tuple[SingleSource, SingleSource]]:
     """Find the files of a pack, each with its manifest; a link to a shared folder is opened for that. With a file on
-    this machine or a mount it is the file once more, since its manifest is found by its path.
-
-    Raises:
-        OptionError: an address does not name a file, or a folder holds several packs.
-        SourceNotFoundError: a link leads to no pack with its manifest.
-        Exception: as the link's service answers.
-    """
+    this machine or a mount it is the file once more, since its manifest is found by its path."""
     addresses = _addresses_of(files)
     sources = [source_of(address) for address in addresses]
     if len(sources) == 1 and isinstance(sources[0], ShareSource):
@@ -524,12 +477,7 @@ def _find_shared(source: ShareSource) -> list[tuple[SingleSource, SingleSource]]
 
 
 def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
-    """Read the manifest of a packed file, as `find_files` found both.
-
-    Raises:
-        SourceNotFoundError: there is no such file, or no manifest beside it.
-        Exception: as the file's service answers.
-    """
+    """Read the manifest of a packed file, as `find_files` found both; an error where one is missing."""
     source, beside = wanted
     if isinstance(source, LocalSource):
         found, label = read_manifest(source.path), str(manifest_path(source.path))
@@ -553,22 +501,16 @@ def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
     return found
 
 
-def label_of(files: Files, sources: Sequence[SingleSource]) -> str:
-    """Return what files are called in messages: of all shards of a set, the pattern that opens them."""
-    if isinstance(files, str | os.PathLike) and (len(sources) == 1 or isinstance(sources[0], ShareSource)):
-        # Of a shared folder that is its link, and not that of a file in it.
-        return source_of(files).label if "*" not in os.fspath(files) else sources[0].label
-    first = _A_SHARD.fullmatch(sources[0].label)
-    if first is not None and len(sources) == int(first["count"]):
-        pattern = f"{first['stem']}-*-of-{first['count']}{first['rest']}"
-        parts = [_A_SHARD.fullmatch(one.label) for one in sources]
-        if all(part is not None and part["stem"] == first["stem"] for part in parts):
-            return pattern
+def _label_of(files: Files, sources: Sequence[SingleSource]) -> str:
+    """Return what files are called in messages."""
+    # Of a shared folder that is its link, and not that of a file in it.
+    if isinstance(files, str | os.PathLike) and isinstance(sources[0], ShareSource):
+        return source_of(files).label
     more = f" and {len(sources) - 1:,} more" if len(sources) > 1 else ""
     return f"{sources[0].label}{more}"
 
 
-def name_files(sources: Sequence[SingleSource], manifests: Sequence[Manifest]) -> list[FileOfSet]:
+def _name_files(sources: Sequence[SingleSource], manifests: Sequence[Manifest]) -> list[FileOfSet]:
     """Give each file the name of its local part, which no other one has."""
     names = [f"{one.name.removesuffix('.h5')}.h5" for one in sources]
     if len(sources) == 1:

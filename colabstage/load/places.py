@@ -40,19 +40,14 @@ class PackField:
     """A byte range of a file that holds rows of a split, of which some blocks are here."""
 
     split: str
-    """The split."""
     is_input: bool
-    """Whether the rows are inputs, and not targets."""
     start: int
     """The address at which they begin, as of `FileSet`."""
     nbytes: int
-    """The length of all rows together."""
     rows: int
-    """How many rows there are."""
     offsets: str | None
     """The dataset of offsets where rows begin; `None` where all rows have one length."""
     number: int = 0
-    """The number of the file."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -60,11 +55,8 @@ class _Span:
     """Blocks that the inputs, or the targets, of all rows of a split need, in all files."""
 
     is_input: bool
-    """Whether these are inputs, and not targets."""
     firsts: NDArray[np.int64]
-    """The first block of each row."""
     lasts: NDArray[np.int64]
-    """The last block of each row."""
 
 
 class Places:
@@ -172,12 +164,7 @@ class _Bytes(io.RawIOBase):
 
 
 def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
-    """Find the rows of all splits in all files.
-
-    Raises:
-        NotEnoughSpaceError: what is not rows leaves no room for them.
-        PackFormatError, DamagedPackError: a file cannot be read.
-    """
+    """Find the rows of all splits in all files."""
     found: list[PackField] = []
     for number, path in enumerate(file.paths):
         with reading_contents(path), open_alone(_Bytes(file, number), str(path)) as pack:
@@ -209,13 +196,8 @@ def _without_small_targets(
 
 
 def _check_headers(file: BlockwiseFile | WholeFile, fields: Sequence[PackField], read: int) -> None:
-    """Refuse a limit for which there are too many files, before the headers of all of them are here.
-
-    `read`: how many files `fields` are of.
-
-    Raises:
-        NotEnoughSpaceError: the message says what would do.
-    """
+    """Refuse a limit for which there are too many files, before the headers of all of them are here. `read`: how many
+    files `fields` are of."""
     count = len(file.paths)
     kept = _kept_blocks(file, _without_small_targets(file, fields, read / count))
     # Files of one set are alike.

@@ -1,4 +1,4 @@
-"""The options of a loader, the facts and the request that its plan follows from, and the plan: values with reasons.
+"""The options of loaders, and the plan that follows from them: values with reasons.
 
 Nothing here needs torch or numpy, so that code that only passes options on imports neither.
 """
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import DTypeLike
 
-    from colabstage.load.arrival import ArrivalFacts
     from colabstage.load.batch import Ragged
-    from colabstage.load.epoch import Shard
     from colabstage.load.reading.fields import EngineChoice
 
 Strategy = Literal["auto", "device", "memory", "direct"]
@@ -107,6 +105,46 @@ class LoaderArguments(TypedDict, total=False):
     memory_budget: int | str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayOptions:
+    """Say which batches `to_keras` and `to_tf_data` make.
+
+    Args:
+        shuffle: visit the samples in a random order that changes with each epoch. By default only `train` is shuffled,
+            so `predict` returns a held-out split in the file's order. Even with `shuffle=False`, Keras's default
+            `fit(shuffle=True)` takes the batches in random order, except on TensorFlow's backend.
+        seed: seed of the random order, combined with the epoch. By default it is drawn from numpy's generator, which
+            `keras.utils.set_random_seed` seeds; it is 0 for rows that are still arriving.
+        drop_last: leave out a last batch that is not full.
+        dtype: floating-point dtype of x; uint8 and uint16 are scaled to [0, 1].
+        one_hot: turn class indices into one-hot vectors along a last axis: the number of classes, or `"auto"` for the
+            number of class names in the file.
+        num_workers: threads of this process that copy or decode at once; where TensorFlow gathers rows itself, batches
+            that it gathers at once.
+        prefetch_factor: batches prepared ahead; in `to_tf_data` at least as many as are read at once.
+    """
+
+    shuffle: bool | None = None
+    seed: int | None = None
+    drop_last: bool = False
+    dtype: DTypeLike | None = None
+    one_hot: int | Literal["auto"] | None = None
+    num_workers: int | Literal["auto"] = "auto"
+    prefetch_factor: int | Literal["auto"] = "auto"
+
+
+class ArrayArguments(TypedDict, total=False):
+    """The fields of `ArrayOptions` as arguments, for type checkers; `tests/test_options.py` holds both alike."""
+
+    shuffle: bool | None
+    seed: int | None
+    drop_last: bool
+    dtype: DTypeLike | None
+    one_hot: int | Literal["auto"] | None
+    num_workers: int | Literal["auto"]
+    prefetch_factor: int | Literal["auto"]
+
+
 # The lines that take whole batches from worker processes, seeded as torch seeds them.
 STOCK_LOADER = "torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, num_workers=2)"
 # Arguments that are gone, or that only a stock `DataLoader` has, and the line to write instead.
@@ -122,85 +160,11 @@ TORCH_REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """The device that batches go to."""
-
-    type: str
-    """Its type, in torch's words."""
-    free_bytes: int
-    """Free bytes of its memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderFacts:
-    """Facts about the dataset and this computer that determine the plan."""
-
-    rows: int
-    """Number of samples."""
-    row_bytes: int
-    """Bytes of one input in memory."""
-    stored_bytes: int
-    """Bytes of all inputs as stored."""
-    engine: EngineChoice
-    """How they are read."""
-    encoded: bool
-    """Whether they are decoded on read."""
-    per_sample: bool
-    """Whether the dataset has a Python transform for each sample."""
-    cores: int
-    """Cores that this process may use."""
-    free_memory_bytes: int
-    """Memory that this process may use."""
-    shard: Shard
-    """This rank's part."""
-    target_bytes: int = 8
-    """Length of one target."""
-    decodes_targets: bool = False
-    """Whether targets are mask files that are decoded on read."""
-    uniform: bool = True
-    """Whether all inputs have one shape, and all targets too."""
-    epoch_rows: int | None = None
-    """Rows visited in an epoch, if not `rows`."""
-    device: DeviceFacts | None = None
-    """Where batches go; `None` for this computer's memory."""
-    crop_bytes: int | None = None
-    """Bytes of one crop, if the batch transform begins with a random resized crop."""
-    whole_reason: str | None = None
-    """Why these inputs cannot be decoded as crops; `None` if they can."""
-    arrival: ArrivalFacts | None = None
-    """The facts of a file whose rows arrive; `None` for any other."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderRequest:
-    """The caller's arguments that determine the plan."""
-
-    batch_size: int
-    """Samples in a batch."""
-    strategy: Strategy = "auto"
-    """Where batches come from."""
-    drop_last: bool = False
-    """Whether a last batch that is not full is left out."""
-    num_workers: int | Literal["auto"] = "auto"
-    """Threads that copy or decode at once."""
-    prefetch_factor: int | Literal["auto"] = "auto"
-    """Batches prepared ahead."""
-    shuffle: Shuffle = True
-    """Whether rows are visited in random order."""
-    memory_budget: int | None = None
-    """Most bytes for decoded images; `None` for a share of what is free."""
-    sampling: bool = False
-    """Whether a sampler decides the order of rows."""
-
-
-@dataclass(frozen=True, slots=True)
 class ReasonedValue:
     """A number with the reason for it."""
 
     value: int
-    """The number."""
     reason: str
-    """Why, in words that follow it in brackets."""
 
     def __str__(self) -> str:
         return f"{self.value} ({self.reason})"
@@ -208,15 +172,13 @@ class ReasonedValue:
 
 @dataclass(frozen=True, slots=True)
 class OrderChoice:
-    """The order in which an epoch visits rows, and why."""
+    """The order in which an epoch visits rows."""
 
     name: Literal["permutation", "arrival", "file", "sampler"]
     """`"permutation"` any order is as likely as any other; `"arrival"` rows are shuffled within windows of units that
     arrive; `"file"` as stored; `"sampler"` as the sampler says."""
     reason: str
-    """Why, in words that follow the name."""
     window_units: int = 0
-    """Number of arriving units that are shuffled together."""
     mixing: float | None = None
     """How even the classes of a batch are, as in `load.arrival.mixing_of`; `None` if not measured."""
 
@@ -226,12 +188,11 @@ class OrderChoice:
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """How much of each image file is decoded, and why."""
+    """How much of each image file is decoded."""
 
     name: Literal["crops", "whole"]
     """`"crops"` no more than the crop that the batch transform begins with needs; `"whole"` all of it."""
     reason: str
-    """Why, in words that follow "because"."""
 
     def __str__(self) -> str:
         return f"{self.name}, because {self.reason}"
@@ -239,58 +200,52 @@ class DecodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class KeepChoice:
-    """How much memory is used to keep decoded images for later epochs, and why."""
+    """How much memory is used to keep decoded images for later epochs."""
 
     most_bytes: int
     """The budget; 0 where none are kept."""
     reason: str
-    """Why, in words that follow "kept" or "not kept"."""
 
     def __str__(self) -> str:
         return f"kept, {self.reason}" if self.most_bytes else f"not kept, {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan:
-    """How batches will be loaded."""
+    """How batches will be loaded: each choice with its reason."""
 
     strategy: Literal["device", "memory", "direct"]
-    """With `"direct"` a background thread copies, or decodes, batches straight out of the file; with `"memory"` the
-    whole split is read once, and batches come from there; with `"device"` the same on the device."""
+    """Where a background thread takes batches from: the memory of the device, memory that holds the whole split, or the
+    file."""
     reason: str
-    """Why, in words that follow the strategy."""
     batch_size: int
-    """Samples in a batch."""
     batches: int
     """In an epoch, of this rank."""
     workers: ReasonedValue
-    """Threads that copy or decode at once."""
     prefetch: ReasonedValue
-    """Batches prepared ahead."""
     engine: EngineChoice
-    """How rows are read."""
     order: OrderChoice
-    """In which order rows are visited."""
     decode: DecodeChoice | None = None
-    """How much of image files is decoded, `None` where inputs are none."""
+    """`None` where inputs are no image files."""
     keep: KeepChoice | None = None
-    """Whether decoded images are kept for later epochs, `None` where none are decoded in each epoch."""
+    """`None` where nothing is decoded in each epoch."""
     together: int = 1
     """How many batches are gathered at once, because each would cost more than its copy."""
 
     @property
     def facts(self) -> list[tuple[str, str]]:
         """Return the choices and their reasons, one after the other."""
-        chosen = [
-            ("strategy", f"{self.strategy}: {self.reason}"),
-            ("batches", f"{self.batches:,} of {self.batch_size:,}"),
-            ("workers", str(self.workers)),
-            ("prefetch", str(self.prefetch)),
-            ("engine", str(self.engine)),
-            ("order", str(self.order)),
-        ]
-        chosen += [] if self.decode is None else [("decode", str(self.decode))]
-        return chosen if self.keep is None else [*chosen, ("decoded images", str(self.keep))]
+        chosen = {
+            "strategy": f"{self.strategy}: {self.reason}",
+            "batches": f"{self.batches:,} of {self.batch_size:,}",
+            "workers": self.workers,
+            "prefetch": self.prefetch,
+            "engine": self.engine,
+            "order": self.order,
+            "decode": self.decode,
+            "decoded images": self.keep,
+        }
+        return [(name, str(choice)) for name, choice in chosen.items() if choice is not None]
 
     def _repr_html_(self) -> str:
         return page(f"LoaderPlan: {self.strategy}", facts_table(self.facts))

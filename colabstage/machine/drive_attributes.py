@@ -142,6 +142,11 @@ class Md5Questions(Closing):
             self._wait(self._asked)
         return ([], self._why) if self._why else ([self._md5s[path] for path in paths], "")
 
+    def known(self, paths: Sequence[str]) -> list[str]:
+        """Wait as `answers` does, and return the MD5 of each of `paths`; "" where it is not known."""
+        self.answers(paths)
+        return [self._md5s.get(path, "") for path in paths]
+
     def close(self) -> None:
         """Ask no more. Calling it twice is fine."""
         self._why = self._why or "it was not waited for"

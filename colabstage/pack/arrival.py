@@ -24,7 +24,6 @@ import numpy as np
 
 from colabstage.errors import (
     ColabstageError,
-    DecodeError,
     NotStagedError,
     SourceChangedError,
     SourceNotFoundError,
@@ -134,7 +133,7 @@ class PackingOrder(Sequence[int]):
     For `run_pipeline`, which takes one item after the other, possibly several times, and never goes back.
     """
 
-    def __init__(self, left: Sequence[int], units: NDArray[np.int32]) -> None:
+    def __init__(self, left: Sequence[int] | NDArray[np.int64], units: NDArray[np.int32]) -> None:
         self._left = np.asarray(left, np.int64)
         self._units = units
         self._taken = 0
@@ -256,8 +255,6 @@ class RowState(IntEnum):
     """Not packed yet."""
     HERE = 1
     """In its place in the file."""
-    LEFT_OUT = 2
-    """It cannot be used, and its place is empty."""
 
 
 class PackState(IntEnum):
@@ -307,13 +304,8 @@ class RowMap:
 
     @property
     def here(self) -> int:
-        """Return how many rows are in their places, or left out for good."""
+        """Return how many rows are in their places."""
         return int(np.count_nonzero(self.rows))
-
-    @property
-    def left_out(self) -> int:
-        """Return how many rows cannot be used."""
-        return int(np.count_nonzero(self.rows == RowState.LEFT_OUT))
 
     @property
     def kept(self) -> int:
@@ -403,8 +395,6 @@ class ArrivalPlan(NamedTuple):
     """How many units one window of the first epoch may hold."""
     together: int
     """How many neighbouring units are visited shortly after each other."""
-    leaves_out: bool
-    """Whether samples may turn out to be unusable."""
     knows_targets: bool
     """Whether targets are in the file from the beginning."""
 
@@ -439,8 +429,6 @@ class PackArrival:
         """How many units one window of the first epoch may hold: a function of the source's layout."""
         self.together = plan.together
         """How many neighbouring units are visited shortly after each other, so that one request can bring them."""
-        self.leaves_out = plan.leaves_out
-        """Whether samples may turn out to be unusable."""
         self.first_epoch_only = True
         """Only the first epoch is read unit by unit: at its end the whole split is there."""
         self.order_lasts = False
@@ -481,9 +469,9 @@ class PackArrival:
 
     @property
     def complete(self) -> bool:
-        """Tell whether the file is complete, in its place, and has the planned rows."""
+        """Tell whether the file is complete, and in its place."""
         rows = self._rows()
-        return rows is None or (rows.state is PackState.PLACED and not rows.left_out)
+        return rows is None or rows.state is PackState.PLACED
 
     @property
     def reason(self) -> str:
@@ -528,16 +516,6 @@ class PackArrival:
         rows = self._rows()
         return np.full(len(units), RowState.HERE, np.uint8) if rows is None else rows.rows[start : start + len(units)]
 
-    def left_out(
-        self, split: str, rows: NDArray[np.intp], *, cancellation: Cancellation | None = None
-    ) -> NDArray[np.bool_]:
-        """Wait for rows, and return which of them cannot be used, `(B,)`; raises as `hold`."""
-        known = self._rows()
-        if known is None:
-            return np.zeros(len(rows), np.bool_)
-        self._wait(known, self._splits[split].start + rows, cancellation)
-        return np.asarray(known.rows[self._splits[split].start + rows] == RowState.LEFT_OUT)
-
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
     ) -> Expectation:
@@ -561,25 +539,13 @@ class PackArrival:
         """Wait until these rows are in their places, where they stay."""
         known = self._rows()
         if known is not None and not (side == "targets" and self._knows_targets):
-            wanted = self._splits[split].start + np.asarray(rows)
-            self._wait(known, wanted, cancellation)
-            self._check_usable(known, split, wanted)
+            self._wait(known, self._splits[split].start + np.asarray(rows), cancellation)
         try:
             yield
         except SourceNotFoundError:
             # Removed with the work that it belonged to, which says why.
             self.check()
             raise
-
-    def _check_usable(self, known: RowMap, split: str, wanted: NDArray[np.intp]) -> None:
-        if not self.leaves_out or not (known.rows[wanted] == RowState.LEFT_OUT).any():
-            return
-        row = int(wanted[known.rows[wanted] == RowState.LEFT_OUT][0]) - self._splits[split].start
-        msg = (
-            f"Row {row} of '{split}' cannot be used: its sample is broken, and was left out as on_error asks. Batches "
-            "of data.loader(…) are filled with what follows; rows close up once data.wait() has returned."
-        )
-        raise DecodeError(msg)
 
     def _wait(self, known: RowMap, wanted: NDArray[np.intp], cancellation: Cancellation | None) -> None:
         look_s, looked_at = _FIRST_LOOK_S, SYSTEM_CLOCK.now()
@@ -611,6 +577,5 @@ class PackArrival:
         manifest = read_manifest(self.place)
         rows = {name: len(split.units) for name, split in self._splits.items()}
         if manifest is None or dict(manifest.samples) != rows:
-            what = "has ended" if manifest is None else "left samples out, so rows have other numbers now"
-            msg = f"The packing of '{self.place}' {what}. Call stage_dataset again, and make a new loader."
+            msg = f"The packing of '{self.place}' has ended. Call stage_dataset again, and make a new loader."
             raise NotStagedError(msg)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from array import array
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -35,7 +36,9 @@ from colabstage.pack.job import ReplanError, settled, with_foreground
 from colabstage.pack.journal import FACTS, KEPT_AFTER, PackJournal, SampleColumn, Spool, spool_end
 from colabstage.pack.plan import pack_content
 from colabstage.pack.repeated import ContentDigests, repeated_notes
+from colabstage.pack.rows import put_rows, sweep_rows, write_rows
 from colabstage.pack.set_stores import STAMPS
+from colabstage.pack.takeover import plan_takeover, rows_made, take_over
 from colabstage.pack.writer import (
     LEVELS,
     WriteJob,
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from colabstage.pack.plan import PackPlan
     from colabstage.pack.set_stores import ShardName
     from colabstage.pack.stream import PackStream
+    from colabstage.pack.takeover import BasePack, Takeover
     from colabstage.trees.listing import Tree
 
 # Longer than a read from a local disk takes; and longer than one from memory, the limit where nothing is decoded.
@@ -73,6 +77,7 @@ _TINY_KEPT_BYTES = 16 * 1024
 _TINY_DECODED_BYTES = 1024
 # The file whose manifest is that of the file which was moved to its place last.
 _PUBLISHED = "published"
+_ROWS = "rows.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,8 @@ class PackReport:
     learnt: tuple[str, ...] = ()
     """Notes on what shows when all samples have been read: masks of one value, and images that are there several times,
     with two labels or in two splits."""
+    takeover: Takeover | None = None
+    """What was taken over of an earlier pack of the same source; `None` where there was none to take from."""
     unit: str = "samples"
     """What samples are called where they are counted: images, clips of sound, rows, or just samples."""
 
@@ -148,6 +155,8 @@ def run_pack(
     shard: ShardName | None = None,
     stream: PackStream | None = None,
     overwrite: bool = True,
+    records_rows: bool = False,
+    base: BasePack | None = None,
 ) -> PackReport:
     """Write a planned pack to `out`, replacing an existing file only at the very end.
 
@@ -163,13 +172,17 @@ def run_pack(
         shard: which part of a set of files this is; `None` for a single file.
         stream: lets readers in before everything is packed; its `plan` was called with this job.
         overwrite: whether a file at `out` may be replaced.
+        records_rows: whether a record of its rows goes beside it, by which the next pack takes them over.
+        base: an earlier pack, whose rows are taken over as far as they are proved unchanged; it may be at `out`.
     """
     began = time.monotonic()
     # Batches of the planned form may have been returned already.
     fixed = "" if stream is None else ", which is what streaming=True began with"
     job = settled(job)
     while True:
-        run = _PackRun(job, out, slow, key, identity, address or job.label, shard, stream, overwrite)
+        run = _PackRun(
+            job, out, slow, key, identity, address or job.label, shard, stream, overwrite, records_rows, base
+        )
         try:
             return run.execute(progress, cancellation, began)
         except ReplanError as found:
@@ -199,6 +212,8 @@ class _PackRun:
     shard: ShardName | None
     stream: PackStream | None
     overwrite: bool
+    records_rows: bool
+    base: BasePack | None
 
     def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         """Write beside the target, then publish; work is kept for the next attempt where that may succeed."""
@@ -210,7 +225,7 @@ class _PackRun:
         ):
             _take_back(self.out, workspace.path)
             # An incomplete copy of the final file, or the manifest of one that was never moved to its place.
-            for leftover in (workspace.path / "final.h5", *workspace.path.glob("*.json")):
+            for leftover in (workspace.path / "final.h5", workspace.path / _ROWS, *workspace.path.glob("*.json")):
                 remove_own(leftover)
             return self._fill(workspace.path, progress, cancellation, began)
 
@@ -301,14 +316,25 @@ class _PackRun:
             places, offsets = self._lay_out(workspace, journal, facts, len(order))
             release_freed_memory()  # of planning, sorting and writing names, before hours of packing
             resumed = journal.finished_samples
-            if self.stream is not None:
-                self.stream.begin(workspace, self.out, self.job, order, journal)
-                self.stream.let_in()
             packing = time.monotonic()
             work = self._open_work(workspace, stack, order, places, facts)
+            left = journal.unfinished()
+            takeover = self._take_over(work, journal, left, progress, cancellation)
+            if self.stream is not None:
+                self.stream.begin(workspace, self.out, self.job, order, journal, left)
+                self.stream.let_in()
+            # In the order of the source, unless readers ask for another: one pass over an archive, and no seeking on a
+            # mount. A new pack of millions of samples needs no list of them.
+            in_order: Sequence[int] = range(len(left)) if left.all() else array("q", np.flatnonzero(left).tobytes())
             with progress.step("pack", total=len(order), unit=table.unit) as step:
                 result = write_samples(
-                    work, journal, limits=self._limits(), step=step, cancellation=cancellation, stream=self.stream
+                    work,
+                    journal,
+                    left=in_order if self.stream is None else self.stream.left,
+                    limits=self._limits(takeover),
+                    step=step,
+                    cancellation=cancellation,
+                    stream=self.stream,
                 )
             packing_s = time.monotonic() - packing
             decoded = DecodedPack(workspace / "data.h5", places, offsets, workspace / "spool", facts)
@@ -318,7 +344,26 @@ class _PackRun:
                 *(() if work.contents is None else repeated_notes(work.contents.read(), table, plan.splits)),
             )
             report = self._report(final, plan, journal, order, result, odd, learnt)
-        return final, replace(report, packing_s=packing_s, resumed=resumed)
+            if self.records_rows and (rows := rows_made(work, plan, journal)) is not None:
+                write_rows(workspace / _ROWS, rows)
+        return final, replace(report, packing_s=packing_s, resumed=resumed, takeover=takeover)
+
+    def _take_over(
+        self,
+        work: WriteJob,
+        journal: PackJournal,
+        left: NDArray[np.bool_],
+        progress: Progress,
+        cancellation: Cancellation,
+    ) -> Takeover | None:
+        """Copy what an earlier pack has of the samples that are `left`, which are fewer then."""
+        if self.base is None:
+            return None
+        takeover = plan_takeover(self.job, self.base.rows)
+        if takeover.taken:
+            with progress.step("take over", total=takeover.taken, unit=self.job.table.unit) as step:
+                take_over(work, journal, self.base, takeover, left=left, step=step, cancellation=cancellation)
+        return takeover
 
     def _lay_out(
         self, workspace: Path, journal: PackJournal, facts: SampleColumn | None, count: int
@@ -363,7 +408,7 @@ class _PackRun:
             work = replace(work, spool=spool)
         # A shard has some of the samples, and would find what is in it alone.
         if self.shard is None and isinstance(table.inputs, Images) and not table.inputs.decoded:
-            contents = stack.enter_context(ContentDigests(workspace / "contents", table.inputs.source.sizes))
+            contents = stack.enter_context(ContentDigests(workspace / "contents", len(order)))
             work = replace(work, contents=contents)
         if compares_masks(table):
             work = replace(work, levels=stack.enter_context(SampleColumn(workspace / "values", LEVELS, len(order))))
@@ -432,7 +477,7 @@ class _PackRun:
             unit=table.unit,
         )
 
-    def _limits(self) -> PipelineLimits:
+    def _limits(self, takeover: Takeover | None) -> PipelineLimits:
         table, kept = self.job.table, self.job.plan.x.lengths is not None
         return pipeline_limits(
             self.job.tree,
@@ -440,7 +485,7 @@ class _PackRun:
             # Images that are stored as files are looked through as well, to find broken ones.
             decodes=not kept or isinstance(table.inputs, Images),
             tiny=int(sample_costs(table).sum()) < len(table) * (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES),
-            is_part=self.shard is not None,
+            is_part=self.shard is not None or (takeover is not None and takeover.taken > 0),
         )
 
     def _publish(self, file: Path, report: PackReport) -> None:
@@ -457,7 +502,11 @@ class _PackRun:
         # A copy stays in the workspace: by it the next call recognises the file if this one dies between two renames.
         write_manifest(file.with_name(_PUBLISHED), manifest)
         may_replace = is_replaceable_pack if self.key else whatever_is_there if self.overwrite else None
+        if (rows := file.with_name(_ROWS)).exists():
+            put_rows(rows, self.out, manifest)
         place_pack(file, self.out, replaces=may_replace)
+        if self.key:
+            sweep_rows(self.out)
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:

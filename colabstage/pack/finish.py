@@ -83,9 +83,16 @@ def copy_rows(
         for part, (file, old_places) in zip(plan.fields, sources, strict=True):
             places = part.places(plan.splits, offsets, len(old_places))
             with open(file, "rb") as old:
-                for start, length, place in _runs_of_rows(old_places[kept], places[kept], part.lengths_of(kept)):
-                    for offset, size in block_ranges(length, _COPY_BYTES):
-                        new.write(pread_exactly(old.fileno(), size, start + offset), place + offset)
+                copy_runs(old.fileno(), new, old_places[kept], places[kept], part.lengths_of(kept))
+
+
+def copy_runs(
+    old: int, new: TargetFile, starts: NDArray[np.int64], places: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> None:
+    """Copy rows from where they begin in an open file to their places in a new one."""
+    for start, length, place in _runs_of_rows(starts, places, lengths):
+        for offset, size in block_ranges(length, _COPY_BYTES):
+            new.write(pread_exactly(old, size, start + offset), place + offset)
 
 
 def _runs_of_rows(

@@ -162,7 +162,7 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class Prepared:
     """Makes what `prepare` returns of a sample's content."""
 
     inputs: Inputs
@@ -191,7 +191,7 @@ def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) 
     if isinstance(content, bytes) and isinstance(table.inputs, Images) and options.color_mode == "auto":
         is_deep = probe_image(content).dtype == np.uint16
         options = replace(options, color_mode="keep") if is_deep else options
-    prepared = _Prepared(table.inputs, prepare, options)
+    prepared = Prepared(table.inputs, prepare, options)
     first = prepared(content)
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{source.name(0)}'; expected an array of numbers."

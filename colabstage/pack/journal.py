@@ -23,7 +23,7 @@ from colabstage.io.files import Closing, TargetFile
 from colabstage.io.workspace import Journal, current_world, cut_own, walk_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -141,16 +141,10 @@ class PackJournal(Closing):
         stamps = "\n".join(self._stamp(i) for i in range(first, min(first + BLOCK_SAMPLES, self._samples)))
         return xxhash.xxh3_64_intdigest(stamps.encode(errors="surrogateescape")) or 1
 
-    def is_finished(self, position: int) -> bool:
-        """Return whether an earlier run has finished the sample at this position of the reading order."""
-        return self._stamps[position // BLOCK_SAMPLES] != _NO_STAMP
-
-    def unfinished(self) -> Sequence[int]:
-        """Return the positions of all samples that no earlier run has finished, ascending."""
-        # A new pack of millions of samples needs no list of them.
-        if not self.resumed:
-            return range(self._samples)
-        return array("q", (position for position in range(self._samples) if not self.is_finished(position)))
+    def unfinished(self) -> NDArray[np.bool_]:
+        """Return which positions the next run would pack again, `(N,)`."""
+        blocks = np.frombuffer(self._stamps, np.uint64) == _NO_STAMP
+        return np.repeat(blocks, BLOCK_SAMPLES)[: self._samples]
 
     def finish(self, position: int, *, skipped: str | None = None, animated: bool = False) -> range:
         """Record that a sample is in its place, or was left out for the reason `skipped`; once for each sample.
@@ -171,7 +165,8 @@ class PackJournal(Closing):
             self._left[block] -= 1
             # Workers finish in any order; the line is written by whoever finishes the block's last sample.
             if self._left[block] == 0:
-                self._lines.append({"block": block, "stamp": self._block_stamp(block)})
+                self._stamps[block] = self._block_stamp(block)
+                self._lines.append({"block": block, "stamp": self._stamps[block]})
                 return range(first, min(first + BLOCK_SAMPLES, self._samples))
         return range(first, first)
 
@@ -220,7 +215,6 @@ class SampleColumn(Closing):
     def __init__(self, path: Path, dtype: np.dtype[Any], count: int) -> None:
         """Open the file of an earlier run, or make it."""
         self._path, self._dtype, self._count = path, dtype, count
-        self.is_new = not path.exists()
         path.touch()
         cut_own(path, count * dtype.itemsize)
         # Not mapped: what is mapped counts as memory of this process for as long as it packs.

@@ -1,7 +1,7 @@
 """Notes on image files that are in a dataset several times, byte for byte: with two labels, or in two splits.
 
 A person would take either for a mistake, and neither shows in a listing. Bytes are read while a pack is made, so it is
-found then, for the price of a digest of those files that another may equal.
+found then, for the price of a digest of each file.
 """
 
 from __future__ import annotations
@@ -24,27 +24,20 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.plan import SplitPlan
 
-# 0 stands for a file of which no digest was taken.
+# 0 stands for a file of which no digest was taken, because its sample was left out.
 _DIGEST = np.dtype("<u8")
-# Lengths are compared by their lowest bits, in a table that is as large for ten files as for ten million.
-_LENGTHS = 1 << 18
 
 
 class ContentDigests(SampleColumn):
-    """The digest of each image file that another may equal, for N samples."""
+    """The digest of each image file, for N samples."""
 
-    def __init__(self, path: Path, sizes: NDArray[np.int64]) -> None:
-        """Open the file of an earlier run, or make it; `sizes`: int64 `(N,)`, of the image files."""
-        super().__init__(path, _DIGEST, len(sizes))
-        self._is_repeated = np.bincount(sizes % _LENGTHS, minlength=_LENGTHS) > 1
+    def __init__(self, path: Path, count: int) -> None:
+        """Open the file of an earlier run, or make it."""
+        super().__init__(path, _DIGEST, count)
 
     def note(self, index: int, content: bytes) -> None:
-        """Take the digest of a sample's file, if another has its length. May be called from any thread."""
-        may_repeat = self._is_repeated[len(content) % _LENGTHS]
-        # What an earlier run noted may be of a file that was replaced since.
-        if may_repeat or not self.is_new:
-            digest = xxhash.xxh3_64_intdigest(content) if may_repeat else 0
-            self.write(index, digest.to_bytes(_DIGEST.itemsize, "little"))
+        """Take the digest of a sample's file. May be called from any thread."""
+        self.write(index, xxhash.xxh3_64_intdigest(content).to_bytes(_DIGEST.itemsize, "little"))
 
 
 def repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequence[SplitPlan]) -> tuple[str, ...]:

@@ -85,6 +85,8 @@ class PackStream:
             )
         if isinstance(job.table.targets, Boxes):
             return "the positions of boxes are known only when all images have been read"
+        if job.options.skip_share is not None:
+            return f"with on_error='{job.options.on_error}' it is known only at the end which samples there are"
         if job.tree is None:
             return "samples of Python objects are read in the thread that asks for them"
         return None
@@ -138,37 +140,39 @@ class PackStream:
             number_units(units[samples]), labels[samples], most, FIRST_UNITS, self._together
         )
 
-    def begin(self, workspace: Path, place: Path, job: PackJob, order: NDArray[np.int64], journal: PackJournal) -> None:
-        """Prepare to let readers in: the file has its final layout, and the rows that an earlier run packed. The source
-        starts now, unless it has: what is packed need not come again.
+    def begin(  # noqa: PLR0917 - the parts of one run, each named once
+        self,
+        workspace: Path,
+        place: Path,
+        job: PackJob,
+        order: NDArray[np.int64],
+        journal: PackJournal,
+        left: NDArray[np.bool_],
+    ) -> None:
+        """Prepare to let readers in: the file has its final layout, and some of the rows. The source starts now, unless
+        it has: what is packed need not come again.
 
-        `place`: where the file will be. `order`: the sample at each position of the reading order.
+        `place`: where the file will be. `order`: the sample at each position of the reading order. `left`: which
+        positions are not in their places yet.
         """
         path = workspace / _MAP
         self._rows = RowMap.create(path, sum(len(split.units) for split in self._splits.values()))
         self._positions_to_rows = self._row_of[order]
-        # An earlier run's rows are announced first: a reader of a continued pack need not wait for them.
-        left = journal.unfinished()
-        done = np.ones(len(order), np.bool_)
-        done[np.asarray(left, np.int64)] = False
-        rows = self._positions_to_rows[done]
+        # Rows that are there are announced first: a reader of a continued pack need not wait for them.
+        rows = self._positions_to_rows[~left]
         self._rows.rows[rows[rows >= 0]] = RowState.HERE
-        self._rows.keep(int(np.count_nonzero(rows >= 0)))
-        for position in journal.skipped:
-            self._note(position, RowState.LEFT_OUT)
+        self._rows.keep(int(np.count_nonzero(self._positions_to_rows[~journal.unfinished()] >= 0)))
         self._kept_bytes = self._bytes_of_rows()
-        self._order = PackingOrder(left, self._by_position)
+        self._order = PackingOrder(np.flatnonzero(left), self._by_position)
         if self._turns is not None:
             self._order.sort(self._turns, self._first_positions())
         assert self._source is not None
-        if journal.resumed:
+        if not left.all():
             self._prefer()
         self._source.start()
         # Readers open it here and keep it open: renaming it to its place later changes nothing for them.
         data = workspace / "data.h5"
-        plan = ArrivalPlan(
-            job.table.unit, self._window, self._together, job.options.skip_share is not None, job.plan.y is None
-        )
+        plan = ArrivalPlan(job.table.unit, self._window, self._together, job.plan.y is None)
         self._coming = PackArrival(data, place, self._rows, path, self._splits, plan=plan)
 
     def let_in(self) -> None:
@@ -188,12 +192,12 @@ class PackStream:
         assert self._order is not None
         return self._order
 
-    def arrived(self, position: int, *, left_out: bool, kept: range) -> None:
-        """Record that a sample is in its place, or left out; from any thread.
+    def arrived(self, position: int, *, kept: range) -> None:
+        """Record that a sample is in its place; from any thread.
 
         `kept`: the positions that the next run will not pack again, now that this one is there.
         """
-        self._note(position, RowState.LEFT_OUT if left_out else RowState.HERE)
+        self._note(position)
         if kept:
             assert self._rows is not None
             rows = int(np.count_nonzero(self._positions_to_rows[kept.start : kept.stop] >= 0))
@@ -224,12 +228,12 @@ class PackStream:
         if self._rows is not None:
             self._rows.set_failed(error)
 
-    def _note(self, position: int, state: RowState) -> None:
+    def _note(self, position: int) -> None:
         assert self._rows is not None
         row = self._positions_to_rows[position]
         if row >= 0:
             # After the bytes of the row are in the file: readers look at this byte alone.
-            self._rows.rows[row] = state
+            self._rows.rows[row] = RowState.HERE
 
     def _first_needs(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the turn of each unit in the most likely order of the first reader, split after split and train first;
@@ -294,9 +298,14 @@ class MemberRanges:
 
     def of(self, job: PackJob) -> list[tuple[int, int]]:
         """Return `(begin, end)` of each member that a part of that job needs; nothing where it is no archive."""
+        return self.of_samples(job, np.arange(len(job.table)))
+
+    def of_samples(self, job: PackJob, samples: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Return those of some samples alone."""
         if not len(self._starts):
             return []
-        places = np.searchsorted(self._starts, np.unique(np.concatenate(_positions(job.table))))
+        wanted = np.concatenate([positions[samples] for positions in _positions(job.table)])
+        places = np.searchsorted(self._starts, np.unique(wanted))
         return list(zip(self._starts[places].tolist(), self._ends[places].tolist(), strict=True))
 
 

@@ -22,7 +22,7 @@ from colabstage.pack.journal import FACTS
 from colabstage.pack.plan import image_options, mask_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sized
+    from collections.abc import Callable, Sequence, Sized
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -271,14 +271,13 @@ def write_samples(
     work: WriteJob,
     journal: PackJournal,
     *,
+    left: Sequence[int],
     limits: PipelineLimits,
     step: ProgressStep,
     cancellation: Cancellation,
     stream: PackStream | None = None,
 ) -> PipelineResult:
-    """Write every sample that is not in `journal` yet to its place, in the order of `stream` where there is one."""
-    # In the order of the source: one pass over an archive, and no seeking on a mount.
-    left = journal.unfinished() if stream is None else stream.left
+    """Write the samples at the positions `left` of the reading order to their places."""
     start_at(step, len(work.order) - len(left))
     table, options = work.job.table, work.job.options
     inputs, target, costs = table.inputs.source, target_source(table), sample_costs(table)
@@ -310,7 +309,7 @@ def write_samples(
             # Last, because a sample that is in the journal but not in its place would be lost.
             kept = journal.finish(position, skipped=why, animated=animated)
             if stream is not None:
-                stream.arrived(position, left_out=why is not None, kept=kept)
+                stream.arrived(position, kept=kept)
             step.advance()
             # After each sample, so that a folder of something else entirely is noticed within seconds.
             check_share(options, journal.skipped, len(work.order), journal.a_reason)

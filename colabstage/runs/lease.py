@@ -7,13 +7,15 @@ proof of anybody.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import RunInUseError, TargetExistsError
+from colabstage.errors import ColabstageError, RunInUseError, TargetExistsError
 from colabstage.io.files import json_text, parse_json, pwrite_exactly
 from colabstage.io.units import format_duration
 from colabstage.io.workspace import owner_is_alive, owner_token
@@ -28,6 +30,8 @@ NAME = "run.json"
 BEAT_S = 30.0
 # Three signs of life, and what Drive may take to show them on another machine.
 SILENT_S = 150.0
+# By how much the clocks of two machines may differ. A sign of life that is older than this is old by any clock.
+_CLOCKS_S = 300.0
 _KIND = "colabstage run 1"
 _NBYTES = 1024
 
@@ -49,7 +53,7 @@ class Lease:
     ended: bool = False
     """Whether it has left."""
     newest: str = ""
-    """The version that it saved last, or began with."""
+    """The version that it saved last."""
     epoch: int = 0
     """The epoch of that version."""
     step: int = 0
@@ -95,19 +99,74 @@ def write_lease(folder: Path, lease: Lease) -> None:
         os.close(handle)
 
 
-def new_lease(session: int, *, newest: str = "", epoch: int = 0, step: int = 0) -> Lease:
-    """Return the lease of this process, which begins with a version, if one was restored."""
+def new_lease(session: int, newest: str, epoch: int, step: int) -> Lease:
+    """Return the lease of this process, which goes on from the version `newest`."""
     now = time.time()
-    return Lease(
-        session, owner_token(), socket.gethostname(), began=now, beat=now, newest=newest, epoch=epoch, step=step
-    )
+    return Lease(session, owner_token(), socket.gethostname(), now, now, newest=newest, epoch=epoch, step=step)
+
+
+class Heartbeat:
+    """Hold a run for this process: a thread gives signs of life until the run is left.
+
+    Attributes:
+        lost: the lease of the session that has taken the run over; `None` while it is ours.
+    """
+
+    def __init__(self, folder: Path, lease: Lease) -> None:
+        """Write the lease, and begin."""
+        self.lost: Lease | None = None
+        self._folder, self._lease = folder, lease
+        self._lock = threading.Lock()
+        self._left = threading.Event()
+        write_lease(folder, lease)
+        self._thread = threading.Thread(target=self._work, name="colabstage-heartbeat", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Look whether the run is still ours.
+
+        Raises:
+            RunInUseError: another session has taken it over.
+        """
+        there, ours = read_lease(self._folder), self._lease
+        # Two that began at the same moment have one number; the one that wrote last goes on.
+        other = there is not None and (there.owner, there.began) != (ours.owner, ours.began)
+        if there is not None and other and there.session >= ours.session:
+            self.lost = there
+            msg = (
+                f"Session {there.session}, on {there.host}, has taken this run over; nothing more is saved here. Its "
+                f"last version from here is {ours.newest or 'none'}."
+            )
+            raise RunInUseError(msg)
+
+    def note(self, newest: str, epoch: int, step: int) -> None:
+        """Write down the newest version."""
+        self._beat(newest=newest, epoch=epoch, step=step)
+
+    def _beat(self, **changes: Any) -> None:
+        with self._lock:
+            self._lease = replace(self._lease, **changes, beat=time.time())
+            # A mount that fails now is met when saving.
+            with contextlib.suppress(ColabstageError, OSError):
+                self.check()
+                write_lease(self._folder, self._lease)
+
+    def leave(self) -> None:
+        """Leave the run to the next session."""
+        self._left.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._left.wait(BEAT_S):
+            self._beat()
+        self._beat(ended=True)
 
 
 def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Callable[[str], object]) -> Lease | None:
     """Return the lease of the session before, once it is certain that this has left or fallen silent.
 
     A session of this machine whose process has ended is gone. One of another machine may have been taken away, or train
-    at this very moment: it is listened to for as long as three signs of life take.
+    at this very moment, and its clock may be wrong: whether it gives signs of life is measured by this one's.
 
     Raises:
         RunInUseError: it is there, and `take_over` is not wanted.
@@ -118,8 +177,9 @@ def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Call
     alive = owner_is_alive(before.owner)
     if alive is False:
         return before
-    deadline = clock.now() + SILENT_S - min(SILENT_S, max(0.0, time.time() - before.beat))
-    if alive is None and clock.now() < deadline:
+    is_old = time.time() - before.beat > SILENT_S + _CLOCKS_S
+    deadline = clock.now() + (0.0 if is_old else SILENT_S)
+    if alive is None and not is_old:
         notice(
             f"Session {before.session} of this run, on {before.host}, gave a sign of life {before.age()} ago. "
             f"Listening for {format_duration(deadline - clock.now())} whether it still trains."
@@ -134,7 +194,7 @@ def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Call
             alive = True
     if not alive or now is None:
         return before
-    here = "in another process here" if owner_is_alive(now.owner) else f"on {now.host}"
+    here = "here" if owner_is_alive(now.owner) else f"on {now.host}"
     msg = (
         f"'{folder}' is in use: session {now.session} trains {here}, with its last sign of life {now.age()} ago. Stop "
         "it there, or write take_over=True, which ends that session at its next step."

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import SourceNotFoundError
-from colabstage.h5.manifest import read_manifest
+from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.boundary import typed
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import owner_is_alive
@@ -106,6 +106,9 @@ def _state_of(lease: Lease) -> str:
 
 def _facts_of(folder: Path, version: Version) -> RunVersion:
     file = folder / version.name
-    facts, manifest = file.stat(), read_manifest(file)
-    complete = manifest is not None and manifest.size == facts.st_size
-    return RunVersion(version.name, version.session, version.step, facts.st_size, facts.st_mtime, complete)
+    # A kill may leave a manifest alone.
+    there = file.is_file()
+    facts, manifest = (file if there else manifest_path(file)).stat(), read_manifest(file)
+    nbytes = facts.st_size if there else 0
+    complete = there and manifest is not None and manifest.size == nbytes
+    return RunVersion(version.name, version.session, version.step, nbytes, facts.st_mtime, complete)

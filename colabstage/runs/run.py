@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import ColabstageError, DamagedPackError, OptionError, RunInUseError, said_by
 from colabstage.io.arguments import check_argument
-from colabstage.io.boundary import typed
+from colabstage.io.boundary import typed, typed_errors
 from colabstage.io.files import make_folder
 from colabstage.io.page import in_notebook
 from colabstage.io.progress import SYSTEM_CLOCK, NullProgress, resolve_progress
@@ -24,9 +24,10 @@ from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import open_spool, remove_own
 from colabstage.machine.mounts import require_drive
 from colabstage.machine.watched import run_with_one_remount
-from colabstage.runs.lease import new_lease, wait_until_free, write_lease
+from colabstage.runs.callbacks import Loop, as_part
+from colabstage.runs.lease import NAME, Heartbeat, new_lease, wait_until_free
 from colabstage.runs.plot import PLACES, plot_history
-from colabstage.runs.saver import Job, Saved, Saver
+from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
     Copier,
     check_parts,
@@ -46,11 +47,14 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType, TracebackType
+    from typing import TypeVar
 
     from colabstage.io.progress import Clock, Progress
     from colabstage.runs.lease import Lease
+
+    T = TypeVar("T")
 
 _FORMAT = 1
 _UNITS_S = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
@@ -126,7 +130,8 @@ def resumable(
         progress: `True` prints a line at the beginning and for each version, and in a notebook shows one that changes;
             `False` for silence.
         **parts: what is saved and restored, by a name each: `model=`, `optimizer=`, `scheduler=`, `scaler=`, `ema=`,
-            anything with `state_dict` and `load_state_dict`.
+            anything with `state_dict` and `load_state_dict`; or a `Trainer` of Lightning or Hugging Face, or a Keras
+            model, which go on from `run.checkpoint` and with `run.callback`.
 
     Returns:
         a `Run`, to be entered by `with`.
@@ -135,10 +140,12 @@ def resumable(
         OptionError: an argument cannot work. In the block's first line: the version there is of another model, loader
             or dataset; nothing has changed then.
         RunInUseError: another session trains with this folder.
+        DamagedPackError: versions were saved, and none of them can be restored.
         DriveNotMountedError: `folder` is on Drive, and none is mounted there.
         TargetExistsError: `folder` has a file `run.json` of something else.
     """
     check_argument("keep", keep, "above zero")
+    parts = {name: as_part(part) for name, part in parts.items()}
     check_parts(parts)
     if loader is not None:
         check_parts({"loader": loader})
@@ -155,6 +162,9 @@ class Run:
         epoch: the epoch it is in, from 0.
         steps: steps that were done, in all sessions.
         history: what was logged, a dict for each row, with `session`, `epoch`, `step` and `time` (seconds since 1970).
+        checkpoint: what a `Trainer` that is a part goes on from: Lightning's `fit(ckpt_path=run.checkpoint)`, Hugging
+            Face's `train(resume_from_checkpoint=run.checkpoint)`; `None` where it begins anew.
+        callback: for a Keras model that is a part: `fit(initial_epoch=run.epoch, callbacks=[run.callback])`.
         resumed_from: the version that was restored, `None` where it began anew.
         notes: sentences about what happened: versions passed over, times without a save.
     """
@@ -175,6 +185,8 @@ class Run:
         self.epoch = 0
         self.steps = 0
         self.history: list[dict[str, Any]] = []
+        self.checkpoint: str | None = None
+        self.callback: Any = None
         self.resumed_from: Version | None = None
         self.notes: list[str] = []
         self._parts, self._loader, self._every, self._keep = dict(parts), loader, every, keep
@@ -182,34 +194,41 @@ class Run:
         self._shown = _Shown(progress)
         self._copier = Copier()
         self._saver: Saver | None = None
+        self._newest: Saved | None = None
         self._digest = ""
-        self._session = 0
+        self._session = self._saves = 0
         self._sums: dict[str, Any] = {}
         self._summed = 0
         self._saved: tuple[int, int, int] = self._place()
         self._due_s = self._again_s = 0.0
         self._random: Mapping[str, Any] | None = None
         self._stop: int | None = None
+        self._at_once = False
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         if self._saver is not None:
             msg = "This run is already open. Call resumable(…) again for another one."
             raise OptionError(msg)
-        # A state that cannot be saved is refused now, and not when the first version is due.
-        self._copier.give_back(self._states())
         with contextlib.ExitStack() as stack:
             # What a killed session has left here is removed.
             local = stack.enter_context(open_spool(Path(tempfile.gettempdir()) / "run"))
             local.mkdir(mode=0o700)
+            for loop in self._loops():
+                loop.local = local
+            # A state that cannot be saved is refused now, and not when the first version is due.
+            self._copier.give_back(self._states())
             whole = self._begin(local)
             if _rank() == 0:
                 newest = self.resumed_from.name if self.resumed_from is not None else ""
-                lease = new_lease(self._session, newest=newest, epoch=self.epoch, step=self.steps)
-                write_lease(self.folder, lease)
-                self._saver = Saver(self.folder, lease, local, keep=self._keep, whole=whole)
+                lease = new_lease(self._session, newest, self.epoch, self.steps)
+                heartbeat = Heartbeat(self.folder, lease)
+                self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, whole=whole)
             stack.callback(self._leave)
             stack.enter_context(self._signals())
+            for loop in self._loops():
+                loop.join(self)
+                self.checkpoint, self.callback = loop.checkpoint, loop.callback
             self._stack = stack.pop_all()
         self._begin_interval()
         self._shown.line(self._began())
@@ -222,6 +241,9 @@ class Run:
             # What an exception has left half done is no state to go on from.
             if error is None and not self._is_saved():
                 self.save()
+            self._tell_saved()
+        if error is None:
+            self._obey()
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the epochs that are left of so many, from 0; the first of them may be half done.
@@ -231,11 +253,22 @@ class Run:
         if self.epoch >= number:
             self._shown.line(f"All {number} epochs are done; nothing is left to train. {self}")
         while self.epoch < number:
-            self._restore_random()
+            self.restore_random()
             yield self.epoch
-            self._end_row()
-            self.epoch += 1
-            self._between()
+            self.end_epoch()
+
+    def end_epoch(self) -> None:
+        """Count an epoch that is done, and save a version if one is due, in a loop that is not one over `epochs`."""
+        self._end_row()
+        self.epoch += 1
+        self._between()
+
+    def restore_random(self) -> None:
+        """Set the random numbers to those that were restored, once: in a loop that is not one over `epochs`, before its
+        first step. What is built until then may draw some."""
+        if self._random is not None:
+            set_random_state(self._random, rank=_rank())
+            self._random = None
 
     def step(self, **values: Any) -> None:
         """Count a step that is done, and save a version if one is due. Call it last in the loop.
@@ -255,7 +288,7 @@ class Run:
         if self._summed >= _ROW_STEPS:
             self._end_row()
         self._shown.changing(self)
-        if self._loader is not None:
+        if self._knows_place():
             self._between()
 
     def log(self, **values: Any) -> None:
@@ -296,11 +329,14 @@ class Run:
         last = {name: value for row in self.history[-2:] for name, value in row.items() if name not in PLACES}
         parts += [f"{name} {value:.4g}" for name, value in last.items()]
         saver = self._saver
-        if saver is not None and saver.newest is not None:
-            parts.append(f"saved {_show_saved(saver.newest)}")
+        newest = saver.newest if saver is not None else self._newest
+        if newest is not None:
+            parts.append(f"saved {_show_saved(newest)}")
         elif self.resumed_from is not None:
             parts.append(f"restored from {self.resumed_from.name}")
-        if saver is not None and self._every.steps is None and not saver.problem:
+        if saver is not None and saver.began is not None:
+            parts.append(f"saving since {time.strftime('%H:%M:%S', time.localtime(saver.began))}")
+        elif saver is not None and self._every.steps is None and not saver.problem:
             parts.append(f"next save in {format_duration(max(0.0, self._due_s - self._clock.now()))}")
         if saver is not None and saver.problem:
             parts.append(saver.problem)
@@ -311,18 +347,10 @@ class Run:
 
     def _begin(self, local: Path) -> set[Version]:
         """Restore the newest whole version, if there is one; return those that are known to be whole."""
-        rank = _rank()
-        chosen: list[Any] = [None, 0]
-        if rank == 0:
-            before, there = run_with_one_remount(self._look, place=self.folder, touches=(self.folder,))
-            session = max([before.session if before else 0, *(one.session for one in there)]) + 1
-            chosen = [self._newest_whole(there, local), session]
-        chosen = _shared(chosen)
-        version: Version | None = chosen[0]
-        self._session = chosen[1]
+        version, self._session = _of_first_rank(lambda: self._choose(local))
         if version is None:
             return set()
-        if rank:
+        if _rank():
             restore_file(self.folder / version.name, local / version.name, progress=False)
         file = local / version.name
         content = torch.load(file, map_location="cpu", weights_only=True)
@@ -330,8 +358,27 @@ class Run:
         self._load(content, version)
         return {version}
 
+    def _choose(self, local: Path) -> tuple[Version | None, int]:
+        """Return the version to restore, which is in `local` then, and the number of this session."""
+        with typed_errors(reads=[self.folder], writes=[]):
+            before, there = run_with_one_remount(self._look, place=self.folder, touches=(self.folder,))
+        noted = before.newest if before is not None else ""
+        if noted and noted not in [version.name for version in there]:
+            self.notes.append(f"{noted} was passed over: it is noted in '{NAME}', but not in the folder.")
+        version = self._newest_whole(there, local)
+        # One that was on its way when the very first session died is none that could be missed.
+        if version is None and (noted or any(is_complete(self.folder, one) for one in there)):
+            msg = (
+                f"No version in '{self.folder}' can be restored. {' '.join(self.notes)} Remount Drive if the folder is "
+                "there, and try again. To train from the beginning, choose another folder."
+            )
+            raise DamagedPackError(msg)
+        return version, max([before.session if before else 0, *(one.session for one in there)]) + 1
+
     def _look(self) -> tuple[Lease | None, list[Version]]:
         """Return the lease of the session before, which has left, and the versions in the folder."""
+        # Without its Drive, the folder would be made on the local disk.
+        require_drive(self.folder)
         make_folder(self.folder)
         before = wait_until_free(self.folder, take_over=self._take_over, clock=self._clock, notice=self._shown.line)
         sweep_leftovers(self.folder)
@@ -340,14 +387,14 @@ class Run:
     def _newest_whole(self, there: list[Version], local: Path) -> Version | None:
         for version in there:
             if not is_complete(self.folder, version):
-                self.notes.append(f"{version.name} was passed over: it was not published whole.")
+                self.notes.append(f"{version.name} was passed over: it was not saved completely.")
                 continue
             try:
                 restore_file(
                     self.folder / version.name, local / version.name, progress=resolve_progress(self._progress)
                 )
             except DamagedPackError as error:
-                self.notes.append(f"{version.name} was passed over: {said_by(error)}")
+                self.notes.append(f"{version.name} was passed over: {said_by(error)}.")
                 continue
             return version
         return None
@@ -377,14 +424,15 @@ class Run:
         # Last, because what has loaded it goes on from there.
         return self._parts if self._loader is None else {**self._parts, "loader": self._loader}
 
+    def _loops(self) -> list[Loop]:
+        return [part for part in self._parts.values() if isinstance(part, Loop)]
+
+    def _knows_place(self) -> bool:
+        """Return whether the state has the place in an epoch, so that it may be saved in the middle of one."""
+        return self._loader is not None or any(loop.knows_place for loop in self._loops())
+
     def _states(self) -> dict[str, Any]:
         return self._copier.copy({name: part.state_dict() for name, part in self._all_parts().items()})
-
-    def _restore_random(self) -> None:
-        """Set the random numbers at the last moment: what is built before the first epoch may draw some."""
-        if self._random is not None:
-            set_random_state(self._random, rank=_rank())
-            self._random = None
 
     def _between(self) -> None:
         """Do what may be done where the state is whole: stop, or save a version that is due."""
@@ -392,18 +440,19 @@ class Run:
         if saver is None:
             self._obey()
             return
-        if saver.lost is not None:
+        if (taker := saver.heartbeat.lost) is not None:
             msg = (
-                f"Session {saver.lost.session}, on {saver.lost.host}, has taken this run over, so it stops here. Enter "
+                f"Session {taker.session}, on {taker.host}, has taken this run over, so it stops here. Enter "
                 "it again with take_over=True to take it back."
             )
             raise RunInUseError(msg)
         if self._stop is not None:
-            self._shown.line("Saving this step before the end; press Ctrl-C again to leave at once.")
             try:
-                self.save()
-            finally:
-                self._obey()
+                if not self._is_saved():
+                    self.save()
+            except Exception as error:  # noqa: BLE001 - the signal is obeyed all the same
+                self._note(f"The end was not saved: {said_by(error)}")
+            self._obey()
         if not saver.busy and self._is_due(failed=bool(saver.problem)):
             self._tell_saved()
             saver.save(self._job())
@@ -420,7 +469,7 @@ class Run:
             return self._saver is None
         try:
             self._saver.wait()
-        except (ColabstageError, OSError):
+        except Exception:  # noqa: BLE001 - it is tried again, and then raised
             return False
         return True
 
@@ -449,12 +498,18 @@ class Run:
             "history": [dict(row) for row in self.history],
         }
         self._saved = self._place()
-        return Job(Version(self._session, self.steps), self.epoch, content, lambda: self._copier.give_back(states))
+        self._saves += 1
+        return Job(
+            Version(self._session, self._saves, self.steps), self.epoch, content, lambda: self._copier.give_back(states)
+        )
 
     def _row(self, values: Mapping[str, Any]) -> dict[str, Any]:
         numbers = {
             name: float(value.detach() if isinstance(value, torch.Tensor) else value) for name, value in values.items()
         }
+        if taken := [name for name in PLACES if name in numbers]:
+            msg = f"{taken[0]}= is a column that each row of the history has already. Use another name."
+            raise OptionError(msg)
         return {"session": self._session, "epoch": self.epoch, "step": self.steps, "time": time.time(), **numbers}
 
     def _end_row(self) -> None:
@@ -468,10 +523,16 @@ class Run:
         if saver is None:
             return
         if saver.problem and saver.problem not in self.notes:
-            self.notes.append(saver.problem)
-            self._shown.line(saver.problem)
+            self._note(saver.problem)
         elif saver.newest is not None:
+            note = f"{saver.newest.version.name} is {saver.newest.proof}."
+            if not saver.newest.proved and note not in self.notes:
+                self.notes.append(note)
             self._shown.line(f"Saved {_show_saved(saver.newest)}.", once=True)
+
+    def _note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+        self._shown.line(sentence)
 
     def _began(self) -> str:
         if self.resumed_from is None:
@@ -483,7 +544,8 @@ class Run:
     def _leave(self) -> None:
         saver, self._saver = self._saver, None
         if saver is not None:
-            saver.close()
+            self._newest = saver.newest
+            saver.close(patience_s=0.0 if self._at_once else END_S)
 
     def _obey(self) -> None:
         """End as the signal that came wants it."""
@@ -502,8 +564,13 @@ class Run:
 
         def note(number: int, _: FrameType | None) -> None:
             if self._stop is not None and number == signal.SIGINT:
+                self._at_once = True
                 raise KeyboardInterrupt
             self._stop = number
+            place = "step" if self._knows_place() else "epoch"
+            # It may come in the middle of another line.
+            with contextlib.suppress(RuntimeError):
+                self._shown.line(f"Saves and stops after this {place}; press Ctrl-C again to leave at once.")
 
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -556,8 +623,18 @@ def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _shared(values: list[Any]) -> list[Any]:
-    """Return what the first rank has chosen."""
-    if _is_distributed():
-        torch.distributed.broadcast_object_list(values, src=0)
-    return values
+def _of_first_rank(choose: Callable[[], T]) -> T:
+    """Return what the first rank chooses; what it raises is raised by all, so that none waits for the others."""
+    if not _is_distributed():
+        return choose()
+    chosen: list[Any] = [None]
+    if _rank() == 0:
+        try:
+            chosen = [choose()]
+        except ColabstageError as error:
+            chosen = [error]
+    torch.distributed.broadcast_object_list(chosen, src=0)
+    if isinstance(chosen[0], ColabstageError):
+        raise chosen[0]
+    choice: T = chosen[0]
+    return choice

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import ColabstageError, DriveError, RunInUseError, said_by
+from colabstage.errors import DriveError, DriveNotMountedError, said_by
+from colabstage.io.files import typed_write_errors
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_duration
 from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import remove_own
-from colabstage.runs.lease import BEAT_S, Lease, read_lease, write_lease
+from colabstage.machine.mounts import drive_root, remount_words
 from colabstage.runs.versions import Version, list_versions, superseded
 from colabstage.stage.publish import discard_version, publish_file
 
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Progress
+    from colabstage.runs.lease import Heartbeat
 
 # What Drive may take for gigabytes at 2 MB/s; a version that is not there by then is on its way all the same.
 _UPLOAD_S = 1800.0
 # How often whoever waits looks whether Ctrl-C was pressed, which a lock that is waited for without an end would hide.
 _LOOK_S = 0.2
 # A mount that does not answer is not waited for longer at the end.
-_END_S = 120.0
+END_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Saved:
     """When it was saved, in seconds since 1970."""
     proof: str
     """What is known about it: `"read back"`, `"uploaded"`, …, as in `PublishReport.proof`."""
+    proved: bool
+    """Whether that is all that can be known; not while Drive's client says that it is not uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +69,24 @@ class Job:
 
 
 class Saver:
-    """Save what it is given, one version at a time, and give a sign of life in between.
+    """Save what it is given, one version at a time.
 
     Attributes:
         newest: the version that was saved last, `None` before the first.
         problem: why the last try failed, with the time since when nothing was saved; empty after one that did not.
-        lost: the lease of the session that has taken the run over; `None` while it is ours.
+        heartbeat: what holds the run for this process.
+        began: when the version that is on its way was handed over, in seconds since 1970; `None` if there is none.
     """
 
-    def __init__(self, folder: Path, lease: Lease, local: Path, *, keep: int, whole: set[Version]) -> None:
-        """Begin to give signs of life. `local`: where versions are written first. `whole`: versions in the folder that
-        are known to be whole."""
+    def __init__(self, folder: Path, heartbeat: Heartbeat, local: Path, *, keep: int, whole: set[Version]) -> None:
+        """Begin a thread, which at its end leaves the run. `local`: where versions are written first. `whole`: versions
+        in the folder that are known to be whole."""
         self.newest: Saved | None = None
         self.problem = ""
-        self.lost: Lease | None = None
-        self._folder, self._lease, self._local, self._keep, self._whole = folder, lease, local, keep, set(whole)
-        self._error: ColabstageError | OSError | None = None
+        self.began: float | None = None
+        self._folder, self.heartbeat, self._local, self._keep, self._whole = folder, heartbeat, local, keep, set(whole)
+        self._root = drive_root(folder)
+        self._error: Exception | None = None
         self._failing_since: float | None = None
         self._job: Job | None = None
         self._progress: Progress = NullProgress()
@@ -97,14 +103,14 @@ class Saver:
     def save(self, job: Job, progress: Progress | None = None) -> None:
         """Begin to save a version; the one before has been saved, or has failed."""
         with self._changed:
-            self._job, self._progress = job, progress or NullProgress()
+            self._job, self._progress, self.began = job, progress or NullProgress(), time.time()
             self._changed.notify_all()
 
     def wait(self) -> None:
         """Wait until nothing is on its way; Ctrl-C ends the waiting.
 
         Raises:
-            ColabstageError, OSError: the last version could not be saved.
+            ColabstageError: the last version could not be saved.
         """
         with self._changed:
             while self._job is not None and self._thread.is_alive():
@@ -112,8 +118,8 @@ class Saver:
         if self._error is not None:
             raise self._error
 
-    def close(self, *, patience_s: float = _END_S) -> None:
-        """End the thread, after what is on its way, and leave the run to the next session."""
+    def close(self, *, patience_s: float = END_S) -> None:
+        """End the thread, after what is on its way, and leave the run to the next session; wait so long at most."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -122,45 +128,20 @@ class Saver:
             self._thread.join(_LOOK_S)
 
     def _work(self) -> None:
-        beaten = 0.0
         while True:
             with self._changed:
-                if self._job is None and not self._ended:
-                    self._changed.wait(max(_LOOK_S, beaten + BEAT_S - time.monotonic()))
-                job, ended = self._job, self._ended
-            if job is not None:
-                self._try(job)
-            elif ended:
-                self._lease = replace(self._lease, ended=True)
-                self._beat()
+                while self._job is None and not self._ended:
+                    self._changed.wait()
+                job = self._job
+            if job is None:
+                self.heartbeat.leave()
                 return
-            if job is not None or time.monotonic() >= beaten + BEAT_S:
-                self._beat()
-                beaten = time.monotonic()
-
-    def _beat(self) -> None:
-        """Give a sign of life, unless another session has taken over; a mount that fails now is met when saving."""
-        try:
-            self._check_ours()
-            self._lease = replace(self._lease, beat=time.time())
-            write_lease(self._folder, self._lease)
-        except (ColabstageError, OSError):
-            return
-
-    def _check_ours(self) -> None:
-        there = read_lease(self._folder)
-        if there is not None and there.session > self._lease.session:
-            self.lost = there
-            msg = (
-                f"Session {there.session}, on {there.host}, has taken this run over; nothing more is saved here. Its "
-                f"last version from here is {self.newest.version.name if self.newest else 'none'}."
-            )
-            raise RunInUseError(msg)
+            self._try(job)
 
     def _try(self, job: Job) -> None:
         try:
             self._save(job)
-        except (ColabstageError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on, and it is shown
             self._failing_since = time.time() if self._failing_since is None else self._failing_since
             since = time.strftime("%H:%M:%S", time.localtime(self._failing_since))
             self._error, self.problem = error, f"Nothing was saved since {since}: {said_by(error)}"
@@ -169,16 +150,17 @@ class Saver:
         finally:
             remove_own(self._local / job.version.name)
             with self._changed:
-                self._job = None
+                self._job = self.began = None
                 self._changed.notify_all()
 
     def _save(self, job: Job) -> None:
         local = self._local / job.version.name
         try:
-            torch.save(job.content, local)
+            _write(job.content, local)
         finally:
             job.written()
-        self._check_ours()
+        self.heartbeat.check()
+        self._check_mounted()
         try:
             report = publish_file(
                 local,
@@ -189,17 +171,40 @@ class Saver:
                 progress=self._progress,
             )
             proof, nbytes = str(report.proof), report.nbytes
+            self._whole.add(job.version)
         except DriveError as error:
             if not (self._folder / local.name).is_file():
                 raise
-            # It is on the mount, and Drive's client has still not uploaded it.
+            # It is on the mount, and Drive's client has still not uploaded it: no version is removed in its favour.
             proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
-        self._whole.add(job.version)
-        self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof)
-        self._lease = replace(self._lease, newest=job.version.name, epoch=job.epoch, step=job.version.step)
+        self.newest = Saved(job.version, job.epoch, nbytes, time.time(), proof, job.version in self._whole)
+        if job.version in self._whole:
+            self.heartbeat.note(job.version.name, job.epoch, job.version.step)
         self._remove_superseded()
+
+    def _check_mounted(self) -> None:
+        """Refuse a folder whose Drive is gone: made on the local disk, it would keep Drive from being mounted."""
+        if self._root is not None and drive_root(self._folder) != self._root:
+            msg = (
+                f"'{self._folder}' was on Google Drive, and no Drive is mounted at '{self._root}' any more. Call "
+                f"{remount_words(self._root)} in a notebook cell."
+            )
+            raise DriveNotMountedError(msg)
 
     def _remove_superseded(self) -> None:
         for version in superseded(list_versions(self._folder), self._whole, self._keep):
             if discard_version(self._folder / version.name):
                 self._whole.discard(version)
+
+
+def _write(content: dict[str, Any], local: Path) -> None:
+    with typed_write_errors(local):
+        try:
+            with local.open("wb") as file:
+                torch.save(content, file)
+        except RuntimeError as error:
+            # What the disk said, torch hides behind an error of its own.
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__
+            raise cause or error from None

@@ -7,7 +7,7 @@ numbers, texts and containers of these, and nothing that would run code.
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
+
+
+_NO_PLACE = " Leave loader= out to save between epochs only, or make the loader by data.loader(…) or make_loader(…)."
 
 
 class Copier:
@@ -64,7 +67,7 @@ class Copier:
             return value
         if isinstance(value, Mapping):
             copied = {key: self._copy(item, f"{name}[{key!r}]", known) for key, item in value.items()}
-            return _as_module_state(copied, value) if hasattr(value, "_metadata") else copied
+            return _of_same_kind(copied, value)
         if isinstance(value, list | tuple):
             items = [self._copy(item, f"{name}[{number}]", known) for number, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
@@ -89,7 +92,11 @@ class Copier:
         return copied
 
 
-def _as_module_state(copied: dict[str, Any], state: Any) -> OrderedDict[str, Any]:
+def _of_same_kind(copied: dict[Any, Any], state: Any) -> Mapping[Any, Any]:
+    if isinstance(state, Counter):  # milestones of a schedule
+        return Counter(copied)
+    if not hasattr(state, "_metadata"):
+        return copied
     # By these, a module knows which version of it wrote a state.
     ordered: Any = OrderedDict(copied)
     ordered._metadata = state._metadata
@@ -149,12 +156,11 @@ def check_parts(parts: Mapping[str, object]) -> None:
     for name, part in parts.items():
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(part, method, None)):
-                expected = "expected a model, an optimizer, a scheduler, a gradient scaler, or anything else with both."
-                if name == "loader":
-                    expected = (
-                        "expected data.loader('train', 64) or the like. Without loader=, a run saves between epochs."
-                    )
-                msg = f"{name} is of class {type(part).__name__}, without {method}(), so it cannot be saved; {expected}"
+                msg = (
+                    f"{name} is of class {type(part).__name__}, without {method}(), so it cannot be saved; "
+                    "expected a model, an optimizer, a scheduler, a gradient scaler, or anything else with both."
+                    + (_NO_PLACE if name == "loader" else "")
+                )
                 raise OptionError(msg)
 
 

@@ -20,7 +20,7 @@ from colabstage.sources.retry import RetryBudget, read_directly, read_through
 from colabstage.sources.services import service_of
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.folder import GOOGLE_NATIVE
-from colabstage.trees.listing import FileEntries, FileEntry, Tree, unknown_entry
+from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, unknown_entry
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
 
 if TYPE_CHECKING:
@@ -192,6 +192,10 @@ class ObjectTree(Tree):
         """Return a hash of all names, sizes and versions: the same while nothing is added, removed or rewritten."""
         lines = (f"{entry.name}\t{entry.size}\t{self._members[entry.name].version}" for entry in self.entries)
         return hash_block("\n".join(lines).encode(errors="surrogateescape"))
+
+    def file_states(self) -> FileStates:
+        versions = [self._members[name].version for name in self.entries.names]
+        return FileStates([""] * len(versions), versions)
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one object, with retries after transient failures.

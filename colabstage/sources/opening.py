@@ -775,6 +775,7 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
                 workers=SLOW_LISTERS,
                 before_read=questions.ask_before_read,
                 leave_out=leave_out,
+                md5s=questions.known,
             )
             return Part(source, transport, slow, opening, tree=tree, path=path, questions=questions)
         workers = SLOW_LISTERS if slow else 1

@@ -51,6 +51,7 @@ from colabstage.stage.places import BucketPlace, FolderPlace
 from colabstage.stage.publish import PREVIOUS_SUFFIX, copy_file
 from colabstage.stage.record import LocalRecord, cache_name, identity_of, write_record
 from colabstage.stage.room import less_room
+from colabstage.stage.rows import discard_rows, publish_rows
 from colabstage.stage.source import Comparison, Freshness, StateDiffersError, compare_source
 
 if TYPE_CHECKING:
@@ -527,6 +528,7 @@ def publish_pack(
         try:
             # In the background a bar would be drawn into whatever cell runs then.
             progress = NullProgress() if quietly else call.progress
+            publish_rows(request.pack_path, place, progress)
             done = place.publish(request.pack_path, f"{request.name}.h5", progress=progress)
             step.amount = done.nbytes - done.kept_bytes
             step.note = f"'{place.label}/{request.name}.h5', read back and verified" + (
@@ -536,6 +538,7 @@ def publish_pack(
         except (ColabstageError, OSError) as error:
             step.note = "failed"
             call.report.note(f"Not cached, so the next session stages from the source again: {error}")
+        discard_rows(place, f"{request.name}.h5")
     call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"
     write_record(request, replace(record, published=done is not None, published_in=cache_name(request)))
     return done

@@ -15,13 +15,11 @@ from colabstage.io.page import facts_table, heading, notes, page, table
 from colabstage.io.progress import Readiness
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
 from colabstage.io.whole_imports import whole_imports
-from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
+from colabstage.load.plan import TORCH_REMEDIES, ArrayOptions, LoaderOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
-
-    from numpy.typing import DTypeLike
 
     from colabstage.h5.info import PackInfo
     from colabstage.io.progress import Progress
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from colabstage.load.frameworks.keras_dataset import KerasBatches
     from colabstage.load.loader import Loader
     from colabstage.load.partial import PartialPack
-    from colabstage.load.plan import LoaderArguments
+    from colabstage.load.plan import ArrayArguments, LoaderArguments
     from colabstage.load.reading.reader import SplitReader
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.streaming import BackgroundPack
@@ -341,20 +339,8 @@ class StagedDataset:
 
         return make_loader(self[split], batch_size, options=options, **arguments)
 
-    @takes(remedies={"batch_size": 'Write data.to_keras("train", 64); training depends on it.'})
-    def to_keras(
-        self,
-        split: str,
-        batch_size: int,
-        *,
-        shuffle: bool | None = None,
-        seed: int | None = None,
-        drop_last: bool = False,
-        dtype: DTypeLike | None = None,
-        one_hot: int | Literal["auto"] | None = None,
-        num_workers: int | Literal["auto"] = "auto",
-        prefetch_factor: int | Literal["auto"] = "auto",
-    ) -> KerasBatches:
+    @takes(ArrayOptions, remedies={"batch_size": 'Write data.to_keras("train", 64); training depends on it.'})
+    def to_keras(self, split: str, batch_size: int, **arguments: Unpack[ArrayArguments]) -> KerasBatches:
         """Return batches of a split for Keras, as `to_keras` makes them; without torch, unless that is the backend.
 
         >>> model.fit(data.to_keras("train", 64), validation_data=data.to_keras("dev", 64))  # doctest: +SKIP
@@ -362,40 +348,17 @@ class StagedDataset:
         Args:
             split: its name, such as `"train"`; `data.splits` has them.
             batch_size: samples in a batch; the last one of an epoch may have fewer.
-            shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor: as of `colabstage.to_keras`.
+            **arguments: as of `colabstage.to_keras`.
 
         Raises:
             SplitNotFoundError, OptionError, MissingDependencyError: as `data[split]` and `to_keras`.
         """
         from colabstage.load.frameworks.arrays import to_keras
 
-        return to_keras(
-            self._reader(split),
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            dtype=dtype,
-            one_hot=one_hot,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-        )
+        return to_keras(self._reader(split), batch_size, **arguments)
 
-    @takes(remedies={"batch_size": 'Write data.to_tf_data("train", 64); training depends on it.'})
-    def to_tf_data(
-        self,
-        split: str,
-        batch_size: int,
-        *,
-        shuffle: bool | None = None,
-        seed: int | None = None,
-        epoch: int = 0,
-        drop_last: bool = False,
-        dtype: DTypeLike | None = None,
-        one_hot: int | Literal["auto"] | None = None,
-        num_workers: int | Literal["auto"] = "auto",
-        prefetch_factor: int | Literal["auto"] = "auto",
-    ) -> Any:
+    @takes(ArrayOptions, remedies={"batch_size": 'Write data.to_tf_data("train", 64); training depends on it.'})
+    def to_tf_data(self, split: str, batch_size: int, *, epoch: int = 0, **arguments: Unpack[ArrayArguments]) -> Any:
         """Return batches of a split as a `tf.data.Dataset`, as `to_tf_data` makes them; without torch.
 
         >>> train = data.to_tf_data("train", 64, drop_last=True)  # doctest: +SKIP
@@ -403,26 +366,15 @@ class StagedDataset:
         Args:
             split: its name, such as `"train"`; `data.splits` has them.
             batch_size: samples in a batch; the last one of an epoch may have fewer.
-            shuffle, seed, epoch, drop_last, dtype, one_hot, num_workers, prefetch_factor: as of
-                `colabstage.to_tf_data`.
+            **arguments: as of `colabstage.to_tf_data`.
+            epoch: epoch of the first iterator, to continue training after a restart.
 
         Raises:
             SplitNotFoundError, OptionError, MissingDependencyError: as `data[split]` and `to_tf_data`.
         """
         from colabstage.load.frameworks.tensorflow import to_tf_data
 
-        return to_tf_data(
-            self._reader(split),
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            epoch=epoch,
-            drop_last=drop_last,
-            dtype=dtype,
-            one_hot=one_hot,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-        )
+        return to_tf_data(self._reader(split), batch_size, epoch=epoch, **arguments)
 
     def _reader(self, split: str) -> dataset_h5 | SplitReader:
         """Return what reads a split, without torch where all of it is planned."""

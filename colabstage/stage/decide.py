@@ -3,11 +3,12 @@ the source; and what reading takes. `plan_stage` prints the decision that `stage
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
+from colabstage.stage.base import Base, Update, plan_update
 from colabstage.stage.cache import exceeds_limit, find_current
 from colabstage.stage.record import LocalRecord, Seal, files_problem, find_record, pack_problem, seal_of
 from colabstage.stage.room import StageFigures, beyond_limit, check_disk_limit, exceeds
@@ -134,12 +135,19 @@ class Reading:
     """Whether it takes more than `disk_limit`, and is packed into the cache shard by shard."""
     room: int
     """The space that the pack may take here, with what an interrupted run has written of it."""
+    update: Update = field(default_factory=Update)
+    """What is taken over of an earlier pack."""
+    in_place: bool = False
+    """Whether the few members of an archive that are read are fetched alone, and no copy of it."""
 
 
-def plan_reading(request: StageRequest, source: OpenedSource, spool: Path, *, packs: bool) -> Reading:
+def plan_reading(
+    request: StageRequest, source: OpenedSource, spool: Path, *, packs: bool, base: Base | None = None
+) -> Reading:
     """Plan everything that is made of a source, as far as nothing has to be written for that.
 
-    `spool`: where an archive inside an archive may be unpacked. `packs`: whether a pack is made.
+    `spool`: where an archive inside an archive may be unpacked. `packs`: whether a pack is made. `base`: an earlier
+    pack, whose rows may be taken over.
     """
     tree = source.open_tree(spool)
     room = space_for(request.pack_path)
@@ -148,7 +156,17 @@ def plan_reading(request: StageRequest, source: OpenedSource, spool: Path, *, pa
     in_shards = job is not None and exceeds(request, figures)
     if in_shards and has_to_come(source):
         check_disk_limit(request, figures)
-    return Reading(tree, job, figures, in_shards, room)
+    reading = Reading(tree, job, figures, in_shards, room)
+    if job is None or in_shards:
+        return reading
+    update = plan_update(request, base, job, peak_bytes=figures.peak_bytes)
+    if update.takeover is None:
+        return replace(reading, update=update)
+    figures = replace(figures, source_bytes=update.takeover.nbytes)
+    in_place = source.cost.opens_at_once and 2 * update.takeover.nbytes < source.cost.archive_bytes
+    if in_place:
+        figures = replace(figures, archive_bytes=0, mount_bytes=0)
+    return replace(reading, figures=figures, update=update, in_place=in_place)
 
 
 def staging_figures(

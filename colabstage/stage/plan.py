@@ -20,6 +20,7 @@ from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import free_space
 from colabstage.pack.stream import PackStream
+from colabstage.stage.base import find_base
 from colabstage.stage.cache import Cache, is_published
 from colabstage.stage.dataset import found_in
 from colabstage.stage.decide import decide, has_to_come, plan_reading, staging_figures
@@ -174,7 +175,7 @@ def plan_call(call: StageCall) -> StagePlan:
             return _plan_reuse(call.request, cache, decision)
         if decision.current is not None:
             return _plan_restore(call.request, source, cache, decision, Path(spool))
-        return _plan_reading(call.request, source, cache, decision, Path(spool))
+        return _plan_reading(call, source, cache, decision, Path(spool))
 
 
 def _plan_reuse(request: StageRequest, cache: Cache, decision: Decision) -> StagePlan:
@@ -218,10 +219,8 @@ def _plan_restore(
     return replace(plan, in_part=True, refused="") if decision.in_part else plan
 
 
-def _plan_reading(
-    request: StageRequest, source: SourceOnce, cache: Cache, decision: Decision, spool: Path
-) -> StagePlan:
-    reasons = list(decision.reasons)
+def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision, spool: Path) -> StagePlan:
+    request, reasons = call.request, list(decision.reasons)
 
     def planned(figures: StageFigures, *, count: int = 0) -> StagePlan:
         plan = _plan(request, cache, decision, figures, count=count)
@@ -231,11 +230,13 @@ def _plan_reading(
     if has_to_come(opened) or opened.cost.is_walked:
         reasons.append(_why_unknown(opened))
         return planned(staging_figures(request, opened, None, None))
-    reading = plan_reading(request, opened, spool, packs=request.wants_pack)
+    base = find_base(call, cache) if request.wants_pack else None
+    reading = plan_reading(request, opened, spool, packs=request.wants_pack, base=base)
     # What would be left out is worth knowing before, not after: these are the report's notes.
     notes, job, figures, count = [*opened.notes, *reading.tree.notes], reading.job, reading.figures, 0
     if job is not None:
         reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
+        reasons.extend(filter(None, (ended(reading.update.note),)))
         reasons.extend(_streaming_advice(request, opened, job))
         notes += job.table.notes
     reasons.extend(map(ended, notes))

@@ -30,12 +30,14 @@ from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.workspace import disk_use, is_made_here, is_our_name, last_touched
 from colabstage.load.partial import PART_RECORD, PARTS
 from colabstage.machine.mounts import drive_root, require_answer, run_watched
+from colabstage.pack.rows import is_rows, is_rows_name
 from colabstage.sources.blocks import is_part, take_lock
 from colabstage.sources.parse import read_local_dir
 from colabstage.stage.cache import find_cache_dir
 from colabstage.stage.places import FolderPlace, look_at_file
 from colabstage.stage.publish import PREVIOUS_SUFFIX
 from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir
+from colabstage.stage.rows import discard_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -377,7 +379,7 @@ def _strangers(name: str, path: Path) -> list[str]:
     }
 
     def is_ours(file: Path) -> bool:
-        proves = evidence.get(file.name)
+        proves = is_rows if is_rows_name(file.name, f"{name}.h5") else evidence.get(file.name)
         return proves(file) if proves is not None else is_our_name(file.name) and is_made_here(file)
 
     strange = sorted(file.name for file in path.iterdir() if not is_ours(file))
@@ -396,6 +398,7 @@ def _purge_cached(one: StoredDataset) -> str | None:
             # Recognised by its manifest, because people keep other files in the place of the cache.
             if not cache.discard(file, ours=lambda now: _is_ours(now) and _dataset_of(now.name) == one.name):
                 return f"'{file.source.label}' is not what colabstage put there, or was changed since"
+        discard_rows(cache, f"{one.name}.h5")
         # A manifest that cannot be read proves nothing, and a file is removed only when it is gone.
         return f"'{one.path}' is not what colabstage put there, or was changed since" if name in cache.names() else None
 

@@ -11,6 +11,8 @@ from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
+import numpy as np
+
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack, sweep_exchanges
@@ -35,10 +37,13 @@ from colabstage.machine.watched import run_with_one_remount
 from colabstage.pack.execute import animation_notes, pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
+from colabstage.pack.rows import sweep_rows
 from colabstage.pack.shards import pack_by_executor
+from colabstage.pack.stream import MemberRanges
 from colabstage.sources.opening import sweep_copies
 from colabstage.sources.parse import parts_of, paths_of, read_local_dir
-from colabstage.sources.to_folder import write_folder
+from colabstage.sources.to_folder import SLOW_READERS, write_folder
+from colabstage.stage.base import bring_base, find_base
 from colabstage.stage.cache import (
     Cache,
     CachedPack,
@@ -71,6 +76,7 @@ from colabstage.stage.request import (
     make_request,
 )
 from colabstage.stage.room import beyond_limit, check_disk_limit, less_room
+from colabstage.stage.rows import discard_rows, keep_rows, read_cached_rows
 from colabstage.stage.shards import pack_into_cache, plan_without_room
 from colabstage.stage.source import SourceListingError, SourceOnce, StageCall, check_listing
 from colabstage.stage.streaming import BackgroundPack
@@ -87,8 +93,10 @@ if TYPE_CHECKING:
     from colabstage.pack.job import PackJob
     from colabstage.pack.options import PackOptions
     from colabstage.pack.stream import PackStream
+    from colabstage.pack.takeover import BasePack
     from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import SourceArgument
+    from colabstage.stage.base import Base
     from colabstage.stage.decide import Decision, Here, Reading
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.request import StageRequest
@@ -240,6 +248,8 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> Sta
         record = replace(record, seal=here.seal)
         if request.cache_dir is not None and not (found.seal and found.is_published_in(request)):
             published = is_published(request, cache, found.identity)
+            if published and cache.place is not None:
+                discard_rows(cache.place, request.pack_path.name)  # a kill may have come before that
             record = replace(record, published=published, published_in=cache_name(request))
     if source.opened is not None and here.freshness.proved:
         # The quick look was not enough this time; with the new times it will be next time.
@@ -274,6 +284,9 @@ def _restore(call: StageCall, source: SourceOnce, cache: Cache, decision: Decisi
     identity = copy_current(call, source, found, cache)
     if identity is None:
         return None
+    if not found.pack.in_shards:
+        pack, manifest = request.pack_path, found.pack.manifest
+        keep_rows(pack, manifest, read_cached_rows(found.pack.place, pack.name, manifest))
     # Right after every block was hashed, so that the seal stands for exactly what was compared.
     seal = seal_of(request)
     call.report.origin = "cache"
@@ -355,25 +368,42 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             check_replaceable(request.files_path, FILES_REMEDY)
         # Not the leftovers of the pack: packing continues what an interrupted run has finished.
         sweep_orphans(request.folder, name=request.copy_path.name)
+        base = find_base(call, cache) if packs and cache is not None else None
         with open_spool(request.folder / _SPOOL) as spool:
-            reading, stream = _plan(call, source, spool, packs=packs)
+            reading, stream = _plan(call, source, spool, packs=packs, base=base)
             if reading.in_shards and reading.job is not None and cache is not None:
                 large = plan_without_room(reading.tree, request, reading.job)
                 return pack_into_cache(call, source, large, cache, whole_bytes=reading.figures.peak_bytes)
             # With an executor only its workers read, so a copy in this process would be made for nothing. Where an
             # interrupted run has packed some of it, the stream knows soon what is left, and starts the source then.
-            continues = stream is not None and bool(find_orphans(request.pack_path))
-            if (call.executor is None or request.wants_files) and not continues:
-                source.start()
+            base = reading.update.base
+            taken_from = None if base is None else bring_base(call, base)
+            if reading.in_place and taken_from is not None and stream is None:
+                _expect_members(source, reading)
+            else:
+                continues = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))
+                if (call.executor is None or request.wants_files) and not continues:
+                    source.start()
             files = _fetch_files(call, source, reading.tree) if request.wants_files else None
             if reading.job is not None:
-                _make_pack(call, source, reading.job, stream)
+                _make_pack(call, source, reading.job, stream, taken_from)
         return files
     finally:
         remove_empty(request.folder)  # after an error, unless something was kept for the next try; and of shards
 
 
-def _plan(call: StageCall, source: OpenedSource, spool: Path, *, packs: bool) -> tuple[Reading, PackStream | None]:
+def _expect_members(source: OpenedSource, reading: Reading) -> None:
+    """Fetch nothing of an archive but the members that are read."""
+    assert reading.job is not None
+    assert reading.update.takeover is not None
+    source.read_in_place()
+    read = np.flatnonzero(reading.update.takeover.rows < 0)
+    source.read_members(MemberRanges(reading.job).of_samples(reading.job, read), readers=SLOW_READERS)
+
+
+def _plan(
+    call: StageCall, source: OpenedSource, spool: Path, *, packs: bool, base: Base | None
+) -> tuple[Reading, PackStream | None]:
     """Plan what is made, and check that it fits, before anything comes or is unpacked."""
     request, report = call.request, call.report
     make_folder(spool)
@@ -384,7 +414,7 @@ def _plan(call: StageCall, source: OpenedSource, spool: Path, *, packs: bool) ->
         if request.checksum is not None:
             # Before the listing is believed: a wrong file may well have one.
             source.verify(request.checksum)
-        reading = plan_reading(request, source, spool, packs=packs)
+        reading = plan_reading(request, source, spool, packs=packs, base=base)
         step.amount = len(reading.tree.entries)
         report.found = () if reading.job is None else reading.job.table.summary()
         if reading.in_shards:
@@ -397,7 +427,7 @@ def _plan(call: StageCall, source: OpenedSource, spool: Path, *, packs: bool) ->
         needed = max(0, reading.figures.peak_bytes - in_place)
         remedy = less_room(request, free_space(request.folder))
         check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=remedy)
-        report.note(*source.notes, *reading.tree.notes)
+        report.note(*source.notes, *reading.tree.notes, *filter(None, (reading.update.note,)))
         # Before the source starts, so that its first bytes are those which the first epoch needs.
         return reading, None if reading.job is None else _stream_for(call, source, reading.job)
 
@@ -454,7 +484,9 @@ def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> StagedFil
     return files
 
 
-def _make_pack(call: StageCall, source: OpenedSource, job: PackJob, stream: PackStream | None) -> None:
+def _make_pack(
+    call: StageCall, source: OpenedSource, job: PackJob, stream: PackStream | None, base: BasePack | None
+) -> None:
     request, report, executor = call.request, call.report, call.executor
     slow = source.cost.reads_slowly
     if request.wants_files and executor is None:
@@ -474,6 +506,8 @@ def _make_pack(call: StageCall, source: OpenedSource, job: PackJob, stream: Pack
                 identity=lambda: source.identity.to_json(),  # noqa: PLW0108 - that of the end
                 address=request.address,
                 stream=stream,
+                records_rows=not request.wants_files,
+                base=base,
             )
         else:
             # Workers open the data by its path: those on other machines cannot share this process's open source.
@@ -498,7 +532,7 @@ def _make_pack(call: StageCall, source: OpenedSource, job: PackJob, stream: Pack
         except SourceListingError:
             discard_version(request.pack_path)  # so that a pack of half a source does not count
             raise
-        step.amount = sum(done.samples.values()) - done.resumed
+        step.amount = sum(done.samples.values()) - done.resumed - (0 if done.takeover is None else done.takeover.taken)
         said = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
         if source.cost.archive_bytes:
             said.append("while the archive was being copied here")
@@ -524,6 +558,7 @@ def _finish(
     # Everything is here, so what a dead run left behind is no longer needed.
     sweep_orphans(request.folder)
     sweep_exchanges(request.pack_path)
+    sweep_rows(request.pack_path)
     # Not a folder of the user's, which may hold what is nowhere else.
     if request.folder.parent == read_local_dir(None):
         tag_cache_folder(request.folder.parent)

@@ -186,9 +186,7 @@ class BackgroundPack:
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """Return the number of rows in each split: as planned, and once all are here, as the pack has them."""
-        if self._done.done() and self._done.exception() is None:
-            return self._done.result().splits
+        """Return the number of rows in each split."""
         return self._planned.result().rows
 
     @property
@@ -211,15 +209,12 @@ class BackgroundPack:
         return self._done.result().wait_published(max(0.0, deadline - SYSTEM_CLOCK.now()))
 
     def open(self, split: str) -> dataset_h5:
-        """Return a split that waits for rows when they are read; for a finished pack, the ordinary split."""
+        """Return a split that waits for rows when they are read."""
         with whole_imports():
             from colabstage.load.dataset import dataset_h5
 
         # After a failure there may still be a file, but only for the next call to continue.
         self.arrival.check()
-        if self._done.done() and (whole := self._result()) is not self._handed_out:
-            # Ordered as by a later call, which finds the pack here.
-            return dataset_h5(whole.path, split=split, arrival=open_whole(whole.path))
         try:
             return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
         except (SourceNotFoundError, FileNotFoundError):
@@ -295,12 +290,10 @@ class BackgroundPack:
         return f"training:{rate} waited {format_duration(got.waited_s)} for data"
 
     def _result(self) -> StagedDataset:
-        """Return the finished dataset."""
-        # The one that was handed out, so that there is a single object; unless samples were left out, since rows have
-        # other numbers then.
-        whole = self._done.result()
+        """Return the finished dataset: the one that was handed out, so that there is a single object."""
+        self._done.result()
         assert self._handed_out is not None
-        return self._handed_out if whole.splits == self._planned.result().rows else whole
+        return self._handed_out
 
     def cancel(self) -> None:
         """Stop the work and wait for its end; what is packed is kept for the next call."""

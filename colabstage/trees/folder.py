@@ -21,7 +21,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import left_out
 from colabstage.trees.bytes import PIECE_BYTES, LocalBytes
-from colabstage.trees.listing import FileEntries, FileEntry, Tree, count_by, sorted_by_name, times_in_column
+from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, count_by, sorted_by_name, times_in_column
 from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_files
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class FolderTree(Tree):
         found: called, in any thread, with the paths of some files as soon as these are known to exist.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
+        md5s: returns the MD5 of each of some paths, "" for one that its client does not report; given for a folder on
+            Google Drive, where times count to the second.
     """
 
     kind = "folder"
@@ -84,10 +86,12 @@ class FolderTree(Tree):
         found: Callable[[Sequence[str]], object] | None = None,
         before_read: Callable[[str], object] | None = None,
         leave_out: Collection[str] = (),
+        md5s: Callable[[Sequence[str]], Sequence[str]] | None = None,
     ) -> None:
         # A string: a path object for each of a million files would cost more than reading its entry.
         self._root = self.label = os.fspath(path)
         self._before_read = before_read
+        self._md5s = md5s
         # When files were written of which a part has been read, by path.
         self._times: dict[str, int] = {}
         _check_root(self._root)
@@ -106,6 +110,16 @@ class FolderTree(Tree):
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
         """Return for every folder its time in ns and its number of entries."""
         return dict(self._stamp)
+
+    def file_states(self) -> FileStates:
+        names, times_ns = self.entries.names, self.entries.mtimes_ns
+        if self._md5s is None:
+            return FileStates([""] * len(names), [f"time:{time}" if time else "" for time in times_ns.tolist()])
+        md5s = self._md5s([f"{self._root}/{name}" for name in names])
+        seconds = (times_ns // 1_000_000_000).tolist()
+        return FileStates(
+            [md5 and f"md5:{md5}" for md5 in md5s], [f"time:{second} s" if second else "" for second in seconds]
+        )
 
     def path_of(self, entry: FileEntry) -> Path:
         """Return where a file lies."""

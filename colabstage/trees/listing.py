@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -235,6 +235,20 @@ def count_by(keys: Iterable[str] | Mapping[str, int], *, most: int = 5) -> str:
     return ", ".join(shown)
 
 
+class FileStates(NamedTuple):
+    """What shows of each of N files whether its content is still the same; "" where nothing does."""
+
+    digests: Sequence[str]
+    """A checksum that the container or the service has of it: equal wherever and however the file is called."""
+    versions: Sequence[str]
+    """What changes when the file is written again, a time or an ETag: it says nothing of a file of another name."""
+
+    @classmethod
+    def none(cls, count: int) -> FileStates:
+        """Return the states of files of which nothing is known."""
+        return cls([""] * count, [""] * count)
+
+
 class Tree(Closing):
     """A dataset's files by name. Every method may be called from any thread, `read` from many at once.
 
@@ -276,6 +290,11 @@ class Tree(Closing):
         A folder's time changes when something in it is added, removed or renamed, not when a file is rewritten.
         """
         return {}
+
+    def file_states(self) -> FileStates:
+        """Return the state of each file, in the order of `entries`, as it was before any of them was read."""
+        states = FileStates.none(len(self.entries))
+        return states if self.crcs is None else states._replace(digests=[f"crc32:{crc}" for crc in self.crcs.tolist()])
 
     def parts(self) -> tuple[Tree, ...]:
         """Return the trees that this one is made of, in the order of their first files."""
@@ -356,6 +375,17 @@ def unknown_entry(tree: str, name: str) -> SourceReadError:
 
 class TreeView(Tree):
     """Files that are other trees', and are read as those do it: `origin` says of each whose it is."""
+
+    def file_states(self) -> FileStates:
+        states: dict[int, FileStates] = {}
+        digests, versions = list[str](), list[str]()
+        for tree, own in map(self.origin, self.entries):
+            if id(tree) not in states:
+                states[id(tree)] = tree.file_states()
+            place, known = tree._own(own), states[id(tree)]
+            digests.append(known.digests[place])
+            versions.append(known.versions[place])
+        return FileStates(digests, versions)
 
     def path_of(self, entry: FileEntry) -> Path | None:
         tree, own = self.origin(entry)

@@ -35,7 +35,6 @@ CROWDED = replace(BURSTS, busy_s=0.08)
         (DECODING, "input-bound", "decode", "work"),
         (replace(DECODING, step_s=None), "input-bound", "decode", "work"),
         (replace(DECODING, stages={}), "input-bound", None, "work"),
-        (replace(DECODING, transfer_s=0.07), "input-bound", "transfer", "work"),
         (BESIDE, "input-bound", "decode", "work"),
         (STARTING, "input-bound", "decode", "start"),
         (BURSTS, "input-bound", "decode", "prefetch"),
@@ -124,13 +123,12 @@ def test_a_stream_is_divided_among_processes_by_its_own_code() -> None:
 
 def test_a_profile_shows_what_was_measured() -> None:
     """Stages and step as bars, rates as rows, advice below; short times are no zeros."""
-    profile = describe(replace(DECODING, gpu_busy=0.25, start_s=0.5), ("a note",))
+    profile = describe(replace(DECODING, start_s=0.5), ("a note",))
     assert [bar.name for bar in profile.bars] == ["read", "decode", "transform", "step"]
     text = profile.summary()
     assert "80 samples/s" not in text  # the start of an epoch counts
     assert "76 samples/s" in text
     assert "400 samples/s" in text
-    assert "25%" in text
     assert "a note" in text
     assert profile.headroom_samples_per_s == pytest.approx(400)
     found = profile.to_dict()

@@ -19,7 +19,6 @@ from PIL import Image
 
 from colabstage import doctor, pack_dataset
 from colabstage.errors import OptionError
-from colabstage.stage.run import stage_dataset
 from tests.diagnose.nvidia_smi import IDLE_T4, T4, FakeSmi
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def test_a_machine_alone(machine: Path) -> None:
     """Without a path the dataset's checks are skipped, the others have figures, and all of it is JSON."""
     report = doctor(timeout_s=5.0)
     skipped = {one.title for one in report.findings if one.status == "skip"}
-    assert {"location", "crowded folders", "page cache", "pack", "mounts", "Drive client's cache"} <= skipped
+    assert {"location", "crowded folders", "pack", "mounts", "Drive client's cache"} <= skipped
     assert finding(report, "platform").status == "ok"
     assert finding(report, "libraries").status == "ok"
     assert json.loads(json.dumps(report.to_dict()))["facts"]["cores"] >= 1
@@ -167,21 +166,6 @@ def test_what_the_drive_client_keeps(
     assert finding(doctor(timeout_s=5.0), "Drive client's cache").status == "fail"
 
 
-def test_what_the_page_cache_holds(machine: Path) -> None:
-    """A file that was pushed out of memory is cold, and warm once it has been read."""
-    file = machine / "big.bin"
-    file.write_bytes(os.urandom(16 << 20))
-    with file.open("rb+") as handle:
-        os.fsync(handle)
-        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    cold = finding(doctor(file, timeout_s=10.0), "page cache")
-    if cold.message.startswith("100%"):
-        pytest.skip("needs a temporary folder on a disk, not in memory: pytest --basetemp=/var/tmp/x")
-    assert cold.status == "warn"
-    file.read_bytes()
-    assert finding(doctor(file, timeout_s=10.0), "page cache").status == "ok"
-
-
 def test_a_whole_pack(pack: Path) -> None:
     """A pack whose manifest agrees passes, with its number of samples."""
     found = finding(doctor(pack, timeout_s=10.0), "pack")
@@ -210,16 +194,6 @@ def test_a_file_that_only_claims_to_be_hdf5(machine: Path) -> None:
     found = finding(doctor(machine / "data.h5", timeout_s=10.0), "pack")
     assert found.status == "fail"
     assert "not an HDF5 file" in found.message
-
-
-def test_a_staged_pack_that_was_touched(machine: Path) -> None:
-    """What is staged is sealed; a change of the file since then is noticed without reading it."""
-    staged = stage_dataset(write_photos(machine / "photos"), cache_dir=None, progress=False)
-    assert "untouched since it was staged here" in finding(doctor(staged.path, timeout_s=60.0), "pack").message
-    os.utime(staged.path)
-    found = finding(doctor(staged.path, timeout_s=60.0), "pack")
-    assert found.status == "warn"
-    assert "changed since it was staged here" in found.message
 
 
 def test_a_gpu_that_somebody_uses(smi: FakeSmi) -> None:

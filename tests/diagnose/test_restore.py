@@ -108,19 +108,17 @@ def test_a_model_is_put_back(run: Any, trained: bool) -> None:
 
 @pytest.mark.parametrize("run", [profiled, tuned])
 def test_what_was_not_handed_over_is_said_to_be_changed(run: Any) -> None:
-    """With nothing, the line to write; with the model alone, the optimizer that trained is named."""
+    """With nothing, the line to write; with the model alone, that all else was changed."""
     training = Training()
     before = training.state()
     note = run(training.step, None)
     assert training.state() != before
     assert "restore=(model, optimizer)" in note
-    assert "Adam" in note
     note = run(training.step, training.model)
     assert "Sequential" in note
-    assert "Adam" in note
+    assert "else it changes" in note
     assert len(training.losses) > 2
-    assert run(lambda _: None, ()) == ""
-    assert "Adam" in run(training.step, ())
+    assert run(training.step, ()) == ""
 
 
 def test_state_that_cannot_be_copied_spoils_nothing_else() -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Subset
 
 from colabstage.errors import OptionError, SourceReadError
-from colabstage.io.progress import Cancellation, HandedOut
-from colabstage.load.arrival import FilledBatches, FirstEpochOrder, UnitOrder, even_window, mixing_of, visited_units
+from colabstage.io.progress import HandedOut
+from colabstage.load.arrival import FirstEpochOrder, UnitOrder, even_window, mixing_of, visited_units
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import RowOrder, Shard
 from colabstage.load.loader import make_loader
@@ -61,12 +59,10 @@ class InUnitsOfFour:
     reason: str = "2 units fit"
     first_epoch_only: bool = False
     readable_path: None = None
-    leaves_out: bool = False
     order_lasts: bool = True
     first_units: int = 1
     together: int = 1
     handed_out: HandedOut = field(default_factory=HandedOut)
-    broken: tuple[int, ...] = ()
     held: list[tuple[str, list[int]]] = field(default_factory=list)
     expected: list[Announcement] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
@@ -74,9 +70,6 @@ class InUnitsOfFour:
     def units(self, split: str) -> NDArray[np.intp]:
         assert split == "train"
         return np.arange(ROWS) // 4
-
-    def left_out(self, split: str, rows: NDArray[np.intp], *, cancellation: Any = None) -> NDArray[np.bool_]:
-        return np.isin(rows, self.broken)
 
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
@@ -252,11 +245,6 @@ def test_a_window_is_as_short_as_keeps_sorted_classes_even(count: int, units: in
         assert mixing_of(labels[order], 64) > 0.5
 
 
-def test_a_window_over_a_shuffled_source_is_short_however_many_classes_and_rows_there_are() -> None:
-    labels = np.random.default_rng(0).permutation(100_000) % 100
-    assert even_window(np.arange(100_000) // 500, labels, 64, 4) == 12
-
-
 def _top_1(x: NDArray[Any], labels: NDArray[Any], order: NDArray[Any], held: NDArray[Any], classes: int) -> float:
     """Train two layers for an epoch, and return what part they tell right."""
     draw = np.random.default_rng(0)
@@ -295,23 +283,6 @@ def test_a_loader_announces_its_rows_and_holds_them(make_file: Callable[..., Any
     assert dataset.targets.shape == (ROWS,)
     assert dataset[-1][1] == ROWS - 1
     assert arrival.held == [("targets", list(range(ROWS))), ("row", [ROWS - 1]), ("targets", [ROWS - 1])]
-
-
-def test_a_loader_goes_on_where_it_was(make_file: Callable[..., Any]) -> None:
-    """The rest of an epoch is announced, and is what the first loader would have read; a subset has its own order."""
-    arrival = InUnitsOfFour()
-    dataset = dataset_h5(make_file("pack", ROWS).path, return_index=True, arrival=arrival)
-    loader = make_loader(dataset, 5, seed=1)
-    batches = iter(loader)
-    for _ in range(2):
-        next(batches)
-    resumed = make_loader(dataset, 5, seed=1, num_workers=3)
-    resumed.load_state_dict(loader.state_dict())
-    left = [index.tolist() for _, index in resumed]
-    assert left == [index.tolist() for _, index in batches]
-    assert arrival.expected[-1].rows == list(chain.from_iterable(left))
-    some = make_loader(Subset(dataset, [1, 2, 3, 20, 21, 22]), 2, shuffle="auto")
-    assert sorted(row for _, index in some for row in index.tolist()) == [1, 2, 3, 20, 21, 22]
 
 
 @dataclass
@@ -371,16 +342,6 @@ def test_what_fails_is_raised_at_its_batch_and_the_next_call_goes_on(make_file: 
     arrival.fails = False
     loader.load_state_dict(loader.state_dict())
     assert got + [index.tolist() for _, index in loader] == whole
-
-
-def test_batches_are_filled_from_what_follows_and_a_place_among_them_is_found_again() -> None:
-    arrival = InUnitsOfFour(leaves_out=True, broken=(0, 1, 5, 9, 10, 11))
-    planned = [np.arange(start, min(start + 4, 12)) for start in range(0, 12, 4)]
-    batches = FilledBatches(arrival, "train", planned, 0, Cancellation())
-    assert [rows.tolist() for rows in batches] == [[2, 3, 4, 6], [7, 8]]
-    assert [rows.tolist() for rows in batches] == [[2, 3, 4, 6], [7, 8]]
-    left = FilledBatches(arrival, "train", planned, 1, Cancellation())
-    assert ([rows.tolist() for rows in left], len(left)) == ([[7, 8]], 2)
 
 
 def test_only_the_first_epoch_is_visited_by_units_where_all_is_here_after_it() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from colabstage.errors import OptionError
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.transforms import Compose, RandomFlip
+from colabstage.transforms import RandomFlip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,14 +96,6 @@ def test_results_that_make_no_batch_are_named(images: Path, transform: Callable[
         name = "transform" if dataset.target_transform is None else "target_transform"
         with pytest.raises(OptionError, match=f"The results of {name} make no batch: .*{says}"):
             list(make_loader(dataset, 2, strategy="direct"))
-
-
-def test_a_batch_transform_that_returns_x_alone_is_refused(images: Path) -> None:
-    """A batch of two samples would be unpacked as x and y."""
-    with pytest.raises(OptionError, match=r"returned .*\(2, 3, 8, 6\)"):
-        list(make_loader(dataset_h5(images), 2, batch_transform=lambda x, y: x))
-    with pytest.raises(OptionError, match="return x, y"):
-        Compose([lambda x, y: x])(torch.zeros(2, 3, 8, 6), torch.zeros(2))
 
 
 def test_a_transform_with_a_key_is_given_it(images: Path) -> None:

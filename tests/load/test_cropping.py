@@ -14,11 +14,10 @@ import torch
 from PIL import Image
 
 from colabstage.load.augment import Compose, Normalize, RandomFlip, RandomResizedCrop, first_crop
-from colabstage.load.choosing import choose_loader
+from colabstage.load.choosing import LoaderFacts, choose_loader
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import BatchPlace, Shard
 from colabstage.load.loader import make_loader
-from colabstage.load.plan import LoaderFacts, LoaderRequest
 from colabstage.load.reading.fields import EngineChoice
 
 if TYPE_CHECKING:
@@ -164,19 +163,6 @@ def test_index_and_dtype_come_with_crops(make_pack: Callable[..., Path]) -> None
         assert 0 <= x.min() < x.max() <= 1
 
 
-@pytest.mark.parametrize("order", [{"shuffle": True}, {"sampler": [3, 1, 8, 8, 0], "shuffle": True}])
-def test_other_orders_give_a_row_the_same_crop(make_pack: Callable[..., Path], order: dict[str, Any]) -> None:
-    """Orders and samplers change when a row comes, not what is cut out of it."""
-    dataset = dataset_h5(make_pack())
-    (wanted, rows) = next(iter(make_loader(dataset, COUNT, batch_transform=CROP, shuffle=False, seed=2)))
-    assert rows.tolist() == list(range(COUNT))
-    loader = make_loader(dataset, 2, batch_transform=CROP, strategy="direct", seed=2, **order)
-    seen = list(loader)
-    assert len(torch.cat([y for _, y in seen])) == (5 if "sampler" in order else COUNT)
-    for x, y in seen:
-        assert torch.equal(x, wanted[y])
-
-
 def test_an_epoch_is_resumed_with_the_same_crops(make_pack: Callable[..., Path]) -> None:
     """A loader that goes on in the middle of an epoch gives the batches that were left."""
     dataset = dataset_h5(make_pack())
@@ -193,24 +179,6 @@ def test_an_epoch_is_resumed_with_the_same_crops(make_pack: Callable[..., Path])
     whole = make_loader(dataset, 2, batch_transform=Whole(STEPS), seed=5)
     whole.load_state_dict({**first.state_dict(), "epoch": 1, "batches_done": 2})
     assert_same(list(whole), left)
-
-
-def test_ranks_share_out_the_crops(make_pack: Callable[..., Path]) -> None:
-    """Each rank's samples have the crops that one process gives them."""
-    dataset = dataset_h5(make_pack())
-    wanted = dict(each_sample(make_loader(dataset, 4, batch_transform=CROP, seed=0)))
-    ranked = [make_loader(dataset, 4, batch_transform=CROP, rank=rank, world_size=2) for rank in (0, 1)]
-    found = [sample for loader in ranked for sample in each_sample(loader)]
-    assert sorted(row for row, _ in found) == list(range(COUNT))
-    assert all(torch.equal(x, wanted[row]) for row, x in found)
-
-
-def test_several_files_are_cropped_as_one(make_pack: Callable[..., Path]) -> None:
-    """A row's crop depends on its place among all."""
-    one = dataset_h5(make_pack())
-    parts = dataset_h5([make_pack(name="a.h5", rows=range(6)), make_pack(name="b.h5", rows=range(6, COUNT))])
-    ours, theirs = (list(make_loader(part, 4, batch_transform=CROP, seed=0)) for part in (parts, one))
-    assert_same(ours, theirs)
 
 
 def test_frameworks_parts_crop_whole_images(make_pack: Callable[..., Path]) -> None:
@@ -264,9 +232,9 @@ FACTS = LoaderFacts(
 
 def test_only_crops_count_in_memory() -> None:
     """What waits is as large as the crops are, not as their images."""
-    few, many = (choose_loader(replace(FACTS, crop_bytes=size), LoaderRequest(64)) for size in (150_528, None))
+    few, many = (choose_loader(replace(FACTS, crop_bytes=size), 64) for size in (150_528, None))
     assert (few.prefetch.value, many.prefetch.value) == (2, 1)
-    assert choose_loader(replace(FACTS, encoded=False), LoaderRequest(64)).decode is None
+    assert choose_loader(replace(FACTS, encoded=False), 64).decode is None
 
 
 class Other(RandomResizedCrop):

@@ -39,17 +39,6 @@ def values(batches: Iterator[Any] | CudaDataLoader[Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("queue_size", [1, 2, 9])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_the_loaders(device: str, queue_size: int, workers: int) -> None:
-    """Every epoch has all batches, in order, with workers and without."""
-    inner = DataLoader(TensorDataset(torch.arange(23)), 5, num_workers=workers)
-    loader = CudaDataLoader(inner, device, queue_size)
-    assert len(loader) == 5
-    assert values(loader) == values(loader) == values(iter(inner))
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_nested_batches_arrive_as_they_were(device: str) -> None:
     """Lists, tuples, named tuples and dicts keep their types, tensors their dtype, shape and strides."""
     images = torch.arange(120, dtype=torch.uint8).reshape(2, 4, 5, 3).permute(0, 3, 1, 2)
@@ -296,11 +285,6 @@ def test_arguments_that_cannot_work_are_refused(changes: dict[str, Any], message
     arguments: dict[str, Any] = {"loader": NUMBERS, "device": "cpu", **changes}
     with pytest.raises(OptionError, match=message):
         CudaDataLoader(**arguments)
-
-
-def test_it_says_what_it_is() -> None:
-    """repr names the loader, the device and the length of the queue."""
-    assert repr(CudaDataLoader([], "cpu")) == "CudaDataLoader([], device='cpu', queue_size=2)"
 
 
 @pytest.mark.gpu

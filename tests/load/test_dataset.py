@@ -56,35 +56,6 @@ def test_a_sample_is_x_as_stored_and_y_as_int(make_file: Callable[..., Any], kin
     np.testing.assert_array_equal(dataset[7][0], sample.x[7])
 
 
-@pytest.mark.parametrize("index", [23, -24, 10**12])
-def test_index_past_the_end(make_file: Callable[..., Any], index: int) -> None:
-    """IndexError, which is also what ends a for loop over a dataset."""
-    dataset: Any = dataset_h5(make_file("pack", 23).path)
-    with pytest.raises(IndexError):
-        dataset[index]
-    assert len(list(dataset)) == 23
-
-
-@pytest.mark.parametrize("rows", [slice(1, 3), slice(None, None, -7), slice(-2, None), slice(9, 9)], ids=str)
-@pytest.mark.parametrize("return_index", [False, True])
-def test_a_slice_is_the_list_of_its_samples(make_file: Callable[..., Any], rows: slice, return_index: bool) -> None:
-    """As of a list: the same samples as one by one, with the numbers of their rows."""
-    dataset = dataset_h5(make_file("pack", 23).path, return_index=return_index)
-    expected = [dataset[row] for row in range(23)][rows]
-    assert isinstance(dataset[rows], list)
-    np.testing.assert_equal(dataset[rows], expected)
-
-
-def test_recipe_users_get_what_they_had(make_file: Callable[..., Any]) -> None:
-    """With return_index a sample is ((x, y), index), and targets (N, 1, 1) come as (1, 1) arrays, like the recipe's."""
-    sample = make_file("recipe", 23)
-    (x, y), index = dataset_h5(sample.path, lambda image: image[:2], return_index=True)[-2]
-    assert index == 21
-    np.testing.assert_array_equal(x, sample.x[21, :2])
-    assert (y.shape, y.dtype) == ((1, 1), np.uint8)
-    np.testing.assert_array_equal(y, sample.y[21])
-
-
 def test_transforms_are_called_for_each_sample(make_file: Callable[..., Any]) -> None:
     """transform gets x, target_transform gets y, by index and by batch."""
     sample = make_file("pack", 23)
@@ -92,18 +63,6 @@ def test_transforms_are_called_for_each_sample(make_file: Callable[..., Any]) ->
     expected = [(int(sample.x[row].sum()), int(sample.y[row]) + 100) for row in (4, 4, 20)]
     assert [dataset[row] for row in (4, 4, 20)] == expected
     assert dataset.__getitems__([4, 4, -3]) == expected
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_batch_as_stored(make_file: Callable[..., Any], threads: int) -> None:
-    """read_batch gives arrays of the rows asked for, into out when there is one."""
-    sample = make_file("pack", 23)
-    dataset = dataset_h5(sample.path)
-    out = np.empty((3, *sample.x.shape[1:]), np.uint8)
-    x, y = dataset.read_batch([5, 5, -1], out, threads=threads)
-    assert x is out
-    np.testing.assert_array_equal(x, sample.x[[5, 5, -1]])
-    np.testing.assert_array_equal(y, sample.y[[5, 5, -1]])
 
 
 def test_float_targets_keep_their_width(tmp_path: Path) -> None:
@@ -197,15 +156,6 @@ def test_in_a_plain_dataloader(
         np.testing.assert_array_equal(torch.cat([x for x, _ in batches]).numpy(), sample.x)
         np.testing.assert_array_equal(torch.cat([y for _, y in batches]).numpy(), sample.y)
     np.testing.assert_array_equal(dataset[22][0], sample.x[22])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_encoded_images_in_a_plain_dataloader(make_encoded: Callable[..., Path], workers: int) -> None:
-    """Encoded images of one size collate like pixels."""
-    dataset = dataset_h5(make_encoded(7, size=(6, 9)))
-    batches = list(DataLoader(dataset, 3, num_workers=workers))
-    assert [tuple(x.shape) for x, _ in batches] == [(3, 6, 9, 3), (3, 6, 9, 3), (1, 6, 9, 3)]
-    np.testing.assert_array_equal(batches[2][0][0].numpy(), dataset[6][0])
 
 
 @pytest.mark.parametrize("usable", [True, False], ids=["torch", "no kernel of torch's"])

@@ -169,25 +169,6 @@ def test_accelerate_continues_by_epoch_and_batches(make_file: Callable[..., Any]
 
 
 @pytest.mark.long
-@needs_accelerate
-@pytest.mark.parametrize("shared", [False, True])
-def test_accelerates_shards_are_exact(make_file: Callable[..., Any], shared: bool) -> None:
-    """Of its own sharding each process gets batches of the whole epoch, also of a loader that shares out itself."""
-    from accelerate.data_loader import prepare_data_loader  # type: ignore[import-untyped,unused-ignore]
-
-    dataset = numbered(make_file)
-    parts = []
-    for rank in range(2):
-        options: dict[str, Any] = {"rank": rank, "world_size": 2} if shared else {}
-        loader: Any = make_loader(dataset, 4, seed=0, **options)
-        batches = prepare_data_loader(
-            loader, num_processes=2, process_index=rank, put_on_device=False, even_batches=False
-        ).batch_sampler
-        parts.append([row for rows in batches for row in rows])
-    assert sorted(parts[0] + parts[1]) == list(range(23))
-
-
-@pytest.mark.long
 @needs_lightning
 def test_lightning_trains_and_predicts(make_file: Callable[..., Any], tmp_path: Path) -> None:
     """`fit` visits every sample once an epoch in the order of the loader, `predict` all in the file's order, and a

@@ -332,33 +332,6 @@ def image(number: int, nbytes: int = 1000) -> np.ndarray[Any, Any]:
     return np.full(nbytes, number, np.uint8)
 
 
-@given(sizes=st.lists(st.integers(1, 5000), max_size=60), budget=st.integers(0, 60_000))
-@settings(deadline=None)
-def test_the_budget_is_never_exceeded(sizes: list[int], budget: int) -> None:
-    """Whatever comes, and what is found is what was kept."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_in, "_SLAB_BYTES", 16_384)
-        kept = _Machine().kept(budget)
-        for number, nbytes in enumerate(sizes):
-            kept.keep((0, number, 1), image(number, nbytes), number)
-            assert kept.held_bytes <= budget
-        for number, nbytes in enumerate(sizes):
-            found = kept.find((0, number, 1))
-            if found is not None:
-                assert found.facts == number
-                assert found.pixels.tolist() == [number] * nbytes
-
-
-def test_the_first_to_come_stays() -> None:
-    """And one that is too large does not keep smaller ones out."""
-    kept = _Machine().kept(10_000)
-    kept.keep((0, 0, 1), image(0, 9000))
-    kept.keep((0, 1, 1), image(1, 9000))
-    kept.keep((0, 2, 1), image(2, 900))
-    assert [kept.find((0, number, 1)) is not None for number in range(3)] == [True, False, True]
-    assert not kept.fits(5000)
-
-
 def test_memory_that_gets_short_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """As much as is missing, in whole pieces; growing stops, and begins again when there is room."""
     monkeypatch.setattr(kept_in, "_SLAB_BYTES", 4096)
@@ -382,35 +355,6 @@ def test_memory_that_gets_short_is_given_back(monkeypatch: pytest.MonkeyPatch) -
     assert kept.find((0, 9, 1)) is not None
 
 
-def test_memory_that_was_reserved_in_vain_is_used_by_the_next() -> None:
-    """A smaller image may take it, a larger one may not; that of pieces that were given back meanwhile is gone."""
-    kept = _Machine().kept(10_000)
-    kept.keep((0, 0, 1), image(0, 100))
-    room, behind = kept.reserve(8000), kept.reserve(1000)
-    assert room is not None
-    assert behind is not None
-    kept.give_back(room)
-    kept.keep((0, 1, 1), image(1, 8001))
-    assert kept.find((0, 1, 1)) is None
-    for number, nbytes in ((2, 7000), (3, 7000)):
-        kept.keep((0, number, 1), image(number, nbytes))
-    found = kept.find((0, 2, 1))
-    assert found is not None
-    assert found.pixels.tolist() == [2] * 7000
-    assert kept.find((0, 3, 1)) is None
-    early, late = kept.reserve(300), kept.reserve(300)
-    assert early is not None
-    assert late is not None
-    kept.give_back(early)
-    kept.release()
-    kept.give_back(late)
-    kept.put(late, (0, 4, 1), late.memory)
-    assert kept.find((0, 4, 1)) is None
-    fresh = kept.reserve(500)
-    assert fresh is not None
-    assert fresh.slab is not late.slab
-
-
 def test_files_that_are_never_kept_take_no_memory_from_others(tmp_path: Path) -> None:
     """The decoder warns of them only at the end, in every epoch, when memory for them is reserved already."""
     files = mixed_files()
@@ -426,14 +370,3 @@ def test_files_that_are_never_kept_take_no_memory_from_others(tmp_path: Path) ->
     usual = make_loader(dataset_h5(path), 1, memory_budget=0, **options)
     assert_same(batches_of(keeping), batches_of(usual))
     assert len(memory_of(keeping)) == 1
-
-
-def test_pictures_in_use_outlive_their_memory() -> None:
-    """A thread that copies an image while memory is given back reads what it found."""
-    kept = _Machine().kept(10_000)
-    kept.keep((0, 0, 1), image(7))
-    found = kept.find((0, 0, 1))
-    kept.release()
-    assert kept.find((0, 0, 1)) is None
-    assert found is not None
-    assert set(found.pixels.tolist()) == {7}

@@ -41,9 +41,10 @@ from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write
 from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
 from colabstage.io.files import block_ranges, hash_ranges
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
+from colabstage.load.frameworks.arrays import ArrayBatches
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
+from colabstage.load.plan import ArrayOptions
 from colabstage.sources.blocks import Edges
 from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, fixed_bytes
 from colabstage.sources.order import Visits
@@ -211,7 +212,7 @@ def test_arrays_for_other_frameworks_visit_blocks_as_make_loader_does(pack: Pack
     each epoch fetches little more than once, and nothing of it waits for any row."""
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
     part = part_of(dataset)
-    batches = ArrayBatches(dataset, ArrayRequest(50, seed=3, num_workers=2))
+    batches = ArrayBatches(dataset, 50, ArrayOptions(seed=3, num_workers=2))
     assert batches.plan.order.name == "arrival"
     with ThreadPoolExecutor(3) as threads:
         for epoch in (0, 1):

@@ -22,10 +22,10 @@ from colabstage.errors import (
     OptionError,
     PackFormatError,
 )
-from colabstage.h5.info import read_info
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
+from colabstage.load.frameworks.arrays import ArrayBatches
 from colabstage.load.loader import make_loader
+from colabstage.load.plan import ArrayOptions
 from colabstage.load.reading import fields, part
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
@@ -168,13 +168,6 @@ def test_loader_visits_every_row_once(tmp_path: Path, shuffle: Any, strategy: An
     assert (seen == list(range(COUNT))) is (shuffle is False)
 
 
-def test_a_dtype_is_of_numbers(tmp_path: Path) -> None:
-    """Inputs that are texts come as they are, whatever type others are to have."""
-    dataset = dataset_h5(write(tmp_path / "foreign.h5", NAMES, np.arange(COUNT)))
-    batches = list(make_loader(dataset, 6, shuffle=False, dtype=torch.float64))
-    assert [name for x, _ in batches for name in x] == NAMES
-
-
 def test_transforms_take_rows_and_texts(tmp_path: Path) -> None:
     """A transform of one side makes what `default_collate` takes, and the other side stays rows of any length."""
     rows = rows_of("i4")
@@ -186,15 +179,6 @@ def test_transforms_take_rows_and_texts(tmp_path: Path) -> None:
     (x, y), *_ = make_loader(dataset_h5(path, transform=len), 5, shuffle=False)
     assert x.tolist() == [len(row) for row in rows[:5]]
     assert y == NAMES[:5]
-
-
-def test_fixed_rows_beside_a_target_transform_stay_one_tensor(tmp_path: Path) -> None:
-    """Rows of one shape are stacked, although each is one-dimensional too."""
-    with h5py.File(tmp_path / "table.h5", "w") as file:
-        file["X_train"], file["Y_train"] = np.ones((8, 5), np.float32), ["a"] * 8
-    (x, y), *_ = make_loader(dataset_h5(tmp_path / "table.h5", target_transform=len), 4)
-    assert x.shape == (4, 5)
-    assert y.tolist() == [1] * 4
 
 
 def test_several_files_read_as_one(tmp_path: Path) -> None:
@@ -290,12 +274,12 @@ def test_frameworks_that_need_arrays_say_what_to_do(tmp_path: Path) -> None:
     """Batches for Keras and TensorFlow are arrays: a transform must make them, and then they are read."""
     path = write(tmp_path / "foreign.h5", rows_of("f4"))
     with pytest.raises(OptionError, match=r"inputs.*texts or have any length.*whose transform"):
-        ArrayBatches(path, ArrayRequest(4))
+        ArrayBatches(path, 4)
     with h5py.File(tmp_path / "named.h5", "w") as file:
         file["X_train"], file["Y_train"] = np.zeros((4, 2), np.float32), NAMES[:4]
     with pytest.raises(OptionError, match=r"targets.*texts or have any length.*target_transform"):
-        ArrayBatches(tmp_path / "named.h5", ArrayRequest(4))
-    batches = ArrayBatches(dataset_h5(path, len, target_transform=len), ArrayRequest(4, shuffle=False))
+        ArrayBatches(tmp_path / "named.h5", 4)
+    batches = ArrayBatches(dataset_h5(path, len, target_transform=len), 4, ArrayOptions(shuffle=False))
     x, y = batches.read(0, 0)
     assert x.tolist() == [len(row) for row in rows_of("f4")[:4]]
     assert y.tolist() == [len(name) for name in NAMES[:4]]
@@ -314,13 +298,6 @@ def test_heap_that_is_broken(tmp_path: Path) -> None:
     dataset.close()
     with pytest.raises(DamagedPackError):
         dataset.read_batch(range(2000))
-
-
-def test_about_how_much_room_such_rows_take(tmp_path: Path) -> None:
-    """The look at a file estimates it from a few rows."""
-    path = write(tmp_path / "foreign.h5", rows_of("f4"))
-    info = read_info(path).split("train")
-    assert info.x.nbytes == pytest.approx(sum(row.nbytes for row in rows_of("f4")), abs=COUNT)
 
 
 def test_packing_them_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from colabstage.errors import CancelledError, DecodeError, NotEnoughSpaceError, NotStagedError, SourceReadError
+from colabstage.errors import CancelledError, NotEnoughSpaceError, NotStagedError, SourceReadError
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import temp_beside
 from colabstage.pack.arrival import ArrivalPlan, PackArrival, PackState, RowMap, RowState, SplitRows
@@ -34,7 +34,7 @@ def begin(workspace: Path) -> tuple[PackArrival, RowMap]:
     """Four rows of train and two of val, none of them here. Not a fixture, which would keep the file open."""
     rows = RowMap.create(workspace / "rows", 6)
     splits = {"train": SplitRows(0, np.array([1, 0, 1, 0], np.int32)), "val": SplitRows(4, np.zeros(2, np.int32))}
-    plan = ArrivalPlan("images", 16, together=1, leaves_out=True, knows_targets=True)
+    plan = ArrivalPlan("images", 16, together=1, knows_targets=True)
     place = workspace.parent / "pack.h5"
     return PackArrival(workspace / "data.h5", place, rows, workspace / "rows", splits, plan=plan), rows
 
@@ -59,18 +59,6 @@ def test_rows_are_waited_for_and_targets_that_are_known_are_not(workspace: Path)
         assert not arrival.complete
     rows.set_placed()
     assert arrival.complete
-
-
-def test_a_row_that_was_left_out_is_no_sample(workspace: Path) -> None:
-    arrival, rows = begin(workspace)
-    rows.rows[:4] = [RowState.HERE, RowState.LEFT_OUT, RowState.HERE, RowState.LEFT_OUT]
-    assert arrival.left_out("train", ALL).tolist() == [False, True, False, True]
-    with pytest.raises(DecodeError, match="Row 1 of 'train' cannot be used"), arrival.hold("train", ALL):
-        pass
-    rows.rows[4:] = RowState.HERE
-    rows.set_placed()
-    # The file at its place has other rows.
-    assert not arrival.complete
 
 
 @pytest.mark.parametrize("why", ["'a.zip' stalls.", "'a.zip' stalls. Was it moved?"])

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from colabstage import dataset_h5, list_runs, make_loader, pack_dataset, resumable
-from colabstage.errors import NotEnoughSpaceError, OptionError, RunInUseError, TargetExistsError
+from colabstage.errors import DamagedPackError, NotEnoughSpaceError, OptionError, RunInUseError, TargetExistsError
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
 from tests.support.images import make_tree
 
@@ -159,6 +159,7 @@ def test_a_damaged_version_is_passed_over(data: Path, whole: dict[str, Any], tmp
         (tmp_path / f"{newest.name}.json").unlink()
     else:
         file.unlink()
+        assert not versions(tmp_path)[0].complete
         (tmp_path / f"{newest.name}.json").unlink()
     parts, run = session(tmp_path, data)
     assert run.resumed_from is not None
@@ -228,16 +229,16 @@ class _Clock:
         return condition.wait(0.001)
 
 
-@pytest.mark.parametrize("beats", [False, True])
+@pytest.mark.parametrize(("beats", "behind_s"), [(False, 0), (True, 0), (True, 300), (True, -300)])
 def test_a_session_of_another_machine_is_listened_to(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beats: bool
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beats: bool, behind_s: float
 ) -> None:
-    """One that falls silent was taken away; one that gives signs of life trains."""
-    leave_lease(data, tmp_path, session=4, owner="0123abcd-7-99", host="a-machine", beat=time.time())
+    """One that falls silent was taken away; one that gives signs of life trains, whatever its clock says."""
+    leave_lease(data, tmp_path, session=4, owner="0123abcd-7-99", host="a-machine", beat=time.time() - behind_s)
 
     def beat() -> None:
         if beats:
-            leave_lease(data, tmp_path, beat=time.time() + 1)
+            leave_lease(data, tmp_path, beat=time.time() - behind_s + 1)
 
     clock = _Clock(beat)
     run = resumable(tmp_path, progress=False, **make_parts(data))
@@ -310,6 +311,68 @@ def test_a_disk_that_is_full_at_the_end_is_an_error(data: Path, make_disk: Calla
     ):
         fill(disk / "full")
         run.step()
+
+
+def test_a_full_local_disk_is_an_error_at_the_end(
+    data: Path, tmp_path: Path, make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions are written there first; torch hides what the disk says behind errors of its own."""
+    local = make_disk(1)
+    fill(local / "full")
+    os.truncate(local / "full", (local / "full").stat().st_size - 20_000)
+    monkeypatch.setattr("tempfile.tempdir", str(local))
+    with (
+        pytest.raises(NotEnoughSpaceError, match=str(local)),
+        resumable(tmp_path / "run", progress=False, every="1 steps", **make_parts(data)) as run,
+    ):
+        run.step()
+    assert list_runs(tmp_path / "run")[0].versions == ()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_a_run_with_nothing_to_restore_is_not_begun_anew(data: Path, tmp_path: Path, damage: str) -> None:
+    """The error names the version, which may come back, and whose successors would remove it."""
+    with resumable(tmp_path, progress=False, **make_parts(data)) as run:
+        run.step()
+    (version,) = versions(tmp_path)
+    file = tmp_path / version.name
+    if damage == "flipped":
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    else:
+        file.unlink()
+        (tmp_path / f"{version.name}.json").unlink()
+    with pytest.raises(DamagedPackError, match=version.name), resumable(tmp_path, progress=False, **make_parts(data)):
+        pass
+
+
+def test_of_two_that_begin_at_the_same_moment_one_goes_on(data: Path, tmp_path: Path) -> None:
+    """Both have the same number then; the one that wrote its name last goes on."""
+    with (  # noqa: PT012 - the second one comes in the block
+        pytest.raises(RunInUseError, match="a-machine"),
+        resumable(tmp_path, progress=False, **make_parts(data)) as run,
+    ):
+        leave_lease(data, tmp_path, owner="0123abcd-7-99", host="a-machine")
+        run.save()
+    assert versions(tmp_path) == ()
+
+
+def test_each_save_has_a_name_of_its_own(data: Path, tmp_path: Path) -> None:
+    """Two of one step do not replace each other."""
+    with resumable(tmp_path, progress=False, **make_parts(data)) as run:
+        run.step()
+        run.save()
+        run.save()
+    assert [version.step for version in versions(tmp_path)] == [1, 1]
+
+
+def test_a_signal_after_the_last_step_ends_the_process_as_well(data: Path, tmp_path: Path) -> None:
+    """At the end of the block, once the run is saved."""
+    with pytest.raises(SystemExit), resumable(tmp_path, progress=False, **make_parts(data)) as run:  # noqa: PT012
+        run.step()
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert versions(tmp_path)[0].step == 1
 
 
 def test_another_dataset_of_as_many_rows_is_refused(tmp_path: Path) -> None:
@@ -407,6 +470,8 @@ def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
     assert [row["step"] for row in run.history] == sorted(row["step"] for row in run.history)
     assert [row["step"] for row in run.history if "weight" in row] == [12, 24, 36]
     json.dumps(run.history)
+    with pytest.raises(OptionError, match="step"):
+        run.log(step=1)
     figure = run.plot("loss")
     assert len(figure.axes) == 1
     with pytest.raises(OptionError, match="accuracy"):

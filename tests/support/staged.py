@@ -30,7 +30,7 @@ def timeless(files: Mapping[str, bytes]) -> dict[str, bytes | dict[str, Any]]:
     """Return the content of files by name; of a record or a manifest all but when and where it was written."""
     found: dict[str, bytes | dict[str, Any]] = {}
     for name, data in files.items():
-        is_record = name.endswith(("stage.json", ".h5.json"))
+        is_record = name.endswith(("stage.json", ".h5.json", ".rows.json"))
         found[name] = {**json.loads(data), "seal": None, "mtime_ns": None, "published_in": None} if is_record else data
     return found
 

@@ -98,17 +98,6 @@ def test_a_missing_path_says_what_is_there(tmp_path: Path, write_files: WriteFil
         assert "no 'kiti.zip'" in str(caught.value)
 
 
-def test_a_folder_of_hidden_names_shows_them(tmp_path: Path) -> None:
-    """Other names come first, but a list of none says nothing."""
-    for name in (".bashrc", ".cache"):
-        (tmp_path / name).touch()
-    with pytest.raises(SourceNotFoundError, match=r"holds '\.bashrc', '\.cache'; no 'photos'"):
-        open_tree(tmp_path / "photos", spool=tmp_path / "spool")
-    (tmp_path / "zoo").touch()
-    with pytest.raises(SourceNotFoundError, match=r"holds 'zoo', '\.bashrc', '\.cache'; no 'photos'"):
-        open_tree(tmp_path / "photos", spool=tmp_path / "spool")
-
-
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     """There is no name to suggest."""
     (tmp_path / "data").mkdir()

@@ -12,13 +12,13 @@ import weakref
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
-from colabstage.io.arguments import refuse_argument, takes
+from colabstage.io.arguments import refuse_argument, takes, whole_number
 from colabstage.io.boundary import typed
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.whole_imports import whole_imports
@@ -26,12 +26,11 @@ from colabstage.load.arrival import order_of
 from colabstage.load.batch import WHITE, Batcher, pad_boxes, target_array
 from colabstage.load.choosing import choose_loader, gather_facts
 from colabstage.load.epoch import RowOrder, Shard
-from colabstage.load.plan import LoaderRequest
+from colabstage.load.plan import ArrayOptions, LoaderOptions
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from typing import TypeAlias
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Order
     from colabstage.load.frameworks.keras_dataset import KerasBatches
-    from colabstage.load.plan import LoaderPlan
+    from colabstage.load.plan import ArrayArguments, LoaderPlan
 
     Source: TypeAlias = dataset_h5 | SplitReader | Files
     Batch = tuple[Any, Any]
@@ -56,35 +55,12 @@ _SEEDS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayRequest:
-    """The caller's arguments, which `to_keras` describes."""
-
-    batch_size: int
-    """Samples in a batch."""
-    shuffle: bool | None = None
-    """Whether samples come in random order; `None` shuffles `train` and no other split."""
-    seed: int | None = None
-    """Seed of the random order, combined with the epoch; `None` draws one."""
-    drop_last: bool = False
-    """Whether to leave out a last batch that is not full."""
-    dtype: DTypeLike | None = None
-    """Floating-point dtype of x; `None` keeps the stored dtype."""
-    one_hot: int | Literal["auto"] | None = None
-    """Number of classes for one-hot targets; `"auto"` takes it from the file, `None` leaves class indices."""
-    num_workers: int | Literal["auto"] = "auto"
-    """Threads that copy or decode at once."""
-    prefetch_factor: int | Literal["auto"] = "auto"
-    """Batches prepared ahead."""
-
-
-@dataclass(frozen=True, slots=True)
 class ArraySpec:
     """Shape and dtype of one array of a batch."""
 
     shape: tuple[int | None, ...]
     """Its shape, with `None` for an axis whose length differs from batch to batch."""
     dtype: np.dtype[Any]
-    """Dtype of its values."""
 
 
 class ArrayBatches:
@@ -94,62 +70,49 @@ class ArrayBatches:
         plan: how batches are read, and why.
     """
 
-    def __init__(self, source: Source, request: ArrayRequest, *, split: str | None = None) -> None:
-        """Open the file; if the plan says so, read all inputs into memory now.
-
-        Args:
-            source: a `dataset_h5`, a reader, or files as `dataset_h5` takes them.
-            request: the caller's arguments.
-            split: which split, if `source` is files; `"train"` by default.
-
-        Raises:
-            OptionError: an argument is invalid, or samples are not arrays of one shape.
-            SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
-        """
+    def __init__(
+        self, source: Source, batch_size: int, options: ArrayOptions | None = None, *, split: str | None = None
+    ) -> None:
+        """Open the `source`, a `dataset_h5`, a reader, or files (and their `split`); if the plan says so, read all
+        inputs into memory now."""
+        options = options or ArrayOptions()
         self._dataset, reader = _resolved(source, split)
-        if request.seed is not None:
-            check_count("seed", request.seed)
+        if options.seed is not None:
+            whole_number("seed", options.seed)
         if not len(reader):
             msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
             raise OptionError(msg)
         if self._dataset is None:
             _check_arrays(reader)
         # As in `make_loader`: what `predict` returns for a held-out split is compared with labels in the file's order.
-        self._shuffle = reader.split == "train" if request.shuffle is None else request.shuffle
-        self._request = replace(
-            request, one_hot=_class_count(request.one_hot, reader), dtype=_float_dtype(request.dtype)
-        )
-        facts = gather_facts(reader, per_sample=self._dataset is not None)
-        if facts.arrival is not None and facts.arrival.leaves_out and not facts.arrival.complete:
-            msg = (
-                'The number of batches is told beforehand here, and which samples on_error="skip" leaves out shows '
-                "only as they arrive. Call data.wait() first."
-            )
-            raise OptionError(msg)
-        arriving = facts.arrival is not None
-        loading = LoaderRequest(
-            request.batch_size,
-            drop_last=request.drop_last,
+        self.shuffled = reader.split == "train" if options.shuffle is None else options.shuffle
+        self._one_hot, self._dtype = _class_count(options.one_hot, reader), _float_dtype(options.dtype)
+        arriving = reader.arrival is not None
+        loading = LoaderOptions(
+            drop_last=options.drop_last,
             # 0 means no thread in addition to the loop's in `make_loader`; here it is the smallest number too.
-            num_workers=request.num_workers or 1,
-            prefetch_factor=request.prefetch_factor,
+            num_workers=options.num_workers or 1,
+            prefetch_factor=options.prefetch_factor,
             # If rows arrive in units, any order other than by units would wait for most of them.
-            shuffle="auto" if arriving and self._shuffle else self._shuffle,
+            shuffle="auto" if arriving and self.shuffled else self.shuffled,
         )
-        self.plan: LoaderPlan = choose_loader(facts, loading)
+        facts = replace(gather_facts(reader), per_sample=self.per_sample)
+        self.plan: LoaderPlan = choose_loader(facts, batch_size, loading)
         if self.plan.strategy == "memory":
             reader = reader.into_memory()
             if self._dataset is not None:
                 self._dataset = copy.copy(self._dataset)
                 self._dataset.reader = reader
         self.reader = reader
-        seed = request.seed
+        # Whether every batch has `batch_size` samples.
+        self.all_full = options.drop_last or len(reader) % batch_size == 0
+        seed = options.seed
         if seed is None:
             # As rows are brought here in the order of seed 0. Keras's own function seeds numpy's generator.
             seed = 0 if arriving else int(np.random.randint(_SEEDS))  # noqa: NPY002
-        self._visits: Order = RowOrder(len(reader), self._shuffle, seed)
+        self._visits: Order = RowOrder(len(reader), self.shuffled, seed)
         if reader.arrival is not None and self.plan.order.name == "arrival":
-            self._visits = order_of(reader.arrival, reader.split, self.plan.order.window_units, self._visits)
+            self._visits = order_of(reader.arrival, reader.split, self.plan.order.window_units, seed, None)
         self._told: tuple[int, Expectation, weakref.finalize[..., Any]] | None = None
         self._telling = Lock()
         self._batcher = _batcher_of(reader, self.plan)
@@ -159,11 +122,6 @@ class ArrayBatches:
         """Count the batches in an epoch."""
         return self.plan.batches
 
-    @property
-    def shuffled(self) -> bool:
-        """Tell whether samples come in a random order."""
-        return self._shuffle
-
     def rows(self, epoch: int, number: int, count: int = 1) -> NDArray[np.intp]:
         """Return the rows of `count` batches, beginning with batch `number`: those that `make_loader` gives for the
         same seed, epoch and batch size."""
@@ -171,21 +129,17 @@ class ArrayBatches:
         # The order of one epoch is kept, because requests come batch by batch.
         if order is None or order[0] != epoch:
             order = self._order = (epoch, self._visits.rows(epoch, Shard()))
-        size = self._request.batch_size
+        size = self.plan.batch_size
         # Cut at the last batch, because `drop_last` may leave rows over.
         return order[1][number * size : min(number + count, len(self)) * size]
 
     def tables(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """Return the inputs and targets of all rows, for a framework that gathers batches from them itself; `None` if
         rows need more than gathering, or targets are too large for memory. A mapped file is read through once, if most
-        of it is not in memory.
-
-        Raises:
-            DamagedPackError: the file changed since it was opened, or is cut off.
-        """
-        reader, classes = self.reader, self._request.one_hot
-        length = reader.target_bytes if classes is None else 4 * int(classes) * math.prod(reader.target_shape or ())
-        if self._dataset is not None or self._request.dtype is not None or reader.in_place() is None:
+        of it is not in memory."""
+        reader, classes = self.reader, self._one_hot
+        length = reader.target_bytes if classes is None else 4 * classes * math.prod(reader.target_shape or ())
+        if self._dataset is not None or self._dtype is not None or reader.in_place() is None:
             return None
         if length is None or length * len(reader) > _KEPT_TARGETS_BYTES:
             return None
@@ -194,15 +148,10 @@ class ArrayBatches:
         inputs, y = reader.in_place(), target_array(np.asarray(reader.read_y(np.arange(len(reader)))))
         if inputs is None:
             return None
-        return inputs, y if classes is None else one_hot(y, int(classes))
+        return inputs, y if classes is None else one_hot(y, classes)
 
     def read(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Batch:
-        """Read a batch `(x, y)` of arrays that the caller may change.
-
-        Raises:
-            DecodeError: an encoded row is broken; the message names it.
-            DamagedPackError: the file changed since it was opened, or is cut off.
-        """
+        """Read a batch `(x, y)` of arrays that the caller may change."""
         return self.finish(self.read_ahead(epoch, number, pool))
 
     def stream(self, epoch: int, first: int, cancellation: Cancellation) -> Generator[Any]:
@@ -213,11 +162,7 @@ class ArrayBatches:
             yield from (self.read_ahead(epoch, number, pool) for number in range(first, len(self)))
 
     def read_ahead(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Any:
-        """Read what `finish` makes a batch of, in any thread: the whole batch, if the dataset has no transforms.
-
-        Raises:
-            As `read`.
-        """
+        """Read what `finish` makes a batch of, in any thread: the whole batch, if the dataset has no transforms."""
         rows = self.rows(epoch, number)
         self._tell(epoch, number)
         if self._dataset is None:
@@ -226,7 +171,7 @@ class ArrayBatches:
 
     def _tell(self, epoch: int, number: int) -> None:
         """Announce the rows that this epoch and the next will read from here on, if some have still to arrive."""
-        arrival, size = self.reader.arrival, self._request.batch_size
+        arrival, size = self.reader.arrival, self.plan.batch_size
         if arrival is None or arrival.complete:
             return
         with self._telling:
@@ -249,11 +194,6 @@ class ArrayBatches:
         return self._finished(*_sampled(self._dataset, *ahead), SOLO)
 
     @property
-    def all_full(self) -> bool:
-        """Tell whether every batch has `batch_size` samples."""
-        return len(self.reader) % self._request.batch_size == 0 or self._request.drop_last
-
-    @property
     def per_sample(self) -> bool:
         """Tell whether the caller's Python code is called for each sample."""
         return self._dataset is not None
@@ -266,7 +206,7 @@ class ArrayBatches:
             x, y = self._finished(*self._stored(rows, SOLO), SOLO)
         else:
             x, y = self._finished(*_sampled(self._dataset, self.reader.read_x(rows), self.reader.read_y(rows)), SOLO)
-        count = self._request.batch_size if self.all_full else None
+        count = self.plan.batch_size if self.all_full else None
         if not isinstance(y, dict):
             return ArraySpec((count, *x.shape[1:]), x.dtype), ArraySpec((count, *y.shape[1:]), y.dtype)
         # The second axis has the number of boxes of the row with most.
@@ -283,8 +223,8 @@ class ArrayBatches:
         self.__dict__.update(state, _batcher=_batcher_of(state["reader"], state["plan"]), _telling=Lock())
 
     def _finished(self, x: NDArray[Any], y: Any, pool: ThreadPool) -> Batch:
-        if self._request.one_hot is not None:
-            y = one_hot(y, int(self._request.one_hot))
+        if self._one_hot is not None:
+            y = one_hot(y, self._one_hot)
         return self._scaled(x, pool), y
 
     def _stored(self, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
@@ -293,9 +233,9 @@ class ArrayBatches:
 
     def _scaled(self, x: NDArray[Any], pool: ThreadPool) -> NDArray[Any]:
         """Return x in the requested dtype, with the same values as `make_loader`."""
-        if self._request.dtype is None:
+        if self._dtype is None:
             return x
-        wanted = np.dtype(self._request.dtype)
+        wanted = self._dtype
         # float16 cannot hold 65535, so uint16 is divided as float32 first.
         wide = np.dtype(np.float32) if x.dtype == np.uint16 else wanted
         white = np.array(WHITE.get(x.dtype.name, 1.0), wide)
@@ -337,30 +277,18 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
 
 def _check_arrays(reader: SplitReader) -> None:
     """Raise `OptionError` if samples are not arrays of one shape."""
-    if reader.row_shape is None and not reader.encoded:
-        msg = (
-            f"The inputs of '{reader.path}' are texts or have any length, and a batch here is one array. Give a "
-            "dataset_h5 whose transform makes arrays of one shape of them."
-        )
-        raise OptionError(msg)
-    if reader.row_shape is None:
-        msg = (
-            f"The images of '{reader.path}' have sizes of their own, and a batch here is one array. Pack them with "
-            "image_size=(height, width), or give a dataset_h5 whose transform makes them one size."
-        )
-        raise OptionError(msg)
-    if reader.has_free_targets:
-        msg = (
-            f"The targets of '{reader.path}' are texts or have any length, and a batch here is one array. Give a "
-            "dataset_h5 whose target_transform makes numbers of them, for example their place in a list of classes."
-        )
-        raise OptionError(msg)
-
-
-def check_count(name: str, value: object) -> None:
-    """Raise `OptionError` unless `value` is an integer of 0 or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        msg = f"{name}={value!r} cannot work; expected a whole number, 0 or more."
+    free = "texts or have any length"
+    odd = None
+    if reader.row_shape is None and reader.encoded:
+        size = "Pack them with image_size=(height, width), or give"
+        odd = "images", "have sizes of their own", f"{size} a dataset_h5 whose transform makes them one size."
+    elif reader.row_shape is None:
+        odd = "inputs", f"are {free}", "Give a dataset_h5 whose transform makes arrays of one shape of them."
+    elif reader.has_free_targets:
+        numbers = "makes numbers of them, for example their place in a list of classes."
+        odd = "targets", f"are {free}", f"Give a dataset_h5 whose target_transform {numbers}"
+    if odd is not None:
+        msg = f"The {odd[0]} of '{reader.path}' {odd[1]}, and a batch here is one array. {odd[2]}"
         raise OptionError(msg)
 
 
@@ -386,10 +314,7 @@ def _class_count(wanted: object, reader: SplitReader) -> int | None:
         return len(reader.classes)
     if wanted is None:
         return None
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-        msg = f'one_hot={wanted!r} cannot work; expected the number of classes, "auto" or None.'
-        raise OptionError(msg)
-    return wanted
+    return whole_number("one_hot", wanted, least=1, otherwise=', the number of classes, or "auto"')
 
 
 def _sampled(dataset: dataset_h5, x: Any, y: Any) -> Batch:
@@ -411,19 +336,9 @@ def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
 
 
 def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
-    """Turn class indices into one-hot vectors along a new last axis.
-
-    Args:
-        y: integers `(B, …)`; shapes such as `(B, 1, 1)`, with one integer a sample, are treated as `(B,)`.
-        classes: K, the number of classes. -1, and pixels with an index of K or more, such as 255 for no class, become
-            zeros.
-
-    Returns:
-        float32 `(B, K)` or `(B, …, K)`.
-
-    Raises:
-        OptionError: y are not integers, or the single index of a sample is K or more.
-    """
+    """Turn class indices, integers `(B, …)`, into one-hot vectors along a new last axis, float32; `(B, 1, 1)` and the
+    like count as `(B,)`. -1, and pixels with an index of `classes` or more, such as 255 for no class, become zeros; a
+    sample's only index that is as large is an OptionError."""
     if not isinstance(y, np.ndarray) or y.dtype.kind not in "iub":
         kind = y.dtype if isinstance(y, np.ndarray) else "boxes"
         msg = f"one_hot={classes} needs class indices as targets, and these are {kind}. Leave it out."
@@ -439,20 +354,14 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     return np.take(table, np.where((wide >= 0) & (wide < classes), wide, classes), axis=0)
 
 
-@takes(remedies={"batch_size": 'Write to_keras(data["train"], 64); training depends on it.'})
+@takes(ArrayOptions, remedies={"batch_size": 'Write to_keras(data["train"], 64); training depends on it.'})
 @typed()
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
     *,
     split: str | None = None,
-    shuffle: bool | None = None,
-    seed: int | None = None,
-    drop_last: bool = False,
-    dtype: DTypeLike | None = None,
-    one_hot: int | Literal["auto"] | None = None,
-    num_workers: int | Literal["auto"] = "auto",
-    prefetch_factor: int | Literal["auto"] = "auto",
+    **arguments: Unpack[ArrayArguments],
 ) -> KerasBatches:
     """Make batches for Keras, with the samples of `make_loader` for the same seed, epoch and batch size.
 
@@ -472,18 +381,8 @@ def to_keras(
         dataset: a `dataset_h5`; or, without torch, the path of a file, a pattern or a list of files. The dataset's
             transforms are called sample by sample in the background thread, and must return arrays of one shape.
         batch_size: samples in a batch; the last one of an epoch may have fewer.
+        **arguments: those of `ArrayOptions`.
         split: which split, if `dataset` is files; `"train"` by default.
-        shuffle: visit the samples in a random order that changes with each epoch. By default only `train` is shuffled,
-            so `predict` returns a held-out split in the file's order. Even with `shuffle=False`, Keras's default
-            `fit(shuffle=True)` takes the batches in random order, except on TensorFlow's backend.
-        seed: seed of the random order, combined with the epoch. By default it is drawn from numpy's generator, which
-            `keras.utils.set_random_seed` seeds; it is 0 for rows that are still arriving.
-        drop_last: leave out a last batch that is not full.
-        dtype: floating-point dtype of x; uint8 and uint16 are scaled to [0, 1].
-        one_hot: turn class indices into one-hot vectors along a last axis: the number of classes, or `"auto"` for the
-            number of class names in the file.
-        num_workers: threads that copy or decode at once. They are threads of this process, not processes.
-        prefetch_factor: batches prepared ahead.
 
     Returns:
         A `PyDataset` that reads ahead; it refuses Keras's own workers, which would only copy batches. On TensorFlow's
@@ -494,9 +393,8 @@ def to_keras(
         OptionError: an argument is invalid, or samples are not arrays of one shape.
         SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
     """
-    request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
     # First, so that a wrong argument is reported without waiting for the import of keras.
-    batches = ArrayBatches(dataset, request, split=split)
+    batches = ArrayBatches(dataset, batch_size, ArrayOptions(**arguments), split=split)
     with whole_imports():
         from colabstage.load.frameworks.keras_dataset import KerasBatches
 

@@ -7,9 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.io.arguments import whole_number
 from colabstage.io.progress import Demand
 from colabstage.load.ahead import Ahead
-from colabstage.load.frameworks.arrays import check_count
 
 try:
     from keras.utils import PyDataset
@@ -140,7 +140,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         Raises:
             OptionError: `epoch` is not an integer of 0 or more.
         """
-        check_count("epoch", epoch)
+        whole_number("epoch", epoch)
         with self._lock:
             self._tracker.start_epoch(epoch)
 

@@ -9,25 +9,27 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import ref
 
 import numpy as np
 
-from colabstage.io.arguments import takes
+from colabstage.io.arguments import takes, whole_number
 from colabstage.io.boundary import typed
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.whole_imports import refuse_import, whole_imports
-from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, check_count
+from colabstage.load.frameworks.arrays import ArrayBatches
+from colabstage.load.plan import ArrayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import NDArray
 
     from colabstage.h5.parts import Files
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.frameworks.arrays import ArraySpec
+    from colabstage.load.plan import ArrayArguments
     from colabstage.load.reading.reader import SplitReader
 
 _MOST_AT_ONCE = 4
@@ -42,21 +44,15 @@ _ALIGNMENT_BYTES = 64
 _WIDEST_BYTES = 8
 
 
-@takes(remedies={"batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'})
+@takes(ArrayOptions, remedies={"batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'})
 @typed()
 def to_tf_data(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
     *,
     split: str | None = None,
-    shuffle: bool | None = None,
-    seed: int | None = None,
     epoch: int = 0,
-    drop_last: bool = False,
-    dtype: DTypeLike | None = None,
-    one_hot: int | Literal["auto"] | None = None,
-    num_workers: int | Literal["auto"] = "auto",
-    prefetch_factor: int | Literal["auto"] = "auto",
+    **arguments: Unpack[ArrayArguments],
 ) -> Any:
     """Make a `tf.data.Dataset` of batches, with the samples of `make_loader` for the same seed, epoch and batch size.
 
@@ -74,11 +70,9 @@ def to_tf_data(
     Needs tensorflow; torch only for a `dataset_h5`.
 
     Args:
-        dataset, batch_size, split, shuffle, seed, drop_last, dtype, one_hot: as in `to_keras`.
+        dataset, batch_size, split: as in `to_keras`.
+        **arguments: those of `ArrayOptions`.
         epoch: epoch of the first iterator, to continue training after a restart.
-        num_workers: threads that copy or decode at once; if TensorFlow gathers rows itself, batches that it gathers at
-            once.
-        prefetch_factor: batches prepared ahead; at least as many as are read at once.
 
     Returns:
         A `tf.data.Dataset` of known cardinality.
@@ -93,20 +87,15 @@ def to_tf_data(
             import tensorflow as tf
     except ImportError as error:
         refuse_import("tensorflow", "to_tf_data needs", error)
-    check_count("epoch", epoch)
-    request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
-    return begun_late(dataset_of(tf, ArrayBatches(dataset, request, split=split), count(epoch).__next__))
+    whole_number("epoch", epoch)
+    batches = ArrayBatches(dataset, batch_size, ArrayOptions(**arguments), split=split)
+    return begun_late(dataset_of(tf, batches, count(epoch).__next__))
 
 
 def dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) -> Any:
-    """Make the `tf.data.Dataset` of these batches.
-
-    Args:
-        tf: the module tensorflow.
-        batches: the batches.
-        next_epoch: returns the epoch of an iterator; called in a thread of TensorFlow when its first element is taken.
-            TensorFlow keeps this for the life of the process, so it must not refer to `batches`.
-    """
+    """Make the `tf.data.Dataset` of these batches. `next_epoch` returns the epoch of an iterator, in a thread of
+    TensorFlow, when its first element is taken; TensorFlow keeps it for the life of the process, so it must not refer
+    to `batches`."""
     total, workers = len(batches), batches.plan.workers.value
     # Each batch that is read at once takes memory; more threads than these share the work of a batch.
     # A dataset's transforms are the caller's code, which is never called concurrently.

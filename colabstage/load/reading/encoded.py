@@ -31,11 +31,8 @@ _FINAL = -1
 
 
 def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Resize uint8 `(h, w, C)` into `out`, `(H, W, C)`, by the antialiased bilinear filter. Safe in threads.
-
-    torch's filter for bytes is used if torch is there: it agrees with Pillow's within one grey level of 255 and takes a
-    quarter of its time, because it needs no copies to and from four channels (benchmarks/read_jpeg.py).
-    """
+    """Resize uint8 `(h, w, C)` into `out`, `(H, W, C)`, by the antialiased bilinear filter: torch's if it is there,
+    which takes a quarter of the time of Pillow's and agrees within one grey level of 255. Safe in threads."""
     # Packing has resized the image already.
     if pixels.shape == out.shape:
         out[...] = pixels
@@ -82,13 +79,8 @@ class Encoded:
         self._sizes = np.zeros((count, 2), np.int32)
 
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> Any:
-        """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`), if all have one size and dtype.
-        Without `out`, return a list of arrays, each of its own size.
-
-        Raises:
-            DecodeError: a row is broken; the message names it.
-            CancelledError: the pool was told to stop.
-        """
+        """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`), if all have one size and dtype;
+        without `out`, return a list of arrays."""
         images: list[NDArray[Any]] = [np.empty(0)] * len(rows)
         number, kept = self._find_kept()
 
@@ -119,18 +111,8 @@ class Encoded:
     def decode_crops(
         self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], pool: ThreadPool
     ) -> None:
-        """Decode a part of each row, resized by the antialiased bilinear filter, into `out`.
-
-        Args:
-            rows: `(B,)`.
-            crops: int64 `(B, 4)`: top, left, height and width of each part in the upright image, in pixels.
-            out: uint8 `(B, H, W, C)`, C-contiguous; 3 channels, or 1 for images that are decoded to grayscale.
-            pool: threads that share the work.
-
-        Raises:
-            DecodeError: a row is broken; the message names it.
-            CancelledError: the pool was told to stop.
-        """
+        """Decode a part of each row, resized by the antialiased bilinear filter, into `out`, uint8 `(B, H, W, C)`.
+        `crops`: int64 `(B, 4)`, top, left, height and width in pixels of the upright image."""
         if isinstance(self._options, MaskOptions):
             msg = f"{self._label} holds masks; only images are cropped when they are read."
             raise TypeError(msg)
@@ -216,12 +198,7 @@ class Encoded:
         return lengths
 
     def own_sizes(self, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[np.int64]:
-        """Return height and width of the upright images, int64 `(len(rows), 2)`, from the headers of their files.
-
-        Raises:
-            DecodeError: a row is broken; the message names it.
-            CancelledError: the pool was told to stop.
-        """
+        """Return height and width of the upright images, int64 `(len(rows), 2)`, from the headers of their files."""
         # Each header is read only once, because crops and boxes need the sizes in every epoch.
         for row in rows[self._sizes[rows, 0] == 0].tolist():
             pool.cancellation.check()

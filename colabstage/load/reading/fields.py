@@ -62,11 +62,8 @@ class Storage:
     """How HDF5 stores one dataset."""
 
     name: str
-    """Its name in the file that was opened."""
     shape: tuple[int, ...]
-    """Its shape; the first axis counts rows."""
     dtype: np.dtype[Any]
-    """Dtype of the values as they are read, in native byte order."""
     offset: int | None = None
     """Position of the first byte; `None` if the values are not one block of native values."""
     why_foreign: str = ""
@@ -90,11 +87,8 @@ class CacheState:
     """How much of a dataset is in the system's page cache."""
 
     resident_part: float
-    """Fraction of the dataset that is there, 0 to 1."""
     nbytes: int
-    """Length of the dataset in bytes."""
     free_memory_bytes: int
-    """Memory that this process may use, page cache included."""
 
     @property
     def warm(self) -> bool:
@@ -115,7 +109,6 @@ class EngineChoice:
     """`"mapped"` gathers rows from the mapped file, `"read"` reads many rows from the disk at once, `"h5py"` reads
     through HDF5, `"memory"` gathers from this process's memory."""
     reason: str
-    """The reason, in words that follow the name."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
@@ -124,14 +117,8 @@ class EngineChoice:
 def choose_engine(
     storage: Storage, *, slow_mount: str | None = None, cache: CacheState | None = None, path: Path | None = None
 ) -> EngineChoice:
-    """Choose how a dataset is read.
-
-    Args:
-        storage: how it is stored.
-        slow_mount: why the file's mount must not be mapped; `None` for a local disk.
-        cache: how much of a dataset that can be mapped is in memory; `None` if that is unknown.
-        path: the file, for the line that packs it.
-    """
+    """Choose how a dataset is read. `slow_mount`: why the file's mount must not be mapped. `cache`: how much of it is
+    in memory. `path`: the file, for the line that packs it."""
     # Checked first: if the network fails, a mapping kills the process.
     if slow_mount is not None:
         return EngineChoice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
@@ -154,11 +141,7 @@ def choose_engine(
 
 
 def read_storage(dataset: Any, name: str, path: Path) -> Storage:
-    """Describe an open `h5py.Dataset` of numbers, `name` in the file at `path`.
-
-    Raises:
-        PackFormatError: its values are not numbers, a file that holds some is missing, or a filter is.
-    """
+    """Describe an open `h5py.Dataset` of numbers, `name` in the file at `path`; refuse what cannot be read."""
     dtype = dataset.dtype.newbyteorder("=")
     if dtype.kind not in "biufc":
         msg = f"{name} in '{path}' holds {_describe_type(dataset)}; expected numbers. {_remedy_for(dataset)}"
@@ -251,20 +234,8 @@ def _remedy_for(dataset: Any) -> str:
 
 
 def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
-    """Turn indices into rows of a dataset of `count` rows.
-
-    Args:
-        indices: one-dimensional integers: a sequence, an array or a tensor. Negative ones count from the end; repeats
-            and an empty sequence are allowed.
-        count: number of rows.
-
-    Returns:
-        intp `(len(indices),)`, each in `[0, count)`.
-
-    Raises:
-        IndexError: an index is out of range; the message names it.
-        TypeError: `indices` are not one-dimensional integers.
-    """
+    """Turn one-dimensional integers into rows of a dataset of `count` rows, intp. Negative ones count from the end.
+    Raises IndexError for one that is out of range, and TypeError for anything else."""
     rows = np.asarray(indices)
     if rows.size == 0 and rows.ndim == 1:
         return np.empty(0, np.intp)
@@ -285,11 +256,8 @@ def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
 
 
 def row_runs(rows: NDArray[np.intp], longest: int) -> Iterator[tuple[int, int, int]]:
-    """Split rows into runs of neighbours, each one more than the last, none longer than `longest`.
-
-    Yields:
-        `(start, first_row, length)`: `rows[start : start + length]` is `first_row, first_row + 1, …`.
-    """
+    """Yield `(start, first_row, length)` for each run of neighbours, none longer than `longest`: `rows[start : start +
+    length]` is `first_row, first_row + 1, …`."""
     # Equal rows break a run too: each place in the batch needs its own copy.
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
@@ -308,11 +276,7 @@ class Mapped:
 
     @classmethod
     def over(cls, file: MappedFile, storage: Storage) -> Mapped:
-        """Map a contiguous dataset.
-
-        Raises:
-            DamagedPackError: the file ends before the dataset does.
-        """
+        """Map a contiguous dataset."""
         start = storage.offset or 0
         stop = start + storage.nbytes
         if stop > len(file.data):
@@ -320,11 +284,7 @@ class Mapped:
         return cls(file.data[start:stop].reshape(storage.shape[0], storage.row_bytes), file)
 
     def check(self) -> None:
-        """Make sure that the file is as it was when it was opened.
-
-        Raises:
-            DamagedPackError: somebody has written to it.
-        """
+        """Raise DamagedPackError if somebody has written to the file since it was opened."""
         if self._file is not None:
             self._file.check()
 
@@ -501,11 +461,7 @@ class Ragged:
 
 
 def load_ragged(field: Ragged, name: str, free_memory_bytes: int) -> Ragged:
-    """Read all rows of any length into memory.
-
-    Raises:
-        NotEnoughSpaceError: they need more than can be spared.
-    """
+    """Read all rows of any length into memory, or refuse it."""
     spare = spare_memory(free_memory_bytes)
     if not field.load(spare):
         msg = f"{name} needs more than the {format_bytes(spare)} that can be spared."
@@ -514,22 +470,16 @@ def load_ragged(field: Ragged, name: str, free_memory_bytes: int) -> Ragged:
 
 
 def check_offsets(offsets: NDArray[np.int64], count: int, label: str, what: str) -> None:
-    """Make sure that offsets ascend and stay within the `count` values that they divide; `what` names these values.
-
-    Raises:
-        DamagedPackError: they do not.
-    """
+    """Raise DamagedPackError unless offsets ascend and stay within the `count` values that they divide; `what` names
+    these."""
     if len(offsets) and (offsets[0] < 0 or offsets[-1] > count or bool((np.diff(offsets) < 0).any())):
         msg = f"The offsets of {label} do not ascend inside its {count:,} {what}. Stage or copy the file again."
         raise DamagedPackError(msg)
 
 
 class Boxes:
-    """Read the boxes of each row, with their labels and other columns.
-
-    If images are resized when they are read, their boxes are transformed with them: the images' own sizes are read from
-    their headers, and `image` says how they are fitted.
-    """
+    """Read the boxes of each row, with their labels and other columns. If images are resized when they are read, their
+    boxes move with them: the images' own sizes are read from their headers, and `image` says how they are fitted."""
 
     def __init__(
         self,
@@ -540,12 +490,8 @@ class Boxes:
         image: ImageOptions | None = None,
         sizes_of: Callable[[NDArray[np.intp], ThreadPool], NDArray[np.int64]] | None = None,
     ) -> None:
-        """Take `label`, the name of the dataset in messages. `offsets`: int64 `(N + 1,)`. `columns`: by name, `boxes`
-        among them. `sizes_of`: returns height and width of the images of B rows, int64 `(B, 2)`.
-
-        Raises:
-            DamagedPackError: the offsets do not ascend, or exceed the columns.
-        """
+        """Take `offsets`, int64 `(N + 1,)`, into the `columns`, `boxes` among them. `sizes_of`: returns height and
+        width of the images of B rows, int64 `(B, 2)`."""
         check_offsets(offsets, columns[BOXES][1].shape[0], label, "boxes")
         self._offsets = offsets
         self._columns = columns
@@ -586,10 +532,7 @@ _FEW_KEYS = 256
 
 
 def read_keys(dataset: Any, rows: NDArray[np.intp] | None) -> list[str]:
-    """Return texts of an open dataset; all of them if `rows` is `None`.
-
-    A few are read one by one, so that showing one page of 200,000 keys does not read them all.
-    """
+    """Return texts of an open dataset; all of them if `rows` is `None`."""
     texts = dataset.asstr()
     if rows is not None and len(rows) <= _FEW_KEYS:
         return [str(texts[row]) for row in rows.tolist()]

@@ -46,9 +46,7 @@ class FileStamp:
     """What changes when a file is replaced or written to."""
 
     inode: int
-    """Another one when the file was replaced."""
     size: int
-    """In bytes."""
     mtime_ns: int | None
     """When it was written to last; `None` of a file whose rows still arrive, which is written to all the time."""
 
@@ -62,13 +60,7 @@ class _CheckedFile:
     """An open file that is refused once it is no longer the one expected. Its handle goes with the object."""
 
     def __init__(self, path: Path, expected: FileStamp) -> None:
-        """Open `path`.
-
-        Raises:
-            DamagedPackError: it is not the file that `expected` was taken of.
-            SourceNotFoundError: there is none any more.
-            SourceReadError, DriveDisconnectedError: the disk or mount refuses to open it.
-        """
+        """Open `path`; refuse it if it is not the file that `expected` was taken of."""
         self.path = path
         self._expected = expected
         # Not inherited by programs that are started, whose handles would keep a mount busy.
@@ -83,11 +75,8 @@ class _CheckedFile:
         self.check()
 
     def check(self) -> None:
-        """Make sure that nobody wrote to the file; a mapped file that got shorter would kill the process.
-
-        Raises:
-            DamagedPackError: somebody did. SourceReadError, DriveDisconnectedError: the disk or mount does not say.
-        """
+        """Raise DamagedPackError if somebody wrote to the file; a mapped one that got shorter would kill the
+        process."""
         try:
             found = os.fstat(self._handle)
         except OSError as error:
@@ -124,12 +113,7 @@ class ReadFile(_CheckedFile):
                 os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read_into(self, start: int, target: NDArray[np.uint8]) -> None:
-        """Fill a contiguous `(n,)` array with the bytes from `start` on.
-
-        Raises:
-            DamagedPackError: the file ends before that.
-            SourceReadError, DriveDisconnectedError: the disk or mount refuses to read it.
-        """
+        """Fill a contiguous `(n,)` array with the bytes from `start` on."""
         done = 0
         try:
             # A read of nothing is the file's end, and a second try would not move it.
@@ -183,11 +167,7 @@ def cut_off(path: Path, wanted: int, size: int) -> DamagedPackError:
 
 
 def check_stamp(path: Path, status: os.stat_result, expected: FileStamp) -> None:
-    """Compare a file's state with the one it had when the dataset was opened.
-
-    Raises:
-        DamagedPackError: it was replaced or written to.
-    """
+    """Raise DamagedPackError if a file was replaced or written to since the dataset was opened."""
     if FileStamp.of(status, arriving=expected.mtime_ns is None) != expected:
         msg = (
             f"'{path}' was replaced or written to after this dataset had opened it "
@@ -228,17 +208,8 @@ def keepable_bytes(free_memory_bytes: int) -> int:
 
 
 def check_memory(needed_bytes: int, free_memory_bytes: int, what: str, *, remedy: str) -> None:
-    """Make sure that samples fit into memory before any of them is read.
-
-    Args:
-        needed_bytes: how much they take.
-        free_memory_bytes: how much is free, the reserve included.
-        what: what needs it, as the subject of a sentence.
-        remedy: what to do instead, as a sentence.
-
-    Raises:
-        NotEnoughSpaceError: they do not fit; the message has both figures.
-    """
+    """Raise NotEnoughSpaceError, with both figures and the `remedy`, if samples do not fit into memory; `what` needs
+    it."""
     spare = spare_memory(free_memory_bytes)
     if needed_bytes > spare:
         msg = f"{what} needs {format_bytes(needed_bytes)} of memory, and {format_bytes(spare)} can be spared. {remedy}"
@@ -246,11 +217,8 @@ def check_memory(needed_bytes: int, free_memory_bytes: int, what: str, *, remedy
 
 
 def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Make an uninitialised array like `np.empty`'s, a large one aligned to the processor's cache lines.
-
-    `np.empty` begins 16 bytes behind a page. Rows that begin at a page, as in files that colabstage packs, are copied
-    there at a sixth of the rate by AMD's Zen 3 and 4, which mistake the copy for one that overlaps.
-    """
+    """Make an uninitialised array like `np.empty`'s, a large one aligned to the processor's cache lines: `np.empty`
+    begins 16 bytes behind a page, where AMD's Zen 3 and 4 copy rows that begin at a page at a sixth of the rate."""
     count = math.prod(shape)
     nbytes = count * dtype.itemsize
     # Objects are pointers, which uninitialised memory must not look like.
@@ -346,14 +314,8 @@ _POPULATE_WRITE = 23
 
 
 def touch_pages(memory: NDArray[np.uint8]) -> None:
-    """Have the system provide all pages of fresh memory by one call, right before they are filled.
-
-    A page that is touched first by what is written to it costs an interrupt, of all 140 of a photograph a third of
-    what it takes to zero and fill them. What is there already is left as it is. Does nothing where the system cannot.
-
-    Args:
-        memory: uint8 `(n,)`, contiguous and writable, inside one private mapping.
-    """
+    """Have the system provide all pages of fresh memory by one call, right before they are filled: a page that is
+    touched first by what is written to it costs an interrupt. Does nothing where the system cannot."""
     advise = _madvise() if len(memory) else None
     if advise is None:
         return
@@ -385,7 +347,6 @@ class KeptImage(NamedTuple):
     pixels: NDArray[Any]
     """Read-only by convention: never handed out."""
     facts: Any
-    """What its decoder noted with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -393,20 +354,15 @@ class _Slab:
     """One mapping, filled from its start to its end."""
 
     memory: NDArray[np.uint8]
-    """All of it."""
     used: int = 0
-    """Bytes that are reserved."""
     keys: list[Key] = field(default_factory=list)
-    """The images in it."""
 
 
 class Room(NamedTuple):
     """Memory reserved for an image."""
 
     slab: _Slab
-    """The mapping that it is a part of."""
     memory: NDArray[np.uint8]
-    """`(n,)`, uninitialised."""
 
 
 class KeptImages:
@@ -587,14 +543,8 @@ _WINDOWS = 64
 
 
 def resident_part(mapped: NDArray[np.uint8]) -> float:
-    """Estimate which part of mapped bytes is in memory, from a fixed number of places.
-
-    Args:
-        mapped: uint8 `(n,)` over a file's mapping.
-
-    Returns:
-        0 to 1; 1 where the system does not tell, as for files that this user may not write to.
-    """
+    """Estimate which part of mapped bytes is in memory, 0 to 1, from a fixed number of places; 1 where the system does
+    not tell, as for files that this user may not write to."""
     first = mapped.ctypes.data // mmap.PAGESIZE
     last = -(-(mapped.ctypes.data + len(mapped)) // mmap.PAGESIZE)
     if len(mapped) == 0:

@@ -80,15 +80,11 @@ class FieldSource:
     """A field of a split and how it is read."""
 
     info: FieldInfo
-    """What the file says of it."""
     storage: Storage
     """Of the rows; of the bytes of encoded rows; of the boxes; of rows of any length only their number and dtype."""
     choice: EngineChoice
-    """How that is read."""
     coding: ImageOptions | MaskOptions | None = None
-    """How encoded rows are decoded."""
     columns: Mapping[str, tuple[Storage, EngineChoice]] = field(default_factory=dict)
-    """All columns of boxes."""
 
     @property
     def of_any_length(self) -> bool:
@@ -101,22 +97,34 @@ class FieldSource:
         return self.info.nbytes if self.of_any_length else self.storage.nbytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class RowFacts:
-    """What is known of the rows of a split before any is read; `SplitReader` describes each."""
+    """What is known of the rows of a split before any is read."""
 
     encoded: bool
+    """Whether inputs are image files that are decoded when they are read."""
     row_shape: tuple[int, ...] | None
+    """Shape of one input; `None` if inputs have different shapes, and are read as lists."""
     row_dtype: np.dtype[Any]
+    """Dtype of inputs, in native byte order; `object` for texts. Encoded 16-bit or float images have their own."""
     target_shape: tuple[int, ...] | None
+    """Shape of one target, `()` for a number; `None` if there are no targets, or their shapes differ."""
     target_dtype: np.dtype[Any] | None
+    """Dtype of targets of one shape, in native byte order; otherwise `None`."""
     target_bytes: int | None
+    """Length of one target in memory; 0 if there are no targets, `None` if their lengths differ."""
     has_targets: bool
     has_boxes: bool
+    has_free_rows: bool
+    """Whether inputs are arrays of variable length."""
     has_free_targets: bool
+    """Whether targets are texts or arrays of variable length."""
     decodes_targets: bool
+    """Whether targets are mask files that are decoded when they are read."""
     whole_reason: str | None
+    """Why images cannot be cropped while they are decoded; `None` if they can, as 8-bit ones of their own sizes."""
     crop_channels: int
+    """Number of channels of such crops."""
 
     @classmethod
     def of(cls, x: FieldSource, y: FieldSource | None) -> RowFacts:
@@ -142,6 +150,7 @@ class RowFacts:
             target_bytes=target_bytes,
             has_targets=y is not None,
             has_boxes=y is not None and y.info.kind == "boxes",
+            has_free_rows=x.info.kind == "ragged",
             has_free_targets=y is not None and y.of_any_length,
             decodes_targets=y is not None and y.info.kind == "encoded",
             whole_reason=_why_whole(image, keeps=keeps),
@@ -280,18 +289,8 @@ class SplitPart:
         number: int,
         allow_external: bool,
     ) -> None:
-        """Look at the file; no sample is read.
-
-        Args:
-            path, split, fields, resizer, allow_external: as of `SplitReader`.
-            beside_bytes: length of what is read at random beside this file, which the system's cache has to hold too.
-            arrival: brings rows that are not here yet, so that the file is written while it is read.
-            number: which of several parts this is.
-
-        Raises:
-            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
-            SplitNotFoundError: it has no such split; the message lists the splits.
-        """
+        """Look at the file; no sample is read. `beside_bytes`: what is read at random beside this file, which the
+        system's cache has to hold too. `number`: which of several parts this is. All else is as of `SplitReader`."""
         # Absolute, because a worker process may be in another folder.
         self.path = Path(path).expanduser().absolute()
         self._allow_external, self._in_part = allow_external, arrival is not None

@@ -9,6 +9,7 @@ import copy
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
 from colabstage.load.reading.fields import resolve_rows
 from colabstage.load.reading.memory import KeptImages, allow_open_files, check_memory, empty_array
-from colabstage.load.reading.part import SplitPart
+from colabstage.load.reading.part import RowFacts, SplitPart
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import read_resources
 
@@ -41,33 +42,19 @@ if TYPE_CHECKING:
     from colabstage.load.reading.fields import EngineChoice, Indices, TargetBatch
 
 
-class SplitReader:
+class SplitReader(RowFacts):
     """Read rows of one split in any order. Lazy, picklable, safe under fork and spawn and in threads.
 
     Attributes:
-        path: the file, or the first one of several.
-        paths: all files.
+        path, paths: the first file, and all files.
         arrival: brings rows that are not here yet; `None` if all are here.
         fields: names of inputs and targets, in files with names of their own.
         allow_external: whether files may lead to files that did not come with them.
         classes: names of the classes in label order.
         slow_mount: why reading from the mount of a file is slow; `None` for local disks.
-        encoded: whether inputs are image files that are decoded when they are read.
-        row_shape: shape of one input; `None` if inputs have different shapes, and are read as lists.
-        row_dtype: dtype of inputs, in native byte order; `object` for texts. Encoded 16-bit or float images are read
-            with their own dtypes.
         row_bytes: length of one input in memory; the mean if lengths differ, and for encoded rows that of the files.
         stored_bytes: memory that `into_memory` takes: the length of all inputs as stored, and of all targets of
             variable length.
-        target_shape: shape of one target, `()` for a number; `None` if there are no targets, or their shapes differ.
-        target_dtype: dtype of targets of one shape, in native byte order; otherwise `None`.
-        target_bytes: length of one target in memory; 0 if there are no targets, `None` if their lengths differ.
-        has_boxes: whether targets are boxes.
-        decodes_targets: whether targets are mask files that are decoded when they are read.
-        has_free_targets: whether targets are texts or arrays of variable length.
-        whole_reason: why `read_crops` cannot read these inputs; `None` if it can, as with encoded 8-bit images that
-            keep their own sizes.
-        crop_channels: number of channels that `read_crops` returns.
     """
 
     def __init__(
@@ -75,33 +62,15 @@ class SplitReader:
         files: Files,
         split: str = "train",
         *,
-        in_memory: bool = False,
         arrival: Arrival | None = None,
         fields: NamedFields | None = None,
         resizer: Resizer = "pillow",
         allow_external: bool = False,
     ) -> None:
-        """Open the files and read their headers; samples are read only with `in_memory`.
-
-        Args:
-            files: an HDF5 file with `X_<split>` and, if there are targets, `Y_<split>`; or a pattern or a list for
-                several files, in the order of their rows. Those without the split are skipped.
-            split: which split.
-            in_memory: read all inputs into memory now, in one sequential pass. Forked processes share them.
-            arrival: brings rows of a file that are not here yet; every read waits for its rows.
-            fields: names of inputs and targets, in files with names of their own.
-            resizer: resizes images that are resized when they are read. `"torch"` is faster, has to be imported, and
-                is within one grey level of `"pillow"`; images that torch cannot resize fall back to Pillow.
-            allow_external: also read files that are not in the folder of the one that leads to them.
-
-        Raises:
-            OptionError: `in_memory` with an `arrival` that does not have all rows.
-            DriveDisconnectedError: a mount that the files are on is dead, or does not answer.
-            SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: a file cannot be read; several
-                differ (the message says how), or are shards of different sets.
-            SplitNotFoundError: no file has the split; the message lists the splits.
-            NotEnoughSpaceError: with `in_memory`, the inputs do not fit into memory; raised before reading.
-        """
+        """Open an HDF5 file with `X_<split>` and, if there are targets, `Y_<split>`, or a pattern or a list of such
+        files, and read the headers; no sample is read. `fields`: names of inputs and targets, in
+        files with names of their own. `resizer`: `"torch"` is faster, has to be imported, and is within one grey level
+        of `"pillow"`."""
         check_files(files)
         # Before any other call to a mount, because a call to one that hangs would never return.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
@@ -115,18 +84,11 @@ class SplitReader:
             if len(paths) == 1
             else _files_of_one_set(paths, split, fields, allow_external=allow_external, in_part=arrival is not None)
         )
+        make = partial(
+            SplitPart, split=split, arrival=arrival, fields=fields, resizer=resizer, allow_external=allow_external
+        )
         parts = tuple(
-            SplitPart(
-                path,
-                split,
-                beside_bytes=beside,
-                arrival=arrival,
-                fields=fields,
-                resizer=resizer,
-                number=number,
-                allow_external=allow_external,
-            )
-            for number, (path, beside) in enumerate(with_split)
+            make(path, beside_bytes=beside, number=number) for number, (path, beside) in enumerate(with_split)
         )
         if len(paths) == 1:
             paths = (parts[0].path,)
@@ -136,22 +98,12 @@ class SplitReader:
         self._take_over(parts)
         self.classes = parts[0].classes
         # Several files have been checked to be alike.
-        facts = parts[0].facts
-        self.encoded, self.row_shape, self.row_dtype = facts.encoded, facts.row_shape, facts.row_dtype
-        self.target_shape, self.target_dtype = facts.target_shape, facts.target_dtype
-        self.target_bytes = facts.target_bytes
-        self.has_boxes, self.has_free_targets = facts.has_boxes, facts.has_free_targets
-        self._has_targets, self.decodes_targets = facts.has_targets, facts.decodes_targets
-        self.whole_reason, self.crop_channels = facts.whole_reason, facts.crop_channels
+        vars(self).update(vars(parts[0].facts))
         self.slow_mount = next((part.slow_mount for part in parts if part.slow_mount is not None), None)
         self.stored_bytes = sum(part.stored_bytes for part in parts)
-        # Of values, whose lengths differ from row to row.
-        self.has_free_rows = self.row_shape is None and not self.encoded and self.row_dtype != np.dtype(object)
         self.row_bytes = parts[0].row_bytes
         if self.row_shape is None and len(parts) > 1:
             self.row_bytes = sum(part.row_bytes * len(part) for part in parts) // max(1, len(self))
-        if in_memory:
-            self._load()
 
     def _take_over(self, parts: tuple[SplitPart, ...]) -> None:
         self._parts = parts
@@ -179,22 +131,8 @@ class SplitReader:
     def read_x(
         self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO
     ) -> NDArray[Any] | list[Any]:
-        """Read inputs.
-
-        Args:
-            indices: B rows in the order wanted; negative ones count from the end, repeats are allowed.
-            out: where to put them, C-contiguous, writable `(B, *row_shape)` of `row_dtype`; a new array by default.
-            pool: threads that copy and decode; by default only the caller's.
-
-        Returns:
-            `out`, or a new array like it; a list of B arrays, or of B `str`, if `row_shape` is `None`.
-
-        Raises:
-            IndexError: an index is out of range.
-            ValueError: `out` has the wrong shape, dtype or order, or was given although rows have different shapes.
-            DecodeError: an encoded row is broken; the message names it.
-            DamagedPackError: a file changed since it was opened, or is cut off.
-        """
+        """Read inputs, in the order of `indices`, of which negative ones count from the end: into `out`, C-contiguous
+        `(B, *row_shape)`, or a new array; a list of B arrays, or of B `str`, if `row_shape` is `None`."""
         rows = resolve_rows(indices, len(self))
         if self.row_shape is None:
             refuse_out(out)
@@ -207,13 +145,8 @@ class SplitReader:
         return found
 
     def image_sizes(self, indices: Indices) -> NDArray[np.int64]:
-        """Read the height and width in pixels, int64 `(B, 2)`, of images that are decoded at their own sizes, from
-        their headers. Images are upright.
-
-        Raises:
-            IndexError, DecodeError: as `read_x`.
-            TypeError: these inputs are not image files.
-        """
+        """Read the height and width in pixels, int64 `(B, 2)`, of upright images that are decoded at their own sizes,
+        from their headers."""
         rows = resolve_rows(indices, len(self))
         with self._held(rows, SOLO):
             return self._image_sizes(rows, SOLO)
@@ -233,20 +166,9 @@ class SplitReader:
         *,
         pool: ThreadPool = SOLO,
     ) -> NDArray[np.uint8]:
-        """Read a crop of each image, resized. Only the crop is decoded, at no finer scale than `size` needs.
-
-        Args:
-            indices: B rows in the order wanted; negative ones count from the end, repeats are allowed.
-            size: height and width of the result in pixels.
-            choose: returns the crops, int64 `(B, 4)` of top, left, height and width, for the images' heights and
-                widths, int64 `(B, 2)`; all in pixels of the upright image.
-            out: where to put them, C-contiguous uint8 `(B, *size, C)`; a new array by default.
-            pool: threads that decode.
-
-        Raises:
-            IndexError, DecodeError, DamagedPackError, ValueError: as `read_x`.
-            TypeError: these inputs cannot be cropped when they are read (`whole_reason`).
-        """
+        """Read a crop of each image, resized to `size`, into `out`, uint8 `(B, *size, C)`. Only the crop is decoded, at
+        no finer scale than needed. `choose` returns the crops, int64 `(B, 4)` of top, left, height and width, for the
+        images' heights and widths, int64 `(B, 2)`."""
         if self.whole_reason is not None:
             msg = f"The inputs of '{self.path}' are not made of image files of their own sizes: {self.whole_reason}."
             raise TypeError(msg)
@@ -264,28 +186,14 @@ class SplitReader:
             return self._share_out(rows, target, read)  # type: ignore[no-any-return]
 
     def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO) -> TargetBatch:
-        """Read targets.
-
-        Args:
-            indices, pool: as in `read_x`.
-            out: where to put them, C-contiguous, writable `(B, *target_shape)` of `target_dtype`; a new array by
-                default.
-
-        Returns:
-            Targets as stored, `(B, *target_shape)`, in native byte order; -1 for each row if there are none. Masks of
-            several sizes: a list of B uint8 arrays `(H, W)`. Rows of variable length: a list of B arrays `(M,)`,
-            or of B `str`. Boxes: a list of B dicts, `boxes` float32 `(M, 4)` in pixels of the image that `read_x`
-            returns, and every other column, `(M, …)`.
-
-        Raises:
-            IndexError: an index is out of range.
-            ValueError: `out` has the wrong shape, dtype or order, or was given for targets of different shapes.
-            DecodeError: an encoded mask is broken, or the header of an image whose boxes are read.
-        """
+        """Read targets as stored, `(B, *target_shape)`, into `out` or a new array; -1 for each row if there are none.
+        Masks of several sizes are a list of B uint8 arrays `(H, W)`, rows of variable length one of B arrays `(M,)` or
+        `str`, boxes one of B dicts: `boxes` float32 `(M, 4)` in pixels of the image that `read_x` returns, and every
+        other column, `(M, …)`."""
         rows = resolve_rows(indices, len(self))
         if self.target_shape is None or self.target_dtype is None:
             refuse_out(out, "targets")
-            if not self._has_targets:
+            if not self.has_targets:
                 return np.full(len(rows), -1, np.int64)
         else:
             out = fitting_array(out, (len(rows), *self.target_shape), self.target_dtype)
@@ -295,12 +203,7 @@ class SplitReader:
         return found
 
     def keys(self, indices: Indices | None = None) -> list[str]:
-        """Read the source keys of rows, by default of all: the name of the file that each row was made from.
-
-        Raises:
-            PackFormatError: a file has no keys.
-            IndexError: an index is out of range.
-        """
+        """Read the source keys of rows, by default of all: the name of the file that each row was made from."""
         if indices is None:
             return list(chain.from_iterable(part.keys() for part in self._parts))
         rows = resolve_rows(indices, len(self))
@@ -314,14 +217,9 @@ class SplitReader:
         return self.arrival.hold(self.split, rows, side=side, cancellation=pool.cancellation)
 
     def _share_out(self, rows: NDArray[np.intp], out: Any, read: Callable[..., Any]) -> Any:
-        """Read the rows of each file, and put them together in the order of `rows`.
-
-        Args:
-            rows: B rows, numbered through all files.
-            out: array to fill, `(B, …)`; `None` for a list, if rows have different shapes.
-            read: called with a file's part, the row numbers in that file, an array to fill or `None`, and the places of
-                these rows in `rows`; returns what it has read.
-        """
+        """Read the rows of each file, and put them together in the order of `rows`: in `out`, or in a list if rows have
+        different shapes. `read` is called with a part, the row numbers in it, an array to fill or `None`, and the
+        places of these rows."""
         if self._only is not None:
             return read(self._only, rows, out, slice(None))
         found: list[Any] = [None] * len(rows)
@@ -338,35 +236,39 @@ class SplitReader:
         return found if out is None else out
 
     def in_place(self) -> NDArray[Any] | None:
-        """Return the inputs of all rows without a copy, for frameworks that gather rows themselves.
-
-        Returns:
-            `(N, *row_shape)` of `row_dtype`, over a mapped file (read-only) or over memory of this process, which the
-            array keeps alive; it may be unaligned. `None` if inputs must be read, targets must be decoded, or rows
-            come from several files or are not all here.
-        """
+        """Return the inputs of all rows without a copy, for frameworks that gather rows themselves, over a mapped file
+        (read-only) or over memory of this process; it may be unaligned. `None` if inputs must be read, targets must be
+        decoded, or rows come from several files or are not all here."""
         return None if self._only is None or self.arrival is not None else self._only.in_place()
 
     def check(self) -> None:
-        """Make sure that inputs `in_place` are unchanged, before they are gathered.
-
-        Raises:
-            DamagedPackError: somebody has written to the file since it was opened.
-        """
+        """Raise DamagedPackError if somebody has written to the file of inputs that are read `in_place`."""
         if self._only is not None:
             self._only.check()
 
     def into_memory(self) -> SplitReader:
-        """Return a reader of the same rows with all inputs read into memory now; this one if they are there already.
-
-        Raises:
-            NotEnoughSpaceError: the inputs do not fit into memory; raised before reading.
-            OptionError: not all rows are here.
-        """
+        """Return a reader of the same rows with all inputs read into memory now; this one if they are there already."""
         if self.in_memory:
             return self
+        if self.arrival is not None and not self.arrival.complete:
+            msg = (
+                f"The rows of '{self.path}' are here in part ({self.arrival.reason}), and all of them were to be read "
+                'into memory. Write strategy="auto" and leave out in_memory=: then they are read as they come. Of a '
+                "dataset that is staged with streaming=True, data.wait() waits for all of them."
+            )
+            raise OptionError(msg)
+        # A single file checks this itself, with its own message.
+        if self._only is None:
+            check_memory(
+                self.stored_bytes,
+                read_resources().free_memory_bytes,
+                f"The split '{self.split}' of {format_count(len(self._parts), 'files')}",
+                remedy="Leave in_memory=False: files on a local disk are read from the system's cache, as far as that "
+                "reaches.",
+            )
         loaded = copy.copy(self)
-        loaded._load()
+        loaded._take_over(tuple(part.into_memory() for part in self._parts))
+        loaded.in_memory = True
         return loaded
 
     def keep_images(self, most_bytes: int) -> KeptImages:
@@ -385,13 +287,8 @@ class SplitReader:
         return kept
 
     def warm_up(self, cancellation: Cancellation | None = None) -> None:
-        """Load mapped inputs into the system's page cache, if they fit and most are not there yet: file by file, in one
-        sequential pass. A file that does not stay in memory nevertheless is read row by row from then on.
-
-        Raises:
-            DamagedPackError: a file changed since it was opened.
-            CancelledError: `cancellation` was used.
-        """
+        """Load mapped inputs into the system's page cache, if they fit and most are not there yet, in one sequential
+        pass. A file that does not stay in memory nevertheless is read row by row from then on."""
         for part in self._parts:
             part.warm_up(cancellation or Cancellation())
 
@@ -399,26 +296,6 @@ class SplitReader:
         """Close the files; the next read opens them again. Waits for reads in other threads."""
         for part in self._parts:
             part.close()
-
-    def _load(self) -> None:
-        if self.arrival is not None and not self.arrival.complete:
-            msg = (
-                f"The rows of '{self.path}' are here in part ({self.arrival.reason}), and all of them were to be read "
-                'into memory. Write strategy="auto" and leave out in_memory=: then they are read as they come. Of a '
-                "dataset that is staged with streaming=True, data.wait() waits for all of them."
-            )
-            raise OptionError(msg)
-        # A single file checks this itself, with its own message.
-        if self._only is None:
-            check_memory(
-                self.stored_bytes,
-                read_resources().free_memory_bytes,
-                f"The split '{self.split}' of {format_count(len(self._parts), 'files')}",
-                remedy="Leave in_memory=False: files on a local disk are read from the system's cache, as far as that "
-                "reaches.",
-            )
-        self._take_over(tuple(part.into_memory() for part in self._parts))
-        self.in_memory = True
 
     def _shares(self, rows: NDArray[np.intp]) -> Iterator[tuple[SplitPart, NDArray[np.intp], NDArray[np.intp]]]:
         """Yield for each file with any of `rows` its part, the row numbers in the file, and their places in `rows`."""
@@ -436,13 +313,7 @@ def _files_of_one_set(
     paths: tuple[Path, ...], split: str, fields: NamedFields | None, *, allow_external: bool, in_part: bool
 ) -> list[tuple[Path, int]]:
     """Return the files that have a split, each with the length of the other files' inputs, after a check that they can
-    be read as one.
-
-    Raises:
-        PackFormatError: a file's samples are not like those of the others; the message names the difference.
-        DamagedPackError: the files are shards of different sets.
-        SplitNotFoundError: no file has the split.
-    """
+    be read as one."""
     # All headers are read before any engine is made, so that a difference is reported at once.
     infos = [read_info(path, fields, allow_external=allow_external, in_part=in_part) for path in paths]
     _check_one_set(infos)
@@ -457,11 +328,7 @@ def _files_of_one_set(
 
 
 def _check_one_set(infos: list[PackInfo]) -> None:
-    """Make sure that shards with the same name were written by one run.
-
-    Raises:
-        DamagedPackError: shards of one name and number come from different runs.
-    """
+    """Raise DamagedPackError if shards of one name come from different runs."""
     sets: dict[tuple[str, str, str], PackInfo] = {}
     for info in infos:
         # Files from other tools, and single files, belong to no set.
@@ -478,11 +345,7 @@ def _check_one_set(infos: list[PackInfo]) -> None:
 
 
 def fitting_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return `out`, or a new array if it is `None`.
-
-    Raises:
-        ValueError: `out` has another shape or dtype, is not C-contiguous, or is read-only.
-    """
+    """Return `out`, or a new array if it is `None`; a ValueError if it does not fit."""
     if out is None:
         return empty_array(shape, dtype)
     # Engines write into it by address, so anything else would be written in the wrong places.

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,40 +42,8 @@ def counting(made: list[int], ended: list[bool]) -> Generator[int]:
         ended.append(True)
 
 
-def test_everything_arrives_in_order() -> None:
-    """The results come as the generator yields them, and then it is over, also when asked again."""
-    ahead = Ahead(iter_of(range(100)), 3, "ahead-test")
-    assert list(ahead) == list(range(100))
-    assert list(ahead) == []
-    assert not threads()
-
-
 def iter_of(numbers: range) -> Generator[int]:
     yield from numbers
-
-
-def test_it_runs_ahead_only_so_far() -> None:
-    """With nobody taking, it makes as many as fit the queue and one more."""
-    made: list[int] = []
-    ahead = Ahead(counting(made, []), 3, "ahead-test")
-    assert wait_until(lambda: len(made) == 4)
-    time.sleep(0.05)
-    assert len(made) == 4
-    assert next(ahead) == 0
-    assert wait_until(lambda: len(made) == 5)
-    ahead.close()
-
-
-def test_close_ends_thread_and_generator() -> None:
-    """After close, twice, the thread is gone, the generator's finally has run, and nothing more comes."""
-    ended: list[bool] = []
-    ahead = Ahead(counting([], ended), 2, "ahead-test")
-    next(ahead)
-    ahead.close()
-    ahead.close()
-    assert ended == [True]
-    assert not threads()
-    assert list(ahead) == []
 
 
 def test_dropping_it_ends_the_thread() -> None:
@@ -100,17 +67,6 @@ def deep_inside() -> None:
     raise OSError(msg)
 
 
-def test_error_comes_out_at_the_consumer_with_its_traceback() -> None:
-    """What was made before the error arrives first; the error shows where it happened; then it is over."""
-    ahead = Ahead(failing(), 4, "ahead-test")
-    assert next(ahead) == 1
-    with pytest.raises(OSError, match="on fire") as caught:
-        next(ahead)
-    assert "deep_inside" in "".join(traceback.format_exception(caught.value))
-    assert list(ahead) == []
-    assert not threads()
-
-
 def test_a_result_is_urgent_as_long_as_none_is_ready() -> None:
     """Whoever makes results can see whether the consumer would have to wait, and is told when nobody wants any."""
     demand, made, go = Demand(), list[bool](), threading.Semaphore(1)
@@ -131,16 +87,6 @@ def test_a_result_is_urgent_as_long_as_none_is_ready() -> None:
     assert list(ahead) == [2]
     ahead.close()
     assert demand.cancelled
-
-
-def test_consumer_waits_for_a_slow_producer() -> None:
-    """A result that takes a while is waited for."""
-
-    def slow() -> Generator[int]:
-        time.sleep(0.2)
-        yield 7
-
-    assert list(Ahead(slow(), 1, "ahead-test")) == [7]
 
 
 def test_iterator_from_before_a_fork_is_refused_in_the_child() -> None:

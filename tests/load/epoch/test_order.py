@@ -17,11 +17,6 @@ def test_every_row_once(count: int, shuffle: bool) -> None:
     assert sorted(order.tolist()) == list(range(count))
 
 
-def test_unshuffled_is_the_order_of_the_file() -> None:
-    """Without shuffling the epoch makes no difference."""
-    assert epoch_order(5, shuffle=False, seed=1, epoch=9).tolist() == [0, 1, 2, 3, 4]
-
-
 def test_seed_and_epoch_each_matter() -> None:
     """Two epochs, or two seeds, differ; the same ones agree. Seed and epoch are not added up."""
     orders = {

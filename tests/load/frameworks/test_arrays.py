@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 import subprocess
 import sys
@@ -13,10 +12,9 @@ import numpy as np
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.io.pipeline import ThreadPool
 from colabstage.load.batch import pad_boxes
-from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, ArraySpec, one_hot, to_keras
-from colabstage.load.frameworks.tensorflow import to_tf_data
+from colabstage.load.frameworks.arrays import ArrayBatches, ArraySpec, one_hot
+from colabstage.load.plan import ArrayOptions
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
@@ -30,8 +28,8 @@ def epoch_of(batches: ArrayBatches, epoch: int = 0) -> list[Any]:
     return [batches.read(epoch, number) for number in range(len(batches))]
 
 
-def request(**options: Any) -> ArrayRequest:
-    return ArrayRequest(**{"batch_size": 5, **options})
+def batches_of(source: Any, batch_size: int = 5, *, split: str | None = None, **options: Any) -> ArrayBatches:
+    return ArrayBatches(source, batch_size, ArrayOptions(**options), split=split)
 
 
 @pytest.fixture
@@ -49,23 +47,6 @@ def labelled(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_batches_are_the_files_rows(make_file: Callable[..., Any], kind: str, threads: int) -> None:
-    """Bit for bit as h5py reads them, in the order of the epoch, the partial last one too."""
-    sample = make_file(kind, 23)
-    batches = ArrayBatches(sample.path, request(seed=2))
-    with ThreadPool(threads) as pool:
-        for number in range(len(batches)):
-            rows = batches.rows(1, number)
-            x, y = batches.read(1, number, pool)
-            np.testing.assert_array_equal(x, sample.x[rows])
-            np.testing.assert_array_equal(y, sample.y[rows])
-            assert x.dtype == sample.x.dtype
-            assert y.dtype == (np.int64 if sample.y.ndim == 1 else sample.y.dtype)
-    assert [len(y) for _, y in epoch_of(batches)] == [5, 5, 5, 5, 3]
-
-
 @pytest.mark.parametrize(
     ("split", "shuffle", "in_order"), [("dev", None, True), ("train", None, False), ("dev", True, False)]
 )
@@ -78,19 +59,13 @@ def test_a_held_out_split_comes_in_the_files_order(
             file[f"X_{name}"] = np.zeros((40, 2), np.float32)
             file[f"Y_{name}"] = np.arange(40)
     # Without a word of it where nobody asks, as the public functions are called.
-    asked = request() if shuffle is None else request(shuffle=shuffle)
-    batches = ArrayBatches(tmp_path / "two.h5", asked, split=split)
+    options = {} if shuffle is None else {"shuffle": shuffle}
+    batches = batches_of(tmp_path / "two.h5", split=split, **options)
     assert batches.shuffled is not in_order
     for epoch in (0, 1):
         visited = np.concatenate([y for _, y in epoch_of(batches, epoch)])
         assert sorted(visited) == list(range(40))
         assert (visited.tolist() == list(range(40))) is in_order
-
-
-@pytest.mark.parametrize("make", [to_keras, to_tf_data])
-def test_no_function_shuffles_every_split_by_default(make: Callable[..., Any]) -> None:
-    """They leave it to the split."""
-    assert inspect.signature(make).parameters["shuffle"].default is None
 
 
 @pytest.mark.torch
@@ -108,7 +83,7 @@ def test_batches_are_those_of_make_loader(
 
     dataset = dataset_h5(make_file(kind, 23).path)
     loader = make_loader(dataset, 5, seed=7, drop_last=drop_last, dtype=None if dtype is None else torch.float32)
-    batches = ArrayBatches(dataset, request(seed=7, drop_last=drop_last, dtype=dtype))
+    batches = batches_of(dataset, seed=7, drop_last=drop_last, dtype=dtype)
     for epoch in range(2):
         for (x, y), (other_x, other_y) in zip(epoch_of(batches, epoch), loader, strict=True):
             np.testing.assert_array_equal(x, other_x.permute(0, 2, 3, 1).numpy())
@@ -123,14 +98,14 @@ def test_transforms_of_the_dataset_are_called(make_file: Callable[..., Any]) -> 
 
     sample = make_file("pack", 23)
     dataset = dataset_h5(sample.path, lambda x: x[:2].astype(np.float32), target_transform=lambda y: y * 2.5)
-    batches = ArrayBatches(dataset, request(shuffle=False))
+    batches = batches_of(dataset, shuffle=False)
     x, y = batches.read(0, 1)
     np.testing.assert_array_equal(x, sample.x[5:10, :2].astype(np.float32))
     np.testing.assert_array_equal(y, sample.y[5:10] * 2.5)
     assert batches.specs()[0] == ArraySpec((None, 2, *sample.x.shape[2:]), np.dtype(np.float32))
     uneven = dataset_h5(sample.path, lambda x: x[: 1 + int(x[0, 0, 0]) % 2])
     with pytest.raises(OptionError, match="Have transform make arrays of one shape"):
-        epoch_of(ArrayBatches(uneven, request()))
+        epoch_of(batches_of(uneven))
 
 
 @pytest.mark.torch
@@ -144,7 +119,7 @@ def test_transforms_are_called_where_a_batch_is_finished(make_file: Callable[...
         calls.append(1)
         return x.astype(np.float32)
 
-    batches = ArrayBatches(dataset_h5(make_file("pack", 23).path, noted), request(batch_size=5))
+    batches = batches_of(dataset_h5(make_file("pack", 23).path, noted), batch_size=5)
     ahead = batches.read_ahead(1, 2)
     assert not calls
     x, y = batches.finish(ahead)
@@ -154,34 +129,16 @@ def test_transforms_are_called_where_a_batch_is_finished(make_file: Callable[...
     np.testing.assert_array_equal(y, expected_y)
 
 
-@pytest.mark.torch
-def test_a_dataset_with_indices_is_refused(make_file: Callable[..., Any]) -> None:
-    """Training takes (x, y)."""
-    from colabstage.load.dataset import dataset_h5
-
-    with pytest.raises(OptionError, match="return_index=True"):
-        ArrayBatches(dataset_h5(make_file("pack", 23).path, return_index=True), request())
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_dtype_scales_bytes_to_one(make_file: Callable[..., Any], dtype: str) -> None:
     """uint8 becomes [0, 1]; floats keep their values."""
     sample = make_file("pack", 23)
-    x, _ = ArrayBatches(sample.path, request(shuffle=False, dtype=dtype)).read(0, 0)
+    x, _ = batches_of(sample.path, shuffle=False, dtype=dtype).read(0, 0)
     assert x.dtype == dtype
     np.testing.assert_allclose(x, sample.x[:5] / 255, rtol=1e-3 if dtype == "float16" else 1e-6)
     floats = make_file("float32", 23)
-    x, _ = ArrayBatches(floats.path, request(shuffle=False, dtype="float32")).read(0, 0)
+    x, _ = batches_of(floats.path, shuffle=False, dtype="float32").read(0, 0)
     np.testing.assert_array_equal(x, floats.x[:5])
-
-
-def test_sixteen_bits_scale_to_one_in_half_precision(tmp_path: Path) -> None:
-    """65535 is beyond what float16 can hold."""
-    with h5py.File(tmp_path / "deep.h5", "w") as file:
-        file["X_train"] = np.array([0, 13107, 65535], np.uint16).reshape(3, 1, 1, 1)
-        file["Y_train"] = [0, 1, 2]
-    x, _ = ArrayBatches(tmp_path / "deep.h5", request(shuffle=False, dtype="float16")).read(0, 0)
-    np.testing.assert_allclose(x.ravel(), [0, 0.2, 1], rtol=1e-3)
 
 
 def test_a_batch_is_the_callers_own(tmp_path: Path) -> None:
@@ -190,7 +147,7 @@ def test_a_batch_is_the_callers_own(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "large.h5", "w") as file:
         file["X_train"], file["Y_train"] = values, np.arange(40)
     for dtype in (None, "float32"):
-        batches = ArrayBatches(tmp_path / "large.h5", request(batch_size=8, dtype=dtype))
+        batches = batches_of(tmp_path / "large.h5", batch_size=8, dtype=dtype)
         for x, y in epoch_of(batches):
             np.testing.assert_allclose(x * (255 if dtype else 1), values[y], atol=1e-3)
 
@@ -199,7 +156,7 @@ def test_memory_of_batches_that_a_framework_holds_is_used_again(tmp_path: Path) 
     """Those kept ahead, one with the consumer, one in the making, and three that TensorFlow has: none is unmapped."""
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file["X_train"], file["Y_train"] = np.zeros((64, 64, 64, 3), np.uint8), np.arange(64)
-    batches = ArrayBatches(tmp_path / "rows.h5", ArrayRequest(8, prefetch_factor=2))
+    batches = batches_of(tmp_path / "rows.h5", batch_size=8, prefetch_factor=2)
     held = [batches.read(0, number) for number in range(7)]
     del held
     assert batches._batcher._inputs.idle == 7
@@ -225,15 +182,15 @@ def test_one_hot_of_labels_and_masks() -> None:
 
 def test_one_hot_by_the_files_classes(make_file: Callable[..., Any], labelled: Callable[..., Path]) -> None:
     """ "auto" takes as many as are named, and is refused where none are."""
-    batches = ArrayBatches(make_file("pack", 23).path, request(one_hot="auto"))
+    batches = batches_of(make_file("pack", 23).path, one_hot="auto")
     assert batches.read(0, 0)[1].shape == (5, 5)
     with pytest.raises(OptionError, match="one_hot=10"):
-        ArrayBatches(labelled(np.zeros(7, np.int64)), request(one_hot="auto"))
+        batches_of(labelled(np.zeros(7, np.int64)), one_hot="auto")
 
 
 def test_one_hot_of_too_few_classes_is_refused(labelled: Callable[..., Path]) -> None:
     """A label beyond them would be a row of zeros, which no loss notices; the line to write is in the error."""
-    batches = ArrayBatches(labelled(np.arange(7)), request(one_hot=3, batch_size=7))
+    batches = batches_of(labelled(np.arange(7)), one_hot=3, batch_size=7)
     with pytest.raises(OptionError, match="Write one_hot=7, or more"):
         [batches.read(0, number) for number in range(len(batches))]
 
@@ -275,7 +232,7 @@ def test_specs_say_what_batches_are(
 ) -> None:
     """The first axis is known where all batches are full."""
     sample = make_file("pack", 23)
-    x, y = ArrayBatches(sample.path, request(batch_size=size, drop_last=drop_last)).specs()
+    x, y = batches_of(sample.path, batch_size=size, drop_last=drop_last).specs()
     assert x == ArraySpec((first, *sample.x.shape[1:]), np.dtype(np.uint8))
     assert y == ArraySpec((first,), np.dtype(np.int64))
 
@@ -285,11 +242,11 @@ def test_a_reader_and_another_split_will_do(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "two.h5", "w") as file:
         for name, count in (("train", 6), ("dev", 4)):
             file[f"X_{name}"], file[f"Y_{name}"] = np.zeros((count, 2, 2, 3), np.uint8), np.arange(count)
-    assert len(ArrayBatches(SplitReader(tmp_path / "two.h5", "dev"), request(batch_size=1))) == 4
-    assert len(ArrayBatches(tmp_path / "two.h5", request(batch_size=1), split="dev")) == 4
-    assert len(ArrayBatches(str(tmp_path / "two.h5"), request(batch_size=1))) == 6
+    assert len(batches_of(SplitReader(tmp_path / "two.h5", "dev"), batch_size=1)) == 4
+    assert len(batches_of(tmp_path / "two.h5", batch_size=1, split="dev")) == 4
+    assert len(batches_of(str(tmp_path / "two.h5"), batch_size=1)) == 6
     with pytest.raises(OptionError, match="has its split already"):
-        ArrayBatches(SplitReader(tmp_path / "two.h5"), request(), split="dev")
+        batches_of(SplitReader(tmp_path / "two.h5"), split="dev")
 
 
 @pytest.mark.parametrize("size", [None, (8, 9)])
@@ -298,16 +255,16 @@ def test_encoded_images_are_decoded(make_encoded: Callable[..., Path], size: tup
     path = make_encoded(7, size=size)
     if size is None:
         with pytest.raises(OptionError, match="image_size="):
-            ArrayBatches(path, request())
+            batches_of(path)
         return
-    batches = ArrayBatches(path, request(shuffle=False))
+    batches = batches_of(path, shuffle=False)
     expected = SplitReader(path).read_x(range(5))
     np.testing.assert_array_equal(batches.read(0, 0)[0], np.asarray(expected))
 
 
 def test_batches_pickle(make_file: Callable[..., Any]) -> None:
     """A copy reads the same."""
-    batches = ArrayBatches(make_file("pack", 23).path, request(dtype="float32"))
+    batches = batches_of(make_file("pack", 23).path, dtype="float32")
     batches.read(0, 0)
     copied = pickle.loads(pickle.dumps(batches))
     for (x, y), (other_x, other_y) in zip(epoch_of(batches, 4), epoch_of(copied, 4), strict=True):
@@ -332,15 +289,7 @@ def test_batches_pickle(make_file: Callable[..., Any]) -> None:
 def test_what_cannot_work_is_refused(make_file: Callable[..., Any], options: dict[str, Any], words: str) -> None:
     """With the value and what is expected."""
     with pytest.raises(OptionError, match=words):
-        ArrayBatches(make_file("pack", 23).path, request(**options))
-
-
-def test_other_things_are_refused(make_file: Callable[..., Any]) -> None:
-    """What is no dataset, and a split without samples."""
-    with pytest.raises(OptionError, match="=3 cannot work; expected a dataset_h5"):
-        ArrayBatches(3, request())  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="has no samples"):
-        ArrayBatches(make_file("contiguous", 0).path, request())
+        batches_of(make_file("pack", 23).path, **options)
 
 
 def test_torch_is_not_imported() -> None:

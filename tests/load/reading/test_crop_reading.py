@@ -114,48 +114,6 @@ def test_crops_count_in_the_upright_image(tmp_path: Path, orientation: int) -> N
     assert np.abs(got.astype(int) - wanted).mean() < 1.5
 
 
-def test_gray_images_have_one_channel(tmp_path: Path) -> None:
-    """Images that are decoded to grayscale are cropped so."""
-    reader = SplitReader(_write(tmp_path / "gray.h5", [_file(0)], color_mode="grayscale"))
-    got = reader.read_crops([0, 0], (20, 30), lambda sizes: np.array([[0, 0, *sizes[0]]] * 2))
-    assert got.shape == (2, 20, 30, 1)
-    assert np.array_equal(got[0], got[1])
-    assert got.std() > 5
-
-
-def test_a_buffer_of_the_callers_is_filled(jpegs: Path) -> None:
-    """Crops land in `out`, and sizes that were read once are the same the second time."""
-    reader = SplitReader(jpegs)
-    out = np.zeros((3, 32, 32, 3), np.uint8)
-    draws = BatchPlace(3, 0, np.arange(3)).draws(CROP_DRAWS)
-    assert reader.read_crops([0, 1, 2], (32, 32), _choose(draws), out) is out
-    assert np.array_equal(out, reader.read_crops([0, 1, 2], (32, 32), _choose(draws)))
-    assert out.std() > 5
-    with pytest.raises(ValueError, match="expected a writable"):
-        reader.read_crops([0], (32, 32), _choose(draws[:1]), out)
-
-
-def test_images_grow_from_one_to_the_next(jpegs: Path) -> None:
-    """A thread's memory for decoding grows while it works on a batch, small images first."""
-    reader = SplitReader(jpegs)
-    got = reader.read_crops([3, 0, 1, 2, 4], (30, 30), lambda sizes: np.concatenate([sizes * 0, sizes], axis=1))
-    assert (got.std(axis=(1, 2, 3)) > 5).all()
-
-
-def test_crops_of_several_files_are_those_of_one(jpegs: Path, tmp_path: Path) -> None:
-    """Rows of files that are read as one keep the crops that they have in one file."""
-    parts = [
-        _write(tmp_path / name, [_file(row, quality=92) for row in rows])
-        for name, rows in (("a.h5", range(5)), ("b.h5", range(5, 12)))
-    ]
-    joined, rows = SplitReader(parts), np.array([11, 0, 5, 4, 5, -12, 7])
-    draws = BatchPlace(0, 1, rows % 12).draws(CROP_DRAWS)
-    with ThreadPool(2) as pool:
-        got = joined.read_crops(rows, (48, 40), _choose(draws), pool=pool)
-    np.testing.assert_array_equal(got, SplitReader(jpegs).read_crops(rows, (48, 40), _choose(draws)))
-    np.testing.assert_array_equal(joined.image_sizes(rows), [SIZES[row % 12 % 6] for row in rows.tolist()])
-
-
 def test_without_torch_pillow_resizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a grey level of what torch makes of it."""
     pixels = np.asarray(_picture(0))[10:200, 20:310]

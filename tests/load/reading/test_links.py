@@ -86,7 +86,7 @@ def write(folder: Path, side: str, data: NDArray[Any], storage: str, link: str) 
 def each_engine(path: Path) -> Iterator[SplitReader]:
     """Readers of one split, one for each engine that could read its inputs."""
     yield SplitReader(path)
-    yield SplitReader(path, in_memory=True)
+    yield SplitReader(path).into_memory()
     ways = {"mapped": ("mapped", "read", "h5py"), "read": ("mapped", "read", "h5py"), "h5py": ("h5py",)}
     chosen = SplitReader(path).engine.name
     for way in ways.get(chosen, (chosen,)):

@@ -20,17 +20,13 @@ import pytest
 from colabstage.errors import (
     DamagedPackError,
     DecodeError,
-    NotEnoughSpaceError,
     PackFormatError,
-    SourceNotFoundError,
-    SplitNotFoundError,
 )
 from colabstage.images.decode import decode_image
 from colabstage.images.geometry import ImageOptions
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.reading.memory import empty_array
 from colabstage.load.reading.reader import SplitReader
-from tests.support.made_files import make_sparse_h5
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +59,8 @@ def fds() -> int:
 def test_every_engine_equals_h5py(make_file: Callable[..., Any], kind: str, in_memory: bool) -> None:
     """Shuffled, repeated, negative, last and no rows are bit for bit h5py's, whatever the storage."""
     sample = make_file(kind, 23)
-    reader = SplitReader(sample.path, in_memory=in_memory)
+    reader = SplitReader(sample.path)
+    reader = reader.into_memory() if in_memory else reader
     assert reader.engine.name == ("memory" if in_memory else sample.engine)
     assert reader.engine.reason
     for request in REQUESTS.values():
@@ -74,18 +71,6 @@ def test_every_engine_equals_h5py(make_file: Callable[..., Any], kind: str, in_m
         assert (x.dtype, y.dtype) == (sample.x.dtype, sample.y.dtype)
         np.testing.assert_array_equal(x, sample.x[picked])
         np.testing.assert_array_equal(y, sample.y[picked])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [0, 1])
-def test_splits_of_no_and_one_row(make_file: Callable[..., Any], kind: str, count: int) -> None:
-    """A split may be empty or hold a single row."""
-    sample = make_file(kind, count)
-    reader = SplitReader(sample.path)
-    assert len(reader) == count
-    np.testing.assert_array_equal(reader.read_x(range(count)), sample.x)
-    with pytest.raises(IndexError, match=f"for {count} sample"):
-        reader.read_x([count])
 
 
 @pytest.mark.parametrize("kind", ["pack", "gzip", "chunked"])
@@ -120,13 +105,6 @@ def test_rows_that_are_not_there(make_file: Callable[..., Any], bad: list[int]) 
     for read in (reader.read_x, reader.read_y):
         with pytest.raises(IndexError, match=r"(23|-24|99) is out of range for 23 samples"):
             read(bad)
-
-
-@pytest.mark.parametrize("bad", [[0.5, 1.0], [True, False], [[1, 2]], 3])
-def test_indices_that_are_no_list_of_integers(make_file: Callable[..., Any], bad: Any) -> None:
-    """Floats, masks, tables and lone numbers are refused instead of meaning something unexpected."""
-    with pytest.raises(TypeError, match="one-dimensional list of integers"):
-        SplitReader(make_file("pack", 23).path).read_x(bad)
 
 
 def test_threads_share_a_large_batch(tmp_path: Path) -> None:
@@ -169,25 +147,6 @@ def test_file_without_keys_says_so(make_file: Callable[..., Any]) -> None:
         SplitReader(make_file("contiguous", 3).path).keys()
 
 
-def test_split_without_targets_gives_minus_one(tmp_path: Path) -> None:
-    """A split may have no targets; each is -1."""
-    with h5py.File(tmp_path / "test.h5", "w") as file:
-        file["X_test"] = np.zeros((5, 2, 2, 1), np.uint8)
-    reader = SplitReader(tmp_path / "test.h5", "test")
-    assert reader.target_shape is None
-    assert np.asarray(reader.read_y([0, 4])).tolist() == [-1, -1]
-
-
-def test_unknown_split_lists_those_there_are(make_file: Callable[..., Any]) -> None:
-    """A wrong split name is answered with the right ones."""
-    with pytest.raises(SplitNotFoundError, match=r"Take one of 'train' \(3 samples\)"):
-        SplitReader(make_file("pack", 3).path, "validation")
-    with pytest.raises(
-        SplitNotFoundError, match=r"of the 2 files has a split 'val'. Take one of 'train' \(8 samples\)"
-    ):
-        SplitReader([make_file("pack", 3).path, make_file("pack", 5).path], "val")
-
-
 @pytest.mark.parametrize(
     ("dtype", "words"),
     [
@@ -201,12 +160,6 @@ def test_values_that_are_no_numbers_are_refused(tmp_path: Path, dtype: Any, word
         file.create_dataset("X_train", (3,), dtype)
     with pytest.raises(PackFormatError, match=words):
         SplitReader(tmp_path / "other.h5")
-
-
-def test_missing_file(tmp_path: Path) -> None:
-    """No file is a SourceNotFoundError with the path."""
-    with pytest.raises(SourceNotFoundError, match="nowhere"):
-        SplitReader(tmp_path / "nowhere.h5")
 
 
 @pytest.mark.parametrize("kind", ["pack", "gzip"])
@@ -252,7 +205,7 @@ def test_file_replaced_while_open_keeps_its_old_rows(make_file: Callable[..., An
 def test_pickled_reader_carries_no_handles(make_file: Callable[..., Any]) -> None:
     """A used reader pickles small and reads on after."""
     sample = make_file("pack", 23)
-    reader = SplitReader(sample.path, in_memory=True)
+    reader = SplitReader(sample.path).into_memory()
     reader.read_x([0])
     data = pickle.dumps(reader)
     assert len(data) < 4000
@@ -273,7 +226,8 @@ def test_used_reader_works_in_child_processes(
     if method == "fork" and sys.version_info >= (3, 14):
         pytest.skip("needs a Python before 3.14, which forks: run it with 3.13")
     sample = make_file(kind, 23)
-    reader = SplitReader(sample.path, in_memory=in_memory)
+    reader = SplitReader(sample.path)
+    reader = reader.into_memory() if in_memory else reader
     reader.read_x([0])
     with multiprocessing.get_context(method).Pool(2) as pool:
         rows = [[1, 2], [22, 3], [5]]
@@ -301,16 +255,6 @@ def test_opening_and_closing_leaves_no_descriptor(make_file: Callable[..., Any],
     assert fds() <= before
 
 
-def test_encoded_rows_of_many_sizes_come_as_a_list(make_encoded: Callable[..., Path]) -> None:
-    """Images that keep their sizes come one array each, in the order asked for."""
-    reader = SplitReader(make_encoded(5))
-    assert reader.row_shape is None
-    images = reader.read_x([4, 0, -1])
-    assert isinstance(images, list)
-    assert [image.shape for image in images] == [(12, 20, 3), (8, 20, 3), (12, 20, 3)]
-    np.testing.assert_array_equal(images[1], np.random.default_rng(0).integers(0, 256, (8, 20, 3), dtype=np.uint8))
-
-
 @pytest.mark.parametrize("compression", [None, "gzip"])
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_encoded_rows_of_one_size_come_as_one_array(
@@ -318,7 +262,8 @@ def test_encoded_rows_of_one_size_come_as_one_array(
 ) -> None:
     """Images with a size in their options are decoded to it, by any engine and several threads."""
     path = make_encoded(9, size=(6, 7), compression=compression)
-    reader = SplitReader(path, in_memory=in_memory)
+    reader = SplitReader(path)
+    reader = reader.into_memory() if in_memory else reader
     assert reader.row_shape == (6, 7, 3)
     with ThreadPool(2) as pool:
         batch = reader.read_x([8, 3, 3, 0], pool=pool)
@@ -353,13 +298,6 @@ def test_offsets_that_make_no_sense_are_refused(make_encoded: Callable[..., Path
         SplitReader(path).read_x([0])
 
 
-def test_split_larger_than_memory_is_not_loaded(tmp_path: Path) -> None:
-    """in_memory of more than there is memory is refused with figures, before anything is read."""
-    make_sparse_h5(tmp_path / "huge.h5", (2**30, 2**12))
-    with pytest.raises(NotEnoughSpaceError, match=r"4\.4 TB"):
-        SplitReader(tmp_path / "huge.h5", in_memory=True)
-
-
 def test_reading_needs_no_torch(make_file: Callable[..., Any]) -> None:
     """The reader works in a process where torch cannot be imported."""
     sample = make_file("pack", 23)
@@ -385,20 +323,6 @@ def test_what_needs_torch_says_how_to_install_it() -> None:
     assert answer.stdout.count("torch. Install it with: pip install torch") == 3
 
 
-@pytest.mark.parametrize("locking", [None, True, False])
-def test_the_same_file_may_be_open_by_h5py_too(make_file: Callable[..., Any], locking: bool | None) -> None:
-    """Whoever opened the file first, and with whatever locking, both go on reading."""
-    sample = make_file("gzip", 23)
-    with h5py.File(sample.path, "r", locking=locking) as file:
-        reader = SplitReader(sample.path)
-        np.testing.assert_array_equal(reader.read_x([3]), file["X_train"][3:4])
-    reader.close()
-    late = SplitReader(sample.path)
-    late.read_x([0])
-    with h5py.File(sample.path, "r") as file:
-        np.testing.assert_array_equal(late.read_x([3]), file["X_train"][3:4])
-
-
 def test_targets_go_where_they_are_asked_to(tmp_path: Path) -> None:
     """Targets of one shape fill an array that is given, and refuse one that does not fit; so do those of joined
     files."""
@@ -416,16 +340,6 @@ def test_targets_go_where_they_are_asked_to(tmp_path: Path) -> None:
         assert np.array_equal(out, expected)
         with pytest.raises(ValueError, match="out is"):
             reader.read_y(rows, np.empty(expected.shape, np.int16))
-
-
-def test_a_file_without_targets_has_no_place_for_them(tmp_path: Path) -> None:
-    """There is nothing to put into an array."""
-    with h5py.File(tmp_path / "bare.h5", "w") as file:
-        file["X_train"] = np.zeros((3, 2), np.uint8)
-    reader = SplitReader(tmp_path / "bare.h5")
-    assert reader.target_dtype is None
-    with pytest.raises(ValueError, match="targets"):
-        reader.read_y([0], np.empty(1, np.int64))
 
 
 @pytest.mark.parametrize("dtype", ["u1", "f4", "f8", "c16"])

@@ -66,20 +66,6 @@ def nearly_all_is_there(path: Path, data: NDArray[np.uint8]) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 1), (5000, 5001), (4095, 4097), (1, PAGES * mmap.PAGESIZE)])
-def test_any_range_of_bytes_may_be_asked_about(cold: Path, start: int, stop: int) -> None:
-    """Ranges need not begin or end with a page."""
-    part = mapped(cold)[start:stop]
-    assert resident_part(part) == 0
-    part.sum()
-    assert resident_part(part) == 1
-
-
-def test_nothing_is_all_there(cold: Path) -> None:
-    """An empty range counts as resident, so nothing is done about it."""
-    assert resident_part(mapped(cold)[:0]) == 1
-
-
 def test_pages_that_are_asked_for_are_there_before_they_are_filled() -> None:
     """Those that some bytes are in, and no others; what was written before stays."""
     page = mmap.PAGESIZE

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
-from colabstage.load.choosing import choose_loader
+from colabstage.load.choosing import ArrivalFacts, DeviceFacts, LoaderFacts, choose_loader
 from colabstage.load.epoch import Shard
-from colabstage.load.plan import DeviceFacts, LoaderFacts, LoaderRequest
+from colabstage.load.plan import DecodeChoice, LoaderOptions, LoaderPlan
 from colabstage.load.reading.fields import EngineChoice
 
 FACTS = LoaderFacts(
@@ -26,10 +26,9 @@ FACTS = LoaderFacts(
 )
 
 
-@pytest.mark.parametrize(("drop_last", "batches"), [(False, 16), (True, 15)])
-def test_number_of_batches(drop_last: bool, batches: int) -> None:
-    """The last, partial batch counts unless it is dropped."""
-    assert choose_loader(FACTS, LoaderRequest(64, drop_last=drop_last)).batches == batches
+def choose(facts: LoaderFacts, batch_size: int = 64, **options: Any) -> LoaderPlan:
+    """The plan of so many samples in a batch, with these options."""
+    return choose_loader(facts, batch_size, LoaderOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -47,27 +46,27 @@ def test_number_of_batches(drop_last: bool, batches: int) -> None:
 )
 def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) -> None:
     """Copying stops gaining after a few threads, decoding takes all cores, h5py gains from none, reads from many."""
-    assert choose_loader(facts, LoaderRequest(64)).workers.value == workers
+    assert choose(facts, 64).workers.value == workers
 
 
 def test_little_memory_shortens_the_queue() -> None:
     """Batches that would not fit several times are prepared one at a time."""
-    assert choose_loader(FACTS, LoaderRequest(64)).prefetch.value == 2
-    plan = choose_loader(replace(FACTS, free_memory_bytes=100_000_000), LoaderRequest(64))
+    assert choose(FACTS, 64).prefetch.value == 2
+    plan = choose(replace(FACTS, free_memory_bytes=100_000_000), 64)
     assert plan.prefetch.value == 1
     assert "12.6 MB" in plan.prefetch.reason
 
 
 def test_what_is_asked_for_is_taken() -> None:
     """Given numbers are used as they are, and the plan says that they were asked for."""
-    plan = choose_loader(FACTS, LoaderRequest(64, num_workers=3, prefetch_factor=5))
+    plan = choose(FACTS, 64, num_workers=3, prefetch_factor=5)
     assert (plan.workers.value, plan.prefetch.value) == (3, 5)
     assert plan.workers.reason == plan.prefetch.reason == "as asked"
 
 
 def test_plan_says_why() -> None:
     """Every decision is in the plan's text with its reason."""
-    plan = choose_loader(replace(FACTS, per_sample=True), LoaderRequest(64))
+    plan = choose(replace(FACTS, per_sample=True), 64)
     text = str(plan)
     for part in (
         plan.strategy,
@@ -98,9 +97,8 @@ def test_plan_says_why() -> None:
 )
 def test_values_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
     """Each is an OptionError that names the argument with its value."""
-    request: dict[str, Any] = {"batch_size": 64, **changes}
     with pytest.raises(OptionError, match=message):
-        choose_loader(FACTS, LoaderRequest(**request))
+        choose(FACTS, **{"batch_size": 64, **changes})
 
 
 H5PY = EngineChoice("h5py", "its chunks are filtered (deflate)")
@@ -125,36 +123,30 @@ def test_auto_takes_memory_where_the_file_is_slow_and_fits_twice(
 ) -> None:
     """Only what h5py reads is worth a copy of its own, and only half of the memory to spare is taken unasked."""
     facts = replace(FACTS, engine=EngineChoice(engine, "a test"), free_memory_bytes=free_memory_bytes)
-    assert choose_loader(facts, LoaderRequest(64)).strategy == strategy
-    assert choose_loader(facts, LoaderRequest(64, strategy="direct")).strategy == "direct"
+    assert choose(facts, 64).strategy == strategy
+    assert choose(facts, 64, strategy="direct").strategy == "direct"
 
 
 def test_reasons_for_memory_have_the_obstacle_and_the_size() -> None:
     """The plan says why memory was taken, how much of it, and that batches come from there."""
-    plan = choose_loader(replace(FACTS, engine=H5PY), LoaderRequest(64))
+    plan = choose(replace(FACTS, engine=H5PY), 64)
     assert plan.engine.name == "memory"
     for part in ("deflate", "197 MB", "straight out of memory"):
         assert part in str(plan)
-    asked = choose_loader(FACTS, LoaderRequest(64, strategy="memory"))
+    asked = choose(FACTS, 64, strategy="memory")
     assert (asked.strategy, asked.engine.name) == ("memory", "memory")
     assert "as asked" in asked.engine.reason
 
 
 def test_memory_that_is_not_there_is_refused() -> None:
     """Asked for, memory is taken to the last byte of what can be spared, and beyond that refused with both figures."""
-    request = LoaderRequest(64, strategy="memory")
-    assert choose_loader(replace(FACTS, free_memory_bytes=SPARE), request).strategy == "memory"
+    assert choose(replace(FACTS, free_memory_bytes=SPARE), strategy="memory").strategy == "memory"
     with pytest.raises(NotEnoughSpaceError, match="197 MB of memory, and 100 MB can be spared"):
-        choose_loader(replace(FACTS, free_memory_bytes=SPARE - 96_608_000), request)
+        choose(replace(FACTS, free_memory_bytes=SPARE - 96_608_000), strategy="memory")
     with pytest.raises(NotEnoughSpaceError):
-        choose_loader(replace(FACTS, free_memory_bytes=SPARE - 1), request)
+        choose(replace(FACTS, free_memory_bytes=SPARE - 1), strategy="memory")
     with pytest.raises(NotEnoughSpaceError, match="0 B can be spared"):
-        choose_loader(replace(FACTS, free_memory_bytes=5), request)
-
-
-def test_no_samples_is_no_batch() -> None:
-    """An empty split has no batches, and that is fine."""
-    assert choose_loader(replace(FACTS, rows=0), LoaderRequest(64, drop_last=True)).batches == 0
+        choose(replace(FACTS, free_memory_bytes=5), strategy="memory")
 
 
 NEEDED = 1000 * (196_608 + 8)
@@ -175,7 +167,7 @@ GPU = DeviceFacts("cuda", 8 * NEEDED)
 )
 def test_auto_takes_a_gpu_with_room(changes: dict[str, Any], strategy: str) -> None:
     """An eighth of what is free there is taken unasked, for rows that can lie there."""
-    plan = choose_loader(replace(FACTS, **{"device": GPU, **changes}), LoaderRequest(64))
+    plan = choose(replace(FACTS, **{"device": GPU, **changes}), 64)
     assert plan.strategy == strategy
     if strategy == "device":
         assert "197 MB of the 1.57 GB that are free there" in plan.engine.reason
@@ -183,11 +175,10 @@ def test_auto_takes_a_gpu_with_room(changes: dict[str, Any], strategy: str) -> N
 
 def test_a_gpu_that_is_too_small_is_refused() -> None:
     """Asked for, all but a reserve is taken, and beyond that refused with the figures."""
-    request = LoaderRequest(64, strategy="device")
     fits = replace(FACTS, device=DeviceFacts("cuda", NEEDED + 500_000_000))
-    assert choose_loader(fits, request).strategy == "device"
+    assert choose(fits, strategy="device").strategy == "device"
     with pytest.raises(NotEnoughSpaceError, match="needs 197 MB of the device's memory, of which 697 MB are free"):
-        choose_loader(replace(FACTS, device=DeviceFacts("cuda", NEEDED + 499_999_999)), request)
+        choose(replace(FACTS, device=DeviceFacts("cuda", NEEDED + 499_999_999)), strategy="device")
 
 
 COLD = replace(FACTS, engine=EngineChoice("read", "a test"), rows=1_000_000)
@@ -197,9 +188,9 @@ COLD = replace(FACTS, engine=EngineChoice("read", "a test"), rows=1_000_000)
 def test_ranks_have_their_part_of_the_batches(drop_last: bool, batches: int) -> None:
     """1,000 samples in batches of 64 are six steps of three ranks, five of them full."""
     facts = replace(FACTS, shard=Shard(1, 3))
-    assert choose_loader(facts, LoaderRequest(64, drop_last=drop_last)).batches == batches
+    assert choose(facts, 64, drop_last=drop_last).batches == batches
     with pytest.raises(OptionError, match="no batch of 1,000 samples for 3 ranks"):
-        choose_loader(facts, LoaderRequest(400, drop_last=True))
+        choose(facts, 400, drop_last=True)
 
 
 @pytest.mark.parametrize("shuffle", ["auto", True, False])
@@ -214,7 +205,7 @@ def test_ranks_decide_alike_whatever_each_has(shuffle: Any) -> None:
         {"encoded": True, "crop_bytes": 50_000},
     ]
     facts = [replace(COLD, shard=Shard(rank, 5), **own) for rank, own in enumerate(machines)]
-    assert len({choose_loader(one, LoaderRequest(64, shuffle=shuffle)).order for one in facts}) == 1
+    assert len({choose(one, 64, shuffle=shuffle).order for one in facts}) == 1
 
 
 FILES = replace(FACTS, encoded=True, row_bytes=500_000)
@@ -248,7 +239,7 @@ def test_decoded_images_are_kept_within_a_budget(
     facts: LoaderFacts, asked: dict[str, Any], most_bytes: int, said: str
 ) -> None:
     """An eighth of the free memory, shared among ranks; none where it would hold too few; the plan says so."""
-    plan = choose_loader(facts, LoaderRequest(64, **asked))
+    plan = choose(facts, 64, **asked)
     assert plan.keep is not None
     assert plan.keep.most_bytes == most_bytes
     assert said in str(plan)
@@ -256,5 +247,53 @@ def test_decoded_images_are_kept_within_a_budget(
 
 def test_nothing_is_kept_where_nothing_is_decoded_again() -> None:
     """Pixels are copied, and a device has all of them."""
-    assert choose_loader(FACTS, LoaderRequest(64)).keep is None
-    assert choose_loader(FILES, LoaderRequest(64, strategy="device")).keep is None
+    assert choose(FACTS, 64).keep is None
+    assert choose(FILES, 64, strategy="device").keep is None
+
+
+def test_every_choice_is_shown_with_its_reason() -> None:
+    """In the text, in the notebook's HTML, and one by one; those about decoding only where there is any."""
+    plan = choose(replace(FACTS, engine=EngineChoice("mapped", "copies & waits")), shuffle=False)
+    words = ("direct", "16", "one for each core", "mapped", "not shuffled")
+    for shown in (str(plan), plan._repr_html_(), str(plan.facts)):
+        assert [word for word in words if word not in shown] == []
+    assert "copies &amp; waits" in plan._repr_html_()
+    assert [name for name, _ in plan.facts][-1] == "order"
+    more = replace(plan, decode=DecodeChoice("crops", "they are smaller"))
+    assert "they are smaller" in more._repr_html_()
+
+
+DIGITS = replace(FACTS, rows=60_000, row_bytes=784, stored_bytes=47_040_000)
+
+
+def test_small_batches_are_planned_together() -> None:
+    """The plan of small batches prepares two groups ahead and says so; what was asked for stays."""
+    plan = choose(DIGITS, 64)
+    assert plan.prefetch.value == 256
+    assert "128 at a time" in plan.prefetch.reason
+    assert plan.together == 128
+    asked = choose(DIGITS, 64, prefetch_factor=2)
+    assert (asked.prefetch.value, asked.together) == (2, 1)
+
+
+def test_groups_of_rows_that_are_decoded_are_smaller() -> None:
+    """The first batch waits for its whole group, which takes long where each row does."""
+    decoded = replace(DIGITS, engine=EngineChoice("h5py", "a test"), stored_bytes=10**12)
+    assert choose(decoded, 64).prefetch.value == 64
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        replace(DIGITS, encoded=True),
+        replace(DIGITS, per_sample=True),
+        replace(DIGITS, uniform=False),
+        replace(DIGITS, arrival=ArrivalFacts(complete=False, window_units=4, reason="a test")),
+    ],
+    ids=["encoded", "per sample", "ragged", "arriving"],
+)
+def test_rows_that_cannot_be_gathered_are_not_planned_together(facts: LoaderFacts) -> None:
+    """Decoded, transformed, ragged and arriving rows come batch by batch, however many are asked for beforehand."""
+    assert choose(facts, 64, shuffle=False).prefetch.value == 2
+    assert choose(facts, 64, shuffle=False, prefetch_factor=64).together == 1
+    assert choose(DIGITS, 64, shuffle=False, prefetch_factor=64).together == 32

@@ -1,0 +1,223 @@
+"""Training loops of others in a resumable run: Lightning's `Trainer`, the Hugging Face `Trainer`, and Keras's `fit`.
+
+Each is a part of a run: its state is what the library itself goes on from, and its loop counts the run's steps.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from colabstage.errors import OptionError
+from colabstage.io.whole_imports import refuse_import
+from colabstage.runs.plot import PLACES
+
+try:
+    import torch
+except ImportError as error:
+    refuse_import("torch", "resumable needs", error)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from colabstage.runs.run import Run
+
+
+class Loop:
+    """A part of a run that has a training loop of its own."""
+
+    knows_place: ClassVar[bool] = False
+    """Whether its state has the place in an epoch, as a loader's has."""
+    local: Path
+    """A folder for files of its own, while the run is open."""
+    checkpoint: str | None = None
+    """What its loop is to go on from, once a version was restored."""
+    callback: Any = None
+    """What tells the run how far the loop is, for loops that take it as an argument."""
+
+    def __init__(self, owner: Any) -> None:
+        """Take a trainer or model."""
+        self._owner = owner
+        self._last: dict[str, Any] = {}
+
+    def join(self, run: Run) -> None:
+        """Count in this run from now on."""
+        raise NotImplementedError
+
+
+def as_part(part: Any) -> Any:
+    """Return what saves a part: itself, or for a model or trainer with a loop of its own, a `Loop`."""
+    for base in type(part).__mro__:
+        match base.__module__.split(".")[0], base.__name__:
+            case ("lightning" | "pytorch_lightning", "Trainer"):
+                return LightningLoop(part)
+            case "transformers", "Trainer":
+                return HuggingFaceLoop(part)
+            case "keras", "Model":
+                return KerasLoop(part)
+    return part
+
+
+def _check_alone(devices: int) -> None:
+    if devices > 1:
+        msg = f"The Trainer has {devices} devices; a run saves it on one only. Use the Trainer's own checkpoints."
+        raise OptionError(msg)
+
+
+def _columns(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+    # Each row has an epoch already, and that of Hugging Face's is a fraction.
+    return {
+        name: value for name, value in (logs or {}).items() if name not in PLACES and isinstance(value, int | float)
+    }
+
+
+class LightningLoop(Loop):
+    """Lightning's `Trainer`, which saves and restores its module, optimizers, loops and loaders in one checkpoint.
+
+    Not all loaders have a place in an epoch, so the one that has is to be the run's, too.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its checkpoint, byte for byte; before and after `fit` the last one."""
+        if self._owner.training:
+            written = self.local / "lightning.new"
+            self._owner.save_checkpoint(written, weights_only=False)
+            self._last = {"checkpoint": torch.from_numpy(np.fromfile(written, np.uint8))}
+            written.unlink()
+        return self._last
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Write the checkpoint to a file, for `fit(ckpt_path=run.checkpoint)`."""
+        self._last, self.checkpoint = dict(state), None
+        if state:
+            self.checkpoint = str(self.local / "lightning.ckpt")
+            state["checkpoint"].numpy().tofile(self.checkpoint)
+
+    def join(self, run: Run) -> None:
+        """Add a callback to the trainer."""
+        _check_alone(self._owner.world_size)
+        last = self.state_dict
+        package = type(self._owner).__module__.split(".")[0]
+        base: Any = importlib.import_module("lightning.pytorch" if package == "lightning" else package).Callback
+
+        class Counting(base):  # type: ignore[misc]
+            def on_train_start(self, trainer: Any, module: Any) -> None:
+                run.restore_random()
+
+            def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+                loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+                run.step(**({} if loss is None else {"loss": loss}))
+
+            def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+                run.end_epoch()
+
+            def on_train_end(self, trainer: Any, module: Any) -> None:
+                last()
+
+        self._owner.callbacks.append(Counting())
+
+
+class HuggingFaceLoop(Loop):
+    """The Hugging Face `Trainer`, which goes on from a folder, and finds its place by counting batches."""
+
+    knows_place = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of model, optimizer and schedule, and the trainer's counters."""
+        if self._owner.optimizer is None or not self._owner.state.global_step:
+            return {}
+        return {
+            "model": self._owner.model.state_dict(),
+            "optimizer": self._owner.optimizer.state_dict(),
+            "scheduler": self._owner.lr_scheduler.state_dict(),
+            "counters": asdict(self._owner.state),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Write the folder, for `train(resume_from_checkpoint=run.checkpoint)`."""
+        self.checkpoint = None
+        if not state:
+            return
+        transformers: Any = importlib.import_module("transformers")
+        folder = self.local / "huggingface"
+        folder.mkdir()
+        self._owner.model.load_state_dict(state["model"])
+        self._owner.save_model(str(folder))
+        torch.save(state["optimizer"], folder / "optimizer.pt")
+        torch.save(state["scheduler"], folder / "scheduler.pt")
+        transformers.TrainerState(**state["counters"]).save_to_json(str(folder / "trainer_state.json"))
+        self.checkpoint = str(folder)
+
+    def join(self, run: Run) -> None:
+        """Add a callback to the trainer."""
+        _check_alone(self._owner.args.world_size)
+        base: Any = importlib.import_module("transformers").TrainerCallback
+        # Each is called with all that the trainer has, by name.
+        events = {
+            "on_step_begin": lambda *_, **_all: run.restore_random(),
+            "on_step_end": lambda *_, **_all: run.step(),
+            "on_log": lambda *_, logs=None, **_all: run.log(**_columns(logs)),
+            "on_epoch_end": lambda *_, **_all: run.end_epoch(),
+        }
+        self._owner.add_callback(type("Counting", (base,), events)())
+
+
+class KerasLoop(Loop):
+    """A Keras model, whose `fit` begins with an epoch that it is given."""
+
+    def _variables(self) -> dict[str, list[Any]]:
+        optimizer = getattr(self._owner, "optimizer", None)
+        if not self._owner.built or optimizer is None:
+            msg = (
+                "The Keras model has no weights yet, or no optimizer. Call model.build(…) and model.compile(…) before."
+            )
+            raise OptionError(msg)
+        if not optimizer.built:
+            optimizer.build(self._owner.trainable_variables)
+        # Without the counts of metrics, which begin with each epoch.
+        counts = {id(variable) for metric in self._owner.metrics for variable in metric.variables}
+        own = [variable for variable in self._owner.variables if id(variable) not in counts]
+        return {"model": own, "optimizer": list(optimizer.variables)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values of all variables, those of random numbers and of the optimizer included."""
+        import keras
+
+        return {
+            name: [torch.from_numpy(np.array(keras.ops.convert_to_numpy(one.value))) for one in variables]
+            for name, variables in self._variables().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give all variables their values."""
+        ours = self._variables()
+        for name, variables in ours.items():
+            shapes = [tuple(variable.shape) for variable in variables]
+            saved = [tuple(value.shape) for value in state[name]]
+            if shapes != saved:
+                msg = f"Its {name} has {len(shapes)} variables of other shapes than the {len(saved)} that were saved."
+                raise OptionError(msg)
+        for name, variables in ours.items():
+            for variable, value in zip(variables, state[name], strict=True):
+                variable.assign(value.numpy())
+
+    def join(self, run: Run) -> None:
+        """Make the callback for `fit(initial_epoch=run.epoch, callbacks=[run.callback])`."""
+        import keras
+
+        class Counting(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_begin(self, logs: Any = None) -> None:
+                run.restore_random()
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                run.step()
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                run.log(**_columns(logs))
+                run.end_epoch()
+
+        self.callback = Counting()

@@ -1,0 +1,397 @@
+"""A source that has changed: what is new or changed is read, all else comes from the earlier pack, and the new pack is
+byte for byte the one that reading everything makes."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from colabstage import list_datasets, plan_stage, purge_datasets, stage_dataset
+from colabstage.errors import DecodeError
+from tests.support.http_server import WebServer
+from tests.support.invariants import Home
+
+if TYPE_CHECKING:
+    from colabstage import StagedDataset
+    from simulated_drive.drive import SimulatedDrive
+    from tests.sources.servers import BucketService
+
+SIZE = (12, 16)
+COUNTS = re.compile(r"([\d,]+) added, ([\d,]+) changed, ([\d,]+) gone, ([\d,]+) taken over; ([\d,]+) file")
+
+
+def jpeg(number: int, *, kind: str = "JPEG", size: tuple[int, int] = (24, 32)) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
+    made = io.BytesIO()
+    Image.fromarray(pixels).save(made, kind)
+    return made.getvalue()
+
+
+def mask(number: int) -> bytes:
+    made = io.BytesIO()
+    Image.fromarray(np.random.default_rng(number).integers(0, 4, (24, 32), dtype=np.uint8)).save(made, "PNG")
+    return made.getvalue()
+
+
+def stage(source: Path | str, local: Path, **options: Any) -> StagedDataset:
+    wanted = {"progress": False, "cache_dir": None, "image_size": SIZE, **options}
+    return stage_dataset(source, local_dir=local, **wanted)
+
+
+def counts(shown: object) -> tuple[int, ...] | None:
+    """Return how many were added, changed, gone and taken over, and the files read, as a report or plan says it."""
+    found = COUNTS.search(str(shown))
+    return None if found is None else tuple(int(one.replace(",", "")) for one in found.groups())
+
+
+def write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def write_photos(folder: Path, count: int) -> None:
+    for number in range(count):
+        write(folder / ("cat" if number % 2 else "dog") / f"{number:05}.jpg", jpeg(number))
+
+
+@dataclass
+class Edits:
+    """So many of each: files added, removed, rewritten with the same length, and moved to the other class."""
+
+    folder: Path
+    count: int
+
+    def make(self) -> None:
+        files = sorted(self.folder.rglob("*.jpg"))
+        random.Random(1).shuffle(files)
+        removed, rewritten, moved = (files[at * self.count : (at + 1) * self.count] for at in range(3))
+        for number in range(self.count):
+            write(self.folder / "cat" / f"new{number:05}.jpg", jpeg(100_000 + number))
+            removed[number].unlink()
+            before = rewritten[number].stat()
+            content = bytearray(rewritten[number].read_bytes())
+            content[-20] ^= 0x55
+            rewritten[number].write_bytes(content)
+            assert rewritten[number].stat().st_size == before.st_size
+            other = {"cat": "dog", "dog": "cat"}[moved[number].parent.name]
+            moved[number].rename(self.folder / other / moved[number].name)
+
+
+@pytest.mark.fuse
+def test_on_drive_only_what_needs_it_is_opened(drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
+    """Relabelled files are recognised by their MD5s, wherever they have been moved to."""
+    photos = drive.cloud / "MyDrive" / "photos"
+    write_photos(photos, 300)
+    stage(my_drive / "photos", tmp_path / "local")
+    Edits(photos, 20).make()
+    drive.new_machine()
+    drive.mount(my_drive.parent)
+    planned = plan_stage(my_drive / "photos", local_dir=tmp_path / "local", cache_dir=None, image_size=SIZE)
+    assert counts(planned) == (20, 20, 20, 260, 40)
+    before = drive.stats()
+    updated = stage(my_drive / "photos", tmp_path / "local")
+    after = drive.stats()
+    assert counts(updated.report) == (20, 20, 20, 260, 40)
+    opens = after.cold_opens + after.warm_opens - before.cold_opens - before.warm_opens
+    needed = [*photos.rglob("new*.jpg")]
+    assert 40 <= opens <= 48
+    moved = after.bytes_cold + after.bytes_warm - before.bytes_cold - before.bytes_warm
+    assert moved <= 1.2 * 2 * sum(path.stat().st_size for path in needed)
+    fresh = stage(my_drive / "photos", tmp_path / "fresh")
+    assert counts(fresh.report) is None
+    assert updated.path.read_bytes() == fresh.path.read_bytes()
+
+
+def test_of_a_bucket_only_changed_objects_are_asked_for(s3: BucketService, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    write_photos(photos, 60)
+
+    def upload() -> None:
+        there = {f"photos/{path.relative_to(photos)}": path.read_bytes() for path in photos.rglob("*.jpg")}
+        objects = s3.backend.buckets[s3.bucket].keys
+        for key in set(objects) - set(there):
+            s3.remove(key)
+        for key, content in there.items():
+            if key not in objects or objects[key].value != content:
+                s3.put(key, content)
+
+    upload()
+    stage("s3://data/photos", tmp_path / "local")
+    Edits(photos, 4).make()
+    upload()
+    planned = plan_stage("s3://data/photos", local_dir=tmp_path / "local", cache_dir=None, image_size=SIZE)
+    # An ETag is not compared across names, so what was moved is read.
+    assert counts(planned) == counts((updated := stage("s3://data/photos", tmp_path / "local")).report)
+    assert counts(planned) == (8, 4, 8, 48, 12)
+    assert planned.figures.source_bytes < 15 * len(jpeg(0)) * 1.2
+    assert updated.path.read_bytes() == stage("s3://data/photos", tmp_path / "fresh").path.read_bytes()
+
+
+def zip_of(folder: Path) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        for path in sorted(folder.rglob("*.*")):
+            file.writestr(str(path.relative_to(folder)), path.read_bytes())
+    return made.getvalue()
+
+
+def test_of_a_zip_on_the_web_only_changed_members_are_fetched(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    write_photos(photos, 400)
+    for path in photos.rglob("*.jpg"):
+        path.write_bytes(path.read_bytes() + bytes(20_000))
+    with WebServer({"photos.zip": zip_of(photos)}) as server:
+        stage(server.url("photos.zip"), tmp_path / "local")
+        Edits(photos, 5).make()
+        server.put("photos.zip", archive := zip_of(photos))
+        server.forget_requests()
+        updated = stage(server.url("photos.zip"), tmp_path / "local")
+        # A member of the same bare name and CRC has the same content, whichever folder it is in.
+        assert counts(updated.report) == (5, 5, 5, 390, 10)
+        # What follows the listing of the members, which is fetched with the end of the archive.
+        assert server.bytes_sent < 10 * 24_000 + 2 * 256 * 1024 + 100_000
+        assert len(archive) > 8_000_000
+        fresh = stage(server.url("photos.zip"), tmp_path / "fresh")
+        assert updated.path.read_bytes() == fresh.path.read_bytes()
+
+
+def test_in_a_new_session_rows_come_from_the_pack_in_the_cache(tmp_path: Path) -> None:
+    photos, cache = tmp_path / "photos", tmp_path / "cache"
+    write_photos(photos, 40)
+    stage(photos, tmp_path / "first", cache_dir=cache)
+    write(photos / "cat" / "new.jpg", jpeg(1000))
+    planned = plan_stage(photos, local_dir=tmp_path / "second", cache_dir=cache, image_size=SIZE)
+    assert counts(planned) == (1, 0, 0, 40, 1)
+    assert not (tmp_path / "second").exists()
+    updated = stage(photos, tmp_path / "second", cache_dir=cache)
+    assert counts(updated.report) == (1, 0, 0, 40, 1)
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+    # The record was published with the new pack, and comes back with it.
+    assert stage(photos, tmp_path / "third", cache_dir=cache).report.origin == "cache"
+    write(photos / "cat" / "newer.jpg", jpeg(1001))
+    assert counts(stage(photos, tmp_path / "third").report) == (1, 0, 0, 41, 1)
+    purge_datasets(list_datasets(local_dir=tmp_path / "third", cache_dir=cache))
+    assert [path for place in (cache, tmp_path / "third") for path in place.rglob("*") if path.is_file()] == []
+
+
+def test_without_room_for_both_packs_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos, cache, size = tmp_path / "photos", tmp_path / "cache", (512, 512)
+    write_photos(photos, 40)
+    pack = stage(photos, tmp_path / "first", cache_dir=cache, image_size=size).path
+    write(photos / "cat" / "new.jpg", jpeg(1000))
+    found = list(os.statvfs(tmp_path))
+    found[3] = found[4] = (pack.stat().st_size + (12 << 20)) // found[1]
+    with monkeypatch.context() as full:
+        full.setattr(os, "statvfs", lambda _: os.statvfs_result(found))
+        updated = stage(photos, tmp_path / "second", cache_dir=cache, image_size=size)
+    assert counts(updated.report) is None
+    assert "no room for the earlier pack" in str(updated.report)
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh", image_size=size).path.read_bytes()
+
+
+def test_of_a_damaged_pack_nothing_is_taken_over(tmp_path: Path) -> None:
+    """Also where its length and its time are as they were, so that only its hashes tell."""
+    photos = tmp_path / "photos"
+    write_photos(photos, 20)
+    pack = stage(photos, tmp_path / "local").path
+    before, content = pack.stat(), bytearray(pack.read_bytes())
+    content[-100] ^= 0xFF
+    pack.write_bytes(content)
+    os.utime(pack, ns=(before.st_atime_ns, before.st_mtime_ns))
+    write(photos / "cat" / "new.jpg", jpeg(1000))
+    updated = stage(photos, tmp_path / "local")
+    assert "damaged" in str(updated.report)
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"notes of mine", b"PK\x03\x04 and no more"])
+def test_a_record_that_is_none_counts_for_nothing_and_stays(tmp_path: Path, spoilt: bytes) -> None:
+    photos = tmp_path / "photos"
+    write_photos(photos, 8)
+    (record,) = stage(photos, tmp_path / "local").path.parent.glob("*.rows")
+    record.write_bytes(spoilt)
+    write(photos / "cat" / "new.jpg", jpeg(1000))
+    updated = stage(photos, tmp_path / "local")
+    assert counts(updated.report) is None
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+    assert record.read_bytes() == spoilt
+
+
+def test_a_label_in_a_table_that_is_mended_costs_no_reading(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    for number in range(12):
+        write(photos / f"{number}.jpg", jpeg(number))
+
+    def label(cats: range) -> None:
+        rows = [f"{number}.jpg,{'cat' if number in cats else 'dog'}" for number in range(12)]
+        (photos / "labels.csv").write_text("\n".join(["file,label", *rows]), encoding="utf-8")
+
+    label(range(6))
+    stage(photos, tmp_path / "local")
+    label(range(5))
+    updated = stage(photos, tmp_path / "local")
+    assert counts(updated.report) == (0, 0, 0, 12, 0)
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+
+
+def test_an_image_that_is_read_again_and_broken_is_named(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    write_photos(photos, 12)
+    pack = stage(photos, tmp_path / "local").path
+    before = pack.read_bytes()
+    (photos / "cat" / "00003.jpg").write_bytes(jpeg(3)[:200])
+    with pytest.raises(DecodeError, match=r"00003\.jpg"):
+        stage(photos, tmp_path / "local")
+    assert pack.read_bytes() == before
+    (photos / "cat" / "00003.jpg").write_bytes(jpeg(77))
+    assert counts(stage(photos, tmp_path / "local").report) == (0, 1, 0, 11, 1)
+
+
+def test_other_options_are_another_pack(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    write_photos(photos, 12)
+    stage(photos, tmp_path / "local")
+    write(photos / "cat" / "new.jpg", jpeg(1000))
+    assert counts(stage(photos, tmp_path / "local", image_size=(8, 8)).report) is None
+    assert counts(stage(photos, tmp_path / "local", refresh=True).report) is None
+
+
+@pytest.mark.torch
+def test_streaming_begins_with_the_rows_that_are_here(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    write_photos(photos, 64)
+    stage(photos, tmp_path / "local")
+    Edits(photos, 4).make()
+    streamed = stage(photos, tmp_path / "local", streaming=True)
+    seen = sum(len(batch[0]) for batch in streamed.loader("train", batch_size=8))
+    updated = streamed.wait()
+    assert seen == 64
+    assert counts(updated.report) == (8, 4, 8, 52, 12)
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+
+
+Edit = Callable[[Path, int], None]
+
+
+def _add(folder: Path, number: int) -> None:
+    write(folder / "images" / ("train", "val")[number % 2] / f"n{number}.jpg", jpeg(500 + number))
+
+
+def _rewrite(folder: Path, number: int) -> None:
+    files = sorted((folder / "images").rglob("*.jpg"))
+    files[number % len(files)].write_bytes(jpeg(900 + number))
+
+
+def _remove(folder: Path, number: int) -> None:
+    files = sorted((folder / "images").rglob("*.jpg"))
+    if len(files) > 8:
+        files[number % len(files)].unlink()
+
+
+def _move(folder: Path, number: int) -> None:
+    files = sorted((folder / "images").rglob("*.jpg"))
+    path = files[number % len(files)]
+    other = {"train": "val", "val": "train"}[path.parent.name]
+    path.rename(path.parent.parent / other / path.name)
+
+
+def _swap(folder: Path, number: int) -> None:
+    """Two files change their names, and keep their times."""
+    files = sorted((folder / "images").rglob("*.jpg"))
+    one, other = files[number % len(files)], files[(number // 3) % len(files)]
+    if one != other:
+        shutil.move(one, folder / "aside")
+        shutil.move(other, one)
+        shutil.move(folder / "aside", other)
+
+
+_EDITS: dict[str, Edit] = {"add": _add, "rewrite": _rewrite, "remove": _remove, "move": _move, "swap": _swap}
+_FORMS: list[dict[str, Any]] = [
+    {"image_size": SIZE},
+    {"image_size": SIZE, "resize": "crop"},
+    {"encoding": "encoded"},
+    {"encoding": "jpeg:80", "image_size": SIZE},
+    {"image_size": None},
+    {"image_size": SIZE, "on_error": "skip"},
+]
+
+
+def _dressed(folder: Path, form: str) -> Path:
+    """Make what is to be staged of the images: a zip of them, or masks, boxes or a table beside each."""
+    files = sorted((folder / "images").rglob("*.jpg"))
+    if form == "masks":
+        shutil.rmtree(folder / "masks", ignore_errors=True)
+        for path in files:
+            place = folder / "masks" / path.relative_to(folder / "images").with_suffix(".png")
+            write(place, mask(len(path.read_bytes())))
+            # As a program writes them that keeps the time of what it was made of.
+            os.utime(place, ns=(path.stat().st_mtime_ns, path.stat().st_mtime_ns))
+    if form == "boxes":
+        shutil.rmtree(folder / "labels", ignore_errors=True)
+        for number, path in enumerate(files):
+            place = folder / "labels" / path.relative_to(folder / "images").with_suffix(".txt")
+            write(place, f"{number % 2} 0.5 0.5 0.{1 + number % 8} 0.5\n".encode())
+    if form == "zip":
+        (folder.parent / "data.zip").write_bytes(zip_of(folder))
+        return folder.parent / "data.zip"
+    return folder
+
+
+@given(
+    st.sampled_from(["folders", "zip", "masks", "boxes"]),
+    st.sampled_from(_FORMS),
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(sorted(_EDITS)), st.integers(0, 999)), max_size=5), min_size=1, max_size=4
+    ),
+)
+@settings(
+    max_examples=25,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_after_any_edits_the_pack_is_that_of_reading_everything(
+    tmp_path: Path, form: str, options: dict[str, Any], rounds: list[list[tuple[str, int]]]
+) -> None:
+    for place in tmp_path.iterdir():
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    folder = tmp_path / "data"
+    for number in range(10):
+        write(folder / "images" / ("train", "val")[number % 2] / f"{number}.jpg", jpeg(number))
+    if options.get("on_error"):
+        write(folder / "images" / "train" / "broken.jpg", jpeg(7)[:300])
+    stage(_dressed(folder, form), tmp_path / "local", **options)
+    for edits in rounds:
+        for name, number in edits:
+            _EDITS[name](folder, number)
+        source = _dressed(folder, form)
+        shutil.rmtree(tmp_path / "fresh", ignore_errors=True)
+        updated, fresh = (stage(source, tmp_path / place, **options) for place in ("local", "fresh"))
+        assert updated.path.read_bytes() == fresh.path.read_bytes()
+        assert len(list(updated.path.parent.glob("*.rows"))) == 1
+
+
+def test_what_is_left_is_what_a_fresh_staging_leaves(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    write_photos(photos, 12)
+    home = Home(tmp_path, theirs=["photos"])
+    for number in range(3):
+        stage(photos, tmp_path / "local", cache_dir=tmp_path / "cache")
+        home.check(finished=True)
+        write(photos / "cat" / f"new{number}.jpg", jpeg(1000 + number))
+        home = Home(tmp_path, theirs=["photos"])
+    assert len(list(tmp_path.rglob("*.rows"))) == 2
