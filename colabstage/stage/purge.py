@@ -304,7 +304,8 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     Raises:
         OptionError: `datasets` are not what `list_datasets` returns.
     """
-    if isinstance(datasets, str) or not all(isinstance(one, StoredDataset) for one in datasets):
+    given: Sequence[object] = datasets
+    if not all(isinstance(one, StoredDataset) for one in given):
         refuse_argument("datasets", datasets, "a list of what list_datasets() returns, all of it or a part")
     removed: list[StoredDataset] = []
     kept: list[StoredDataset] = []

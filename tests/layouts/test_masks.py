@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -249,7 +249,7 @@ def test_painted_masks_are_refused_by_the_plan_with_a_table_to_paste(
     source = (
         tmp_path / "data" if not plain else Path(shutil.make_archive(str(tmp_path / "data"), "zip", tmp_path / "data"))
     )
-    places = {"local_dir": tmp_path / "local", "cache_dir": None}
+    places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None}
     for verb in (plan_stage, stage_dataset):
         with pytest.raises(BrokenDatasetError, match=r"class_2,128,0,0") as caught:
             verb(source, **places)
