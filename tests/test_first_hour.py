@@ -10,18 +10,14 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
 import colabstage as cs
 from colabstage.errors import ArgumentError, NotSupportedHereError, OptionError, SourceReadError, SplitNotFoundError
 from tests.support.http_server import WebServer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -79,20 +75,6 @@ def test_names_are_not_what_purge_datasets_takes(given: Any) -> None:
     """A name is the first thing to try after a look at the list."""
     with pytest.raises(OptionError, match=r"photos-1a2b3c4d.*list_datasets"):
         cs.purge_datasets(given)
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [
-        (lambda pandas: pandas.DataFrame({"path": ["1.jpg"]}), "to_csv"),
-        (lambda pandas: pandas.Series(["1.jpg"]), "list"),
-        (lambda _: np.zeros((4, 8, 8), np.uint8), "np.savez"),
-    ],
-)
-def test_data_in_memory_as_a_source_has_the_line_to_write(value: Callable[[Any], Any], wanted: str) -> None:
-    """A table, an array and a column of paths are what people have at hand."""
-    with pytest.raises(OptionError, match=wanted):
-        cs.stage_dataset(value(pytest.importorskip("pandas")), progress=False)
 
 
 @pytest.mark.parametrize("missing", ["", "torch"])

@@ -60,6 +60,7 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "table": (_frame, r"frame\.to_csv\("),
     "polars": (Frame, r"frame\.write_csv\("),
     "array": (lambda: np.zeros((100, 28, 28)), r"np\.savez\("),
+    "column": (lambda: _frame()["image"], "of paths give a list"),
     "dataset": (Items, r"pack_dataset\(dataset"),
     "loader": (lambda: torch.utils.data.DataLoader(Items()), "expected"),
     "splits": (lambda: {"train": Items(), "test": Items()}, "expected|one of them"),
