@@ -395,11 +395,12 @@ def _purge_cached(one: StoredDataset) -> str | None:
 
     def purge() -> str | None:
         files = cache.shards(f"{one.name}.h5") if count else list(filter(None, cache.look([name])))
+        # Before the pack, without which nobody would look for them.
+        discard_rows(cache, f"{one.name}.h5", every=True)
         for file in (file for file in files if PartName.of(Path(file.name)).count == count):
             # Recognised by its manifest, because people keep other files in the place of the cache.
             if not cache.discard(file, ours=lambda now: _is_ours(now) and _dataset_of(now.name) == one.name):
                 return f"'{file.source.label}' is not what colabstage put there, or was changed since"
-        discard_rows(cache, f"{one.name}.h5")
         # A manifest that cannot be read proves nothing, and a file is removed only when it is gone.
         return f"'{one.path}' is not what colabstage put there, or was changed since" if name in cache.names() else None
 
