@@ -72,6 +72,7 @@ from colabstage.layouts.words import (
     ARCHIVES,
     IMAGES,
     SOUNDS,
+    SPLIT_COLUMNS,
     TABLES,
     folder_of,
     is_label_name,
@@ -81,6 +82,7 @@ from colabstage.layouts.words import (
     is_split,
     is_submission,
     is_table,
+    plain_name,
     shared_folders,
 )
 from colabstage.trees.folder import FolderTree
@@ -257,7 +259,14 @@ def _without_rows(case: Case, found: Miss) -> Found:
             return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
         return near(f"The images have masks, and the table beside them no labels: {found.error}")
     by_folder = _weigh_folders(case)
-    if isinstance(by_folder, Evidence) and case.rows_agree(by_folder):
+    # Without a column of splits, rows that were meant for a test would be trained on.
+    headers = {plain_name(name) for table in case.leading for name in table.table.header}
+    names_splits = not headers.isdisjoint(SPLIT_COLUMNS)
+    if (
+        isinstance(by_folder, Evidence)
+        and case.rows_agree(by_folder)
+        and not (names_splits and by_folder.table.splits is None)
+    ):
         note = "Tables beside the folders have a column that says the same classes; their other columns were left out."
         return by_folder.noting(note)
     # Nothing is gained by the advice where all images are in one folder.

@@ -446,7 +446,8 @@ class _Levels:
         if not odd or (len(odd) == 1 and len(self.classes) > 2):
             return ""
         return (
-            f"{listed(sorted(odd))} are names of parts of a dataset, and nothing says what of each sample they hold. "
+            f"{listed(sorted(odd))} {'is a name' if len(odd) == 1 else 'are names'} of parts of a dataset, and nothing "
+            "says what of each sample they hold. "
             f"{self._choose(only=min(self.classes), parts=sorted(self.classes))}"
         )
 

@@ -180,11 +180,11 @@ def test_what_does_not_fit_is_refused_before_anything_changes(data: Path, tmp_pa
     plain = {**make_parts(data), "optimizer": torch.optim.SGD(make_parts(data)["model"].parameters())}
     less = {name: part for name, part in make_parts(data).items() if name != "scheduler"}
     for parts, name in [
-        (wider, "model"),
+        (wider, "state of model"),
         (plain, "optimizer"),
         (less, "scheduler"),
-        (small, "loader"),
-        (fewer, "loader"),
+        (small, "state of loader"),
+        (fewer, "state of loader"),
     ]:
         before = {key: value.clone() for key, value in parts["model"].state_dict().items()}
         with pytest.raises(OptionError, match=name), resumable(tmp_path / "run", progress=False, **parts):
@@ -408,6 +408,16 @@ def test_a_dead_process_holds_no_run(data: Path, tmp_path: Path) -> None:
         assert list_runs(tmp_path)[0].state == "training"
     assert versions(tmp_path)[0].session == 3
     assert list_runs(tmp_path)[0].state == "ended"
+
+
+def test_a_session_that_saves_nothing_leaves_the_run_where_it_was(data: Path, tmp_path: Path) -> None:
+    """A run that is done, or looked into, is listed with the epoch and step of the version that it began with."""
+    session(tmp_path, data)
+    done = list_runs(tmp_path)[0]
+    with resumable(tmp_path, progress=False, **make_parts(data)):
+        assert (list_runs(tmp_path)[0].epoch, list_runs(tmp_path)[0].step) == (done.epoch, STEPS)
+    after = list_runs(tmp_path)[0]
+    assert (after.session, after.epoch, after.step, after.state) == (2, done.epoch, STEPS, "ended")
 
 
 def test_only_so_many_versions_are_kept(data: Path, tmp_path: Path) -> None:
