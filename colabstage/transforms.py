@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from colabstage.io.whole_imports import whole_imports
+from colabstage.io.whole_imports import refuse_import, whole_imports
 
-with whole_imports():
-    from colabstage.load.augment import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
+try:
+    with whole_imports():
+        from colabstage.load.augment import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
+except ImportError as error:
+    refuse_import("torch", "colabstage.transforms needs", error)
 
 __all__ = ["Compose", "Normalize", "OneHot", "RandomCrop", "RandomFlip", "RandomResizedCrop"]

@@ -70,15 +70,17 @@ def own_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_pass(python: Path, selection: list[str], until: float) -> bool:
+def run_pass(python: Path, selection: list[str], until: float, **environment: str) -> bool:
     """Run the tests that pytest's options select, but not beyond `until` on the clock of `time.monotonic`; return
-    whether all passed."""
+    whether all passed. `environment`: variables to set besides."""
     with own_folder() as folder:
         # A short name: the sockets that tests make below it may have 107 characters in all.
         own = ["-o", f"cache_dir={folder}/cache", f"--basetemp={folder}/t"]
         command = [str(python), "-P", "-m", "pytest", *OPTIONS, *own, *selection]
         start = time.monotonic()
-        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+        with subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
+        ) as process:
             try:
                 exit_code = process.wait(max(min(PASS_TIMEOUT_S, until - REPORT_S - start), 0))
             except subprocess.TimeoutExpired:
@@ -99,7 +101,9 @@ def run_environment(folder: str, options: list[str], marks: str, until: float) -
     # process without tests takes some from another, because a few tests take a hundred times as long as most.
     processes = ["-n", f"{min(2 * len(os.sched_getaffinity(0)), 4)}", "--dist=worksteal", "-p", "tests.longest_first"]
     print(f"\n== {folder}: in parallel", flush=True)
-    return run_pass(ROOT / folder / "bin/python", [*options, *processes, "-m", f"not alone{marks}", "tests"], until)
+    selection = [*options, *processes, "-m", f"not alone{marks}", "tests"]
+    # OpenMP's threads spin while they wait, which takes the cores from the processes beside.
+    return run_pass(ROOT / folder / "bin/python", selection, until, OMP_WAIT_POLICY="PASSIVE")
 
 
 def main() -> int:

@@ -253,8 +253,8 @@ def test_what_is_not_run_says_why() -> None:
     reasons = [block.why_not_run for path in [README, *DOCS] for block in blocks(path, "python") if block.why_not_run]
     assert sorted(reason.partition(",")[0] for reason in reasons) == [
         "needs Kaggle", "needs a GPU", "needs a dataset of YOLO's", "needs a mounted Drive", "needs albumentations",
-        "needs the network", "needs the network", "needs torchrun", "needs torchvision",
-        "starts a cluster", "the README has this cell",
+        "needs lightning", "needs the network", "needs the network", "needs torchrun",
+        "the README has this cell",
     ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,7 +16,7 @@ import pytest
 from PIL import Image
 
 import colabstage as cs
-from colabstage.errors import NotSupportedHereError, OptionError, SourceReadError
+from colabstage.errors import ArgumentError, NotSupportedHereError, OptionError, SourceReadError, SplitNotFoundError
 from tests.support.http_server import WebServer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +51,32 @@ def test_public_modules_need_no_import_of_their_own(module: str) -> None:
     assert module in dir(cs)
 
 
+@pytest.mark.parametrize(
+    ("verb", "arguments", "named", "wanted"),
+    [
+        ("stage_dataset", ("photos", (64, 64)), {}, "'source' by position"),
+        ("publish_file", ("a", "b", "c"), {}, "'target' by position"),
+        pytest.param("resumable", ("run", None), {}, "'folder' by position", marks=pytest.mark.torch),
+        pytest.param("resumable", (), {"model": None}, "'folder'", marks=pytest.mark.torch),
+        ("list_runs", (), {}, "'folder'"),
+        ("mount_drive", (), {"force": True}, "'force'"),
+    ],
+)
+def test_a_call_that_does_not_fit_names_the_argument(
+    verb: str, arguments: tuple[object, ...], named: dict[str, object], wanted: str
+) -> None:
+    """For every public function, whether it takes its options from a class or lists them."""
+    with pytest.raises(ArgumentError, match=wanted):
+        getattr(cs, verb)(*arguments, **named)
+
+
+@pytest.mark.parametrize("given", ["photos-1a2b3c4d", ["photos-1a2b3c4d"]])
+def test_names_are_not_what_purge_datasets_takes(given: Any) -> None:
+    """A name is the first thing to try after a look at the list."""
+    with pytest.raises(OptionError, match=r"photos-1a2b3c4d.*list_datasets"):
+        cs.purge_datasets(given)
+
+
 @pytest.mark.parametrize("missing", ["", "torch"])
 def test_a_star_imports_what_there_is(missing: str) -> None:
     """Without torch all but what needs it, which by name says so."""
@@ -62,11 +89,12 @@ from colabstage import *
 print("stage_dataset" in dir(), "make_loader" in dir())
 if sys.argv[1]:
     import colabstage
-    try: colabstage.make_loader
-    except ImportError as error: print(type(error).__name__, "pip install torch" in str(error))
+    for name in ("make_loader", "transforms"):
+        try: getattr(colabstage, name)
+        except ImportError as error: print(type(error).__name__, "pip install torch" in str(error))
 """
     said = run(code, missing).split()
-    assert said == (["True", "False", "MissingDependencyError", "True"] if missing else ["True", "True"])
+    assert said == (["True", "False", *["MissingDependencyError", "True"] * 2] if missing else ["True", "True"])
 
 
 def test_a_split_that_is_tried_as_an_attribute_has_the_line_to_write(source: Path, places: dict[str, Any]) -> None:
@@ -79,6 +107,29 @@ def test_a_split_that_is_tried_as_an_attribute_has_the_line_to_write(source: Pat
         _ = data.trian
     assert copy.copy(data).splits == data.splits
     assert not hasattr(pickle.loads(pickle.dumps(data.info)), "train")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("trian", "'train'"), ("Train", "'train'"), ("training", "'train'"), ("val", "splits=")]
+)
+def test_a_misspelt_split_is_no_new_one(source: Path, places: dict[str, Any], wrong: str, meant: str) -> None:
+    """What is nearly there is suggested; only of another name the line that makes such a split is shown."""
+    data = cs.stage_dataset(source, progress=False, **places)
+    with pytest.raises(SplitNotFoundError, match=rf"'{wrong}'") as refused:
+        data.loader(wrong, 2)
+    assert str(refused.value).partition("samples). ")[2].count(meant) == 1
+
+
+def test_a_source_that_is_gone_and_a_list_have_readable_names(source: Path, places: dict[str, Any]) -> None:
+    """A report without the system's numbers for errors, a plan without digests."""
+    folders = [str(folder) for folder in sorted(source.iterdir())]
+    assert str(cs.plan_stage(folders, **places)).startswith(f"'{folders[0]} and 1 more'")
+    cs.stage_dataset(source, progress=False, **places)
+    shutil.rmtree(source)
+    (note,) = cs.stage_dataset(source, progress=False, **places).report.notes
+    assert str(source) in note
+    assert "Errno" not in note
 
 
 def test_datasets_are_listed_with_options_and_a_total(source: Path, places: dict[str, Any]) -> None:

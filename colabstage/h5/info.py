@@ -5,6 +5,7 @@ No samples are read, except for a few rows of variable length, whose type says n
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from contextlib import suppress
@@ -149,7 +150,9 @@ class PackInfo:
             return self.splits[name]
         except KeyError:
             msg = f"'{self.path.name}' has no split '{name}'. {format_splits(self)}"
-            if list(self.splits) == ["train"]:
+            if near := difflib.get_close_matches(str(name), self.splits, 1):
+                msg += f" Did you mean '{near[0]}'?"
+            elif list(self.splits) == ["train"]:
                 held_out = name if str(name).isidentifier() else "test"
                 msg += f" To hold a fifth out, stage or pack it with splits={{'train': 0.8, '{held_out}': 0.2}}."
             raise SplitNotFoundError(msg) from None

@@ -11,7 +11,8 @@ What happens to the rarer kinds:
   with a background), and kept as the fourth channel for `"keep"`.
 - `"grayscale"` of a colour JPEG is the luma that the file stores, which Pillow gets after `draft("L")`; other formats
   use Pillow's weights (ITU-R 601-2).
-- 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Floating
+- 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Of 16-bit
+  colours Pillow reads the upper 8 alone. What is lost shows in `DecodedImage.lost`. Floating
   point and 32-bit grayscale come as float32 for `"keep"`, with no agreed range for a conversion to 8 bits: an error.
 - Animations give their first frame.
 
@@ -27,8 +28,8 @@ import struct
 import threading
 import zlib
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -40,7 +41,7 @@ from colabstage.io.accelerated import find_simplejpeg
 from colabstage.io.stand_ins import stand_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from colabstage.images.geometry import ColorMode
     from colabstage.images.headers import JpegHeader
     from colabstage.images.resample import Resizer
+
+Loss = Literal["frames", "bits"]
+"""The frames or pages after the first, or the lower 8 of 16 bits."""
+LOSSES: tuple[Loss, ...] = get_args(Loss)
 
 # Photographs of 24 million pixels are decoded by two threads at once, as ever; smaller ones are not even counted.
 _MOST_PIXELS = 64_000_000
@@ -85,6 +90,7 @@ _PLUGIN_ERRORS = (
 _PHOTOGRAPH_GAP = 1.0
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 _WIDE_MODES = ("I", "F")
+_MOST_OF_8_BITS = 255
 _IMAGE_DTYPES = (np.uint8, np.uint16, np.float32)
 # What undoes each orientation, as PIL.Image.Transpose numbers it.
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
@@ -204,6 +210,13 @@ class ImageFacts:
     """The largest value of pixels of 16 bits, where these were decoded to find it."""
     animated: bool = False
     """Whether there are further frames or pages."""
+    deep: bool = False
+    """Whether the file has 16 bits for each value; `dtype` is uint8 where Pillow reads only the upper 8."""
+
+    def losses(self, color_mode: ColorMode) -> tuple[Loss, ...]:
+        """Return what of the file is not in its pixels, once they are decoded."""
+        dtype = self.dtype if color_mode == "keep" else np.dtype(np.uint8)
+        return _losses(dtype, animated=self.animated, deep=self.deep)
 
 
 class DecodedImage(NamedTuple):
@@ -213,8 +226,8 @@ class DecodedImage(NamedTuple):
     """`(H, W, C)`, as `decode_image` returns it."""
     size: tuple[int, int]
     """Height and width of the upright image before it was resized."""
-    animated: bool
-    """Whether there are further frames or pages."""
+    lost: tuple[Loss, ...]
+    """What of the file is not in the pixels."""
 
 
 def decode_image(data: bytes, options: ImageOptions, *, scratch: bytearray | None = None) -> NDArray[Any]:
@@ -242,12 +255,14 @@ def decode_sized(
     """
     # What is not resized is the result itself, so it needs memory of its own.
     decoded = scratch.decoded if scratch is not None and options.size is not None else None
-    found, animated = _decode_turbo(data, options, decoded) if is_jpeg(data) else None, False
+    found = _decode_turbo(data, options, decoded) if is_jpeg(data) else None
+    lost: tuple[Loss, ...] = ()
     if found is None:
         with _open_pillow(data) as image:
-            animated = _is_animated(image)
+            animated, deep = _is_animated(image), _is_deep(image)
             with _upright(image, data, luma=options.color_mode == "grayscale") as upright:
                 whole = _to_array(upright, options.color_mode)
+            lost = _losses(whole.dtype, animated=animated, deep=deep)
         found = _Decoded(whole, (whole.shape[0], whole.shape[1]), 1, is_photograph=False)
     pixels, size, factor, is_photograph = found
     placement = place_image(size, options.size, options.resize).reduced(factor)
@@ -256,7 +271,7 @@ def decode_sized(
         pixels = resample(pixels, placement, gap=gap, resizer=resizer, scratch=scratch)
     elif decoded is not None and not pixels.flags.owndata:
         pixels = pixels.copy()
-    return DecodedImage(pixels, size, animated)
+    return DecodedImage(pixels, size, lost)
 
 
 def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer = "pillow") -> NDArray[Any]:
@@ -329,7 +344,34 @@ def probe_image(data: bytes) -> ImageFacts:
         except _PLUGIN_ERRORS as error:
             msg = f"The {image.format} header is broken: {error}."
             raise DecodeError(msg) from error
-        return ImageFacts(height, width, channels, dtype, str(image.format), animated=_is_animated(image))
+        facts = ImageFacts(height, width, channels, dtype, str(image.format))
+        return replace(facts, animated=_is_animated(image), deep=_is_deep(image))
+
+
+def _losses(dtype: np.dtype[Any], *, animated: bool, deep: bool) -> tuple[Loss, ...]:
+    """Return what of an image file is not in its pixels of this dtype."""
+    lost: dict[Loss, bool] = {"frames": animated, "bits": deep and dtype == np.uint8}
+    return tuple(loss for loss, is_lost in lost.items() if is_lost)
+
+
+def check_kept(lost: Sequence[Loss], color_mode: ColorMode) -> None:
+    """Refuse an image whose values `"keep"` cannot keep."""
+    if color_mode == "keep" and "bits" in lost:
+        msg = (
+            "The image has 16 bits for each value of several channels; Pillow reads the upper 8, so color_mode='keep' "
+            "cannot keep all. Pass color_mode='rgb' to store those 8, or give pack_dataset an object whose items are "
+            "(x, y), x an array read by tifffile or OpenCV."
+        )
+        raise DecodeError(msg)
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Tell whether a file has 16 bits for each value, by how Pillow unpacks them; before it is loaded."""
+    for decoder, _, _, arguments in getattr(image, "tile", ()):
+        raw_mode, *rest = arguments if isinstance(arguments, tuple) else (arguments,)
+        if ";16" in str(raw_mode) or (decoder in ("ppm", "ppm_plain") and max(rest, default=0) > _MOST_OF_8_BITS):
+            return True
+    return False
 
 
 class _Decoded(NamedTuple):

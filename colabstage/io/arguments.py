@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from colabstage.errors import ArgumentError, OptionError
 from colabstage.io.given import instead_of, show_value
+from colabstage.io.units import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,7 +53,7 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
 }
 
 # Where a dataset_h5 is wanted, this is what people pass instead.
-ONE_SPLIT = "Of what stage_dataset returns pass one split, data['train']; of a file's path make one, dataset_h5(path)."
+ONE_SPLIT = "Pass one split of what stage_dataset returned, data['train'], or open a file with dataset_h5(path)."
 
 # The docstring entry that stands for all arguments defined elsewhere.
 _ENTRY = re.compile(r"^( +)\*\*\w+:.*\n(?:\1 +.*\n)*", re.MULTILINE)
@@ -82,7 +83,7 @@ def takes(
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise _refused(shown, signature, error, kwargs, remedies or {}) from error
+                raise refused_call(shown, signature, error, kwargs, remedies or {}) from error
             return function(*args, **kwargs)
 
         # `inspect.signature` looks here first, and so do notebooks at the Tab key.
@@ -172,17 +173,28 @@ def _spelt_out(signature: inspect.Signature, spelt: Iterable[inspect.Parameter])
     return signature.replace(parameters=[*by_place, *(one for one in spelt if one.name not in names), *by_name])
 
 
-def _refused(
-    function: str, signature: inspect.Signature, error: TypeError, given: Mapping[str, Any], remedies: Mapping[str, str]
+def refused_call(
+    function: str,
+    signature: inspect.Signature,
+    error: TypeError,
+    given: Mapping[str, Any],
+    remedies: Mapping[str, str] | None = None,
 ) -> OptionError:
     """Return the error for a call that does not fit: what Python says of it, and what to write."""
-    unknown = next((name for name in given if name not in signature.parameters), None)
+    remedies = remedies or {}
+    shown = [one for one in signature.parameters.values() if one.name != "self"]
+    if "too many positional" in str(error):
+        placed = listed([one.name for one in shown if one.kind is one.POSITIONAL_OR_KEYWORD]) or "nothing"
+        others = [f" Give the others by name, such as {one.name}=…." for one in shown if one.kind is one.KEYWORD_ONLY]
+        return ArgumentError(f"{function}() got {error}; expected {placed} by position.{''.join(others[:1])}")
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in shown)
+    unknown = next((name for name in given if not takes_any and name not in signature.parameters), None)
     if unknown is None:
         hint = next((f" {remedies[name]}" for name in remedies if f"'{name}'" in str(error)), "")
         return ArgumentError(f"{function}() {error}.{hint}")
     if unknown in remedies:
         return OptionError(f"{function}() has no {unknown}=. {remedies[unknown]}")
-    own = [name for name in signature.parameters if name != "self"]
+    own = [one.name for one in shown]
     # `size` is more like `resize`, and means `image_size`.
     near = [one for one in own if unknown in one.split("_")] or difflib.get_close_matches(unknown, own, 1)
     hint = f" Did you mean '{near[0]}'?" if near else ""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from colabstage.errors import ColabstageError, OptionError, SourceReadError, said_by
+from colabstage.io.arguments import refused_call
 from colabstage.io.callers_code import absolute, closeness, is_callers_own, place_of
 from colabstage.io.files import speaks_of_a_mount, translate_read_error, translate_write_error
 from colabstage.io.units import listed
@@ -48,6 +49,14 @@ def typed(
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             try:
                 return verb(*args, **kwargs)
+            except TypeError as error:
+                signature = inspect.signature(verb)
+                try:
+                    signature.bind(*args, **kwargs)
+                except TypeError as mismatch:
+                    if not isinstance(error, ColabstageError):
+                        raise refused_call(verb.__name__, signature, mismatch, kwargs) from error
+                raise
             except OSError as error:
                 given = {**inspect.signature(verb).bind_partial(*args, **kwargs).arguments, **kwargs}
                 better = typed_error(

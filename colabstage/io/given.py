@@ -71,6 +71,15 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
     """
     if isinstance(value, list | tuple | set | frozenset | Iterator):
         return "Give a list of paths." if several else "Give one path, and call once for each."
-    if is_frame(value) or isinstance(value, Mapping | str | bytes | type) or not hasattr(value, "__getitem__"):
+    if is_frame(value):
+        save = (
+            "to_csv('photos/labels.csv', index=False)" if hasattr(value, "to_csv") else "write_csv('photos/labels.csv')"
+        )
+        return f"Save it beside the files that it lists, frame.{save}, and give their folder."
+    if hasattr(value, "__array__"):
+        return (
+            "Save arrays first, np.savez('data.npz', x_train=x, y_train=y), and give that file; of paths give a list."
+        )
+    if isinstance(value, Mapping | str | bytes | type) or not hasattr(value, "__getitem__"):
         return otherwise
     return "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y)."

@@ -22,7 +22,8 @@ def whereabouts(path: Path) -> str:
     # The nearest existing folder shows where the path goes wrong: a missing mount, a typing error, a moved folder.
     there = next((parent for parent in path.parents if parent.exists()), Path("/"))
     if there.is_file():
-        return f"'{there}' is a file. A part of an archive is an argument: only={path.relative_to(there).as_posix()!r}."
+        below = path.relative_to(there).as_posix()
+        return f"'{there}' is a file, not a folder; a part of an archive is named by only={below!r}."
     found = _names_in(there, path.relative_to(there).parts[0] if path.is_relative_to(there) else path.name)
     if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
         return found

@@ -8,7 +8,6 @@ spellings; a split has no class in common with train, or two names; a written na
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import posixpath
 import re
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from colabstage.errors import (
     ended,
     said_by,
 )
+from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts import evidence
 from colabstage.layouts.boxes import NAME as DETECTION
@@ -72,6 +72,7 @@ from colabstage.layouts.words import (
     ARCHIVES,
     IMAGES,
     SOUNDS,
+    SPLIT_COLUMNS,
     TABLES,
     folder_of,
     is_label_name,
@@ -81,6 +82,7 @@ from colabstage.layouts.words import (
     is_split,
     is_submission,
     is_table,
+    plain_name,
     shared_folders,
 )
 from colabstage.trees.folder import FolderTree
@@ -257,7 +259,14 @@ def _without_rows(case: Case, found: Miss) -> Found:
             return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
         return near(f"The images have masks, and the table beside them no labels: {found.error}")
     by_folder = _weigh_folders(case)
-    if isinstance(by_folder, Evidence) and case.rows_agree(by_folder):
+    # Without a column of splits, rows that were meant for a test would be trained on.
+    headers = {plain_name(name) for table in case.leading for name in table.table.header}
+    names_splits = not headers.isdisjoint(SPLIT_COLUMNS)
+    if (
+        isinstance(by_folder, Evidence)
+        and case.rows_agree(by_folder)
+        and not (names_splits and by_folder.table.splits is None)
+    ):
         note = "Tables beside the folders have a column that says the same classes; their other columns were left out."
         return by_folder.noting(note)
     # Nothing is gained by the advice where all images are in one folder.
@@ -471,7 +480,7 @@ LAYOUTS: tuple[Layout, ...] = (
 def catalogue() -> tuple[Layout, ...]:
     """Return all layouts, those of installed packages last: an entry point in the group "colabstage.layouts" leads to a
     `Layout`."""
-    return (*LAYOUTS, *(found.load() for found in importlib.metadata.entry_points(group="colabstage.layouts")))
+    return (*LAYOUTS, *(found.load() for found in added_by_packages("colabstage.layouts")))
 
 
 def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more: bool = False) -> SampleTable:

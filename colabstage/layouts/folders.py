@@ -446,14 +446,16 @@ class _Levels:
         if not odd or (len(odd) == 1 and len(self.classes) > 2):
             return ""
         return (
-            f"{listed(sorted(odd))} are names of parts of a dataset, and nothing says what of each sample they hold. "
+            f"{listed(sorted(odd))} {'is a name' if len(odd) == 1 else 'are names'} of parts of a dataset, and nothing "
+            "says what of each sample they hold. "
             f"{self._choose(only=min(self.classes), parts=sorted(self.classes))}"
         )
 
     def mates(self) -> str:
         """Find folders that hold parts of one sample: the same stems are in each of them."""
         classes = self.classes
-        if not 2 <= len(classes) <= _MOST_PARTS or not may_be_mates(classes, "a"):
+        named = any(is_role(name) for name in classes)
+        if not 2 <= len(classes) <= _MOST_PARTS or not (named or may_be_mates(classes, "a")):
             return ""
         stems = []
         for number, name in enumerate(classes):
@@ -461,7 +463,9 @@ class _Levels:
             stems.append({bare_stem(self.files.names[row], name) for row in rows.tolist()} - {""})
         smallest = min(stems, key=len)
         differ = any(2 * len(smallest & own) < len(smallest) for own in stems)
-        if not smallest or differ or not may_be_mates(classes, min(smallest)):
+        # Plain numbers alone say nothing; that each folder has all of them does, where one is called "label".
+        same = named and all(own == smallest for own in stems)
+        if not smallest or differ or not (same or may_be_mates(classes, min(smallest))):
             return ""
         return (
             f"the {self.table.unit} in {listed(sorted(classes))} have the same names ('{min(smallest)}', …): they may "

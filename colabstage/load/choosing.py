@@ -211,7 +211,7 @@ def _choose_strategy(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["devi
     if facts.arrival is not None and not facts.arrival.complete:
         if asked in ("device", "memory"):
             msg = (
-                f'strategy="{asked}" reads all rows at once, and of this file some are not here: '
+                f'strategy="{asked}" reads all rows at once, and some rows of this file are not here: '
                 f'{facts.arrival.reason}. Use strategy="auto".'
             )
             raise OptionError(msg)

@@ -304,7 +304,7 @@ def _build(machine: _Machine, rows: NDArray[np.intp] | None, shown: Order, *, dr
         # The crop is done by then; what follows it is not.
         machine.finish = replace(finish, batch_transform=machine.crop.rest)
     loader._machine = machine
-    loader.plan = machine.plan
+    loader._plan = machine.plan
     loader._seed_drawn = drawn
     loader._done = loader._next = _EpochPlace(0, 0)
     return loader
@@ -579,11 +579,11 @@ class Loader(Iterated, _Base):
     `DistributedSampler`, which Lightning leaves alone.
 
     Attributes:
-        plan: how batches are loaded, and why.
         dataset: where from.
     """
 
-    plan: LoaderPlan
+    # Not public: Ignite passes each public attribute to the constructor.
+    _plan: LoaderPlan
     # None of a loader that a framework built of another one's parts: that is a plain DataLoader.
     _machine: _Machine | None = None
     _seed_drawn = False
@@ -607,6 +607,10 @@ class Loader(Iterated, _Base):
         if asked is not None and asked != self._next.epoch:
             self._next = _EpochPlace(asked, 0)
         place, loader = self._next, weakref.ref(self)
+        if place.batches_done == len(self):
+            self._done, self._follows = place, True
+            self._next = _EpochPlace(place.epoch + 1, 0)
+            return self._rest_of(place)
 
         def handed_out(by: _EpochPlace) -> None:
             # An iterator may outlive its loader; and whoever has set another position since meant that one.
@@ -617,6 +621,22 @@ class Loader(Iterated, _Base):
         self._done, self._follows = place, True
         self._next = _EpochPlace(place.epoch + 1, 0)
         return self._begun(iteration)
+
+    def _rest_of(self, place: _EpochPlace) -> Iterator[Any]:
+        """Give nothing of an epoch that is over; but all of the epoch that has been set since the iteration began:
+        Lightning sets it that late where it resumes, and a stock loader's sampler honours it as well."""
+        sampler: Any = self.sampler
+        asked, sampler.asked = sampler.asked, None
+        if asked is None or asked == place.epoch:
+            place.end()
+            return
+        self._next = _EpochPlace(asked, 0)
+        yield from self
+
+    @property
+    def plan(self) -> LoaderPlan:
+        """Return how batches are loaded, and why."""
+        return self._plan
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`: from its first batch, or where `load_state_dict` said, if that is this

@@ -418,7 +418,7 @@ def _colab_client(verb: str) -> Any:
     try:
         return importlib.import_module("google.colab.drive")
     except ImportError:
-        msg = f"{verb}() works in Google Colab only, and this is {detect_platform().title}. {_ELSEWHERE[verb]}"
+        msg = f"{verb}() works in Google Colab only, and this is not Colab. {_ELSEWHERE[verb]}"
         raise NotSupportedHereError(msg) from None
 
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.images.decode import Loss
     from colabstage.images.resample import Resizer
     from colabstage.io.pipeline import PipelineResult
     from colabstage.io.progress import Cancellation, Progress
@@ -112,6 +113,8 @@ class PackReport:
     """All shards, where the pack consists of shards."""
     animated: tuple[str, ...] = ()
     """Names of images that have further frames or pages; only the first is stored."""
+    reduced: tuple[str, ...] = ()
+    """Names of images that have 16 bits for each value; only the upper 8 are stored."""
     resizer: Resizer | None = None
     """What resized the images, `"torch"` or `"pillow"`; `None` where they were not resized."""
     odd_boxes: OddBoxes = field(default_factory=OddBoxes)
@@ -191,12 +194,17 @@ def run_pack(
             job = found.plan_again(job, fixed=fixed)
 
 
-def animation_notes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a note about images that have further frames or pages."""
-    if not names:
-        return ()
-    have = counted(len(names), "images", "have")
-    return (f"{have} several frames or pages (first '{names[0]}'): the first of each counts",)
+def notes_on_losses(found: PackReport) -> tuple[str, ...]:
+    """Return notes on images of which a part is not stored."""
+    table = (
+        (found.animated, "several frames or pages", "the first of each counts"),
+        (found.reduced, "16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
+    )
+    return tuple(
+        f"{counted(len(names), 'images', 'have')} {what} (first '{names[0]}'): {kept}"
+        for names, what, kept in table
+        if names
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,8 +464,12 @@ class _PackRun:
         learnt: tuple[str, ...],
     ) -> PackReport:
         table = self.job.table
-        animated = tuple(table.inputs.source.name(int(order[position])) for position in sorted(journal.animated))
-        return PackReport(
+
+        def names(part: Loss) -> tuple[str, ...]:
+            positions = sorted(journal.lost.get(part, ()))
+            return tuple(table.inputs.source.name(int(order[position])) for position in positions)
+
+        report = PackReport(
             path=self.out,
             encoding=plan.encoding,
             reason=plan.reason,
@@ -469,13 +481,15 @@ class _PackRun:
             packing_s=0.0,
             resumed=0,
             readers=result.readers,
-            notes=(*self.job.notes, *animation_notes(animated), *odd.notes(), *learnt),
-            animated=animated,
+            notes=(),
+            animated=names("frames"),
+            reduced=names("bits"),
             odd_boxes=odd,
             learnt=learnt,
             resizer=plan.resizer,
             unit=table.unit,
         )
+        return replace(report, notes=(*self.job.notes, *notes_on_losses(report), *odd.notes(), *learnt))
 
     def _limits(self, takeover: Takeover | None) -> PipelineLimits:
         table, kept = self.job.table, self.job.plan.x.lengths is not None

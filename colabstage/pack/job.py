@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import LayoutError, OptionError, SourceChangedError
-from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
+from colabstage.images.decode import ImageFacts, check_kept, decode_image, decode_sized, fit_pixels, probe_image
 from colabstage.images.geometry import ImageOptions
 from colabstage.images.resample import can_torch_resize, expects_torch
 from colabstage.io.files import RetryPolicy, read_with_retry
@@ -173,7 +173,8 @@ class Prepared:
         if isinstance(self.inputs, Arrays):
             x = self.inputs.to_array(content)
         elif isinstance(content, bytes):
-            x = decode_image(content, self.options)
+            x, _, lost = decode_sized(content, self.options)
+            check_kept(lost, self.options.color_mode)
         else:
             x = fit_pixels(content, self.options)
         return np.asarray(self.prepare(x))
@@ -189,8 +190,7 @@ def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) 
     content = read_with_retry(lambda: source.read(0), source.name(0), policy=RetryPolicy())
     # Of 12 bits in 16 the upper half is nearly black: whoever scales them needs all.
     if isinstance(content, bytes) and isinstance(table.inputs, Images) and options.color_mode == "auto":
-        is_deep = probe_image(content).dtype == np.uint16
-        options = replace(options, color_mode="keep") if is_deep else options
+        options = replace(options, color_mode="keep") if probe_image(content).deep else options
     prepared = Prepared(table.inputs, prepare, options)
     first = prepared(content)
     if first.dtype.kind not in "biuf":

@@ -23,7 +23,7 @@ from colabstage.io.files import Closing, TargetFile
 from colabstage.io.workspace import Journal, current_world, cut_own, walk_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class PackJournal(Closing):
 
     Attributes:
         skipped: why samples were left out, by their positions.
-        animated: the positions of samples of which only the first frame is stored.
+        lost: the positions of samples whose images are stored without a part of their file, by that part.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PackJournal(Closing):
         # The stamp of each block that an earlier run finished, or `_NO_STAMP`.
         self._stamps = array("Q", bytes(8 * -(-self._samples // BLOCK_SAMPLES)))
         self.skipped: dict[int, str] = {}
-        self.animated: set[int] = set()
+        self.lost: dict[str, set[int]] = {}
 
     def _read(self) -> None:
         """Take over what the journal says, where it belongs to this work, of blocks whose samples have not changed."""
@@ -86,8 +86,8 @@ class PackJournal(Closing):
                     self._stamps[value["block"]] = value["stamp"]
                 elif "skipped" in value:
                     self.skipped[value["skipped"]] = value["why"]
-                elif "animated" in value:
-                    self.animated.add(value["animated"])
+                elif "lost" in value:
+                    self.lost.setdefault(value["lost"], set()).add(value["of"])
         except (FileNotFoundError, NotADirectoryError):
             return
         # Whatever else is in the file: packing again is always right, so nothing is worth an error.
@@ -97,11 +97,9 @@ class PackJournal(Closing):
             # The source has changed since, and what was packed of it is of the old one.
             if noted != _NO_STAMP and noted != self._block_stamp(block):
                 self._stamps[block] = _NO_STAMP
-        for position in [*self.skipped, *self.animated]:
-            # Its block is packed again, and with it this sample.
-            if self._stamps[position // BLOCK_SAMPLES] == _NO_STAMP:
-                self.skipped.pop(position, None)
-                self.animated.discard(position)
+        # The blocks of the others are packed again, and with them these samples.
+        self.skipped = {position: why for position, why in self.skipped.items() if self._is_kept(position)}
+        self.lost = {part: set(filter(self._is_kept, positions)) for part, positions in self.lost.items()}
 
     @property
     def resumed(self) -> bool:
@@ -124,7 +122,7 @@ class PackJournal(Closing):
         kept: Iterator[dict[str, object]] = chain(
             ({"block": block, "stamp": stamp} for block, stamp in enumerate(self._stamps) if stamp != _NO_STAMP),
             ({"skipped": position, "why": why} for position, why in sorted(self.skipped.items())),
-            ({"animated": position} for position in sorted(self.animated)),
+            ({"lost": part, "of": position} for part, lost in self.lost.items() for position in sorted(lost)),
         )
         # How many samples of each block are not finished; one byte each, since there may be millions of blocks.
         self._left = self._lengths()
@@ -141,24 +139,27 @@ class PackJournal(Closing):
         stamps = "\n".join(self._stamp(i) for i in range(first, min(first + BLOCK_SAMPLES, self._samples)))
         return xxhash.xxh3_64_intdigest(stamps.encode(errors="surrogateescape")) or 1
 
+    def _is_kept(self, position: int) -> bool:
+        return self._stamps[position // BLOCK_SAMPLES] != _NO_STAMP
+
     def unfinished(self) -> NDArray[np.bool_]:
         """Return which positions the next run would pack again, `(N,)`."""
         blocks = np.frombuffer(self._stamps, np.uint64) == _NO_STAMP
         return np.repeat(blocks, BLOCK_SAMPLES)[: self._samples]
 
-    def finish(self, position: int, *, skipped: str | None = None, animated: bool = False) -> range:
+    def finish(self, position: int, *, skipped: str | None = None, lost: Iterable[str] = ()) -> range:
         """Record that a sample is in its place, or was left out for the reason `skipped`; once for each sample.
 
         Return the positions that the next run will not pack again because of this one: those of a whole block with its
-        last sample, none with every other. `animated`: whether only its first frame is stored. May be called from any
+        last sample, none with every other. `lost`: which parts of its image file are not stored. May be called from any
         thread.
         """
         block = position // BLOCK_SAMPLES
         first = block * BLOCK_SAMPLES
         with self._lock:
-            if animated:
-                self.animated.add(position)
-                self._lines.append({"animated": position})
+            for part in lost:
+                self.lost.setdefault(part, set()).add(position)
+                self._lines.append({"lost": part, "of": position})
             if skipped is not None:
                 self.skipped[position] = skipped
                 self._lines.append({"skipped": position, "why": skipped})

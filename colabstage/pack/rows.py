@@ -19,6 +19,7 @@ import xxhash
 
 from colabstage.errors import NewerFormatError
 from colabstage.h5.manifest import read_manifest
+from colabstage.images.decode import LOSSES
 from colabstage.io.files import hash_block
 from colabstage.io.ownership import put_file, remove_vouched
 from colabstage.io.workspace import is_made_here
@@ -41,7 +42,8 @@ _FORMAT = "colabstage rows 1"
 # What numpy, zipfile and json raise of a file that anybody may have written; the last one of flags that none can read.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, RuntimeError)
 # Of one row: hashes of the names of its files, and of these with what shows their state (0 where nothing does); a hash
-# of the image file, where it was taken; the size of the upright image, where it was noted; and whether it has frames.
+# of the image file, where it was taken; the size of the upright image, where it was noted; and what of its file
+# is not stored.
 ROW = np.dtype(
     [
         ("name", "<u8"),
@@ -50,7 +52,7 @@ ROW = np.dtype(
         ("content", "<u8"),
         ("height", "<i4"),
         ("width", "<i4"),
-        ("animated", "?"),
+        *((part, "?") for part in LOSSES),
     ]
 )
 

@@ -91,6 +91,8 @@ class ShardResult:
     """The largest number of reads in flight."""
     animated: tuple[str, ...] = ()
     """The names of animations, as far as this run has seen them."""
+    reduced: tuple[str, ...] = ()
+    """The names of images of 16 bits that became 8, as far as this run has seen them."""
     odd_boxes: OddBoxes = field(default_factory=OddBoxes)
     """How many boxes a model may refuse or misread, as far as this run has seen them."""
 
@@ -98,7 +100,15 @@ class ShardResult:
     def of(cls, report: PackReport) -> ShardResult:
         """Return the result of a shard that was written now."""
         samples = dict(report.samples)
-        return cls(samples, report.skipped, report.resumed, report.readers, report.animated, report.odd_boxes)
+        return cls(
+            samples,
+            report.skipped,
+            report.resumed,
+            report.readers,
+            report.animated,
+            report.reduced,
+            report.odd_boxes,
+        )
 
     @property
     def rows(self) -> int:

@@ -32,7 +32,7 @@ from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.samples import TreeFiles
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.dispatch import run_tasks
-from colabstage.pack.execute import PackReport, animation_notes, run_pack, target_arrays
+from colabstage.pack.execute import PackReport, notes_on_losses, run_pack, target_arrays
 from colabstage.pack.finish import OddBoxes, place_joined
 from colabstage.pack.job import (
     CallersDataset,
@@ -570,9 +570,8 @@ def check_set(job: PackJob, results: Iterable[ShardResult]) -> None:
 def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> PackReport:
     """Return the report of a set that was begun at monotonic time `began`, without its files."""
     seconds = time.monotonic() - began
-    animated = tuple(name for result in results for name in result.animated)
     odd = reduce(OddBoxes.with_those_of, (result.odd_boxes for result in results), OddBoxes())
-    return PackReport(
+    report = PackReport(
         path="",
         encoding=job.plan.encoding,
         reason=job.plan.reason,
@@ -584,9 +583,11 @@ def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> Pa
         packing_s=seconds,
         resumed=sum(result.resumed for result in results),
         readers=max(result.readers for result in results),
-        notes=(*job.notes, *animation_notes(animated), *odd.notes()),
-        animated=animated,
+        notes=(),
+        animated=tuple(name for result in results for name in result.animated),
+        reduced=tuple(name for result in results for name in result.reduced),
         odd_boxes=odd,
         resizer=job.plan.resizer,
         unit=job.table.unit,
     )
+    return replace(report, notes=(*job.notes, *notes_on_losses(report), *odd.notes()))

@@ -11,12 +11,14 @@ import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from colabstage.h5.schema import BYTES, OFFSETS
 from colabstage.h5.untrusted import open_with_any_locking
+from colabstage.images.decode import LOSSES
 from colabstage.io.files import TargetFile, pread_exactly
 from colabstage.io.units import format_count
 from colabstage.layouts.table import Arrays, Boxes, Masks
@@ -272,8 +274,9 @@ def _copy(  # noqa: PLR0917 - the parts of one step, each named once
             else:
                 copy_runs(old, new, starts, work.places[number][samples], lengths)
         _note(work, samples, facts, base, rows)
-        for position, animated in zip(positions.tolist(), base.rows["animated"][rows].tolist(), strict=True):
-            journal.finish(position, animated=animated)
+        losses = base.rows[list(LOSSES)][rows].tolist()
+        for position, lost in zip(positions.tolist(), losses, strict=True):
+            journal.finish(position, lost=compress(LOSSES, lost))
         left[positions] = False
         step.advance(len(positions))
 
@@ -324,7 +327,8 @@ def rows_made(work: WriteJob, plan: PackPlan, journal: PackJournal) -> PackRows 
         states["height"], states["width"] = noted["height"], noted["width"]
     if work.contents is not None:
         states["content"] = work.contents.read()
-    states["animated"][work.order[sorted(journal.animated)]] = True
+    for part, positions in journal.lost.items():
+        states[part][work.order[sorted(positions)]] = True
     samples = np.concatenate([split.samples for split in plan.splits])
     levels = None if work.levels is None else work.levels.read()[samples].view(np.uint8).reshape(-1, LEVELS.itemsize)
     return PackRows(form, {split.name: len(split.samples) for split in plan.splits}, states[samples], levels)

@@ -10,7 +10,7 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, SourceReadError
 from colabstage.images.complete import check_complete
-from colabstage.images.decode import DecodedImage, PixelRoom, Scratch, decode_sized, encode_jpeg, fit_pixels
+from colabstage.images.decode import DecodedImage, PixelRoom, Scratch, check_kept, decode_sized, encode_jpeg, fit_pixels
 from colabstage.images.masks import fit_mask, level_counts, read_mask
 from colabstage.io.files import RetryPolicy, TargetFile, read_with_retry
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.images.decode import Loss
+    from colabstage.images.geometry import ColorMode
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.layouts.samples import Content, SampleSource
     from colabstage.layouts.table import SampleTable
@@ -58,8 +60,8 @@ class StoredSample(NamedTuple):
     """The bytes of each of its fields."""
     size: tuple[int, int]
     """Height and width of its upright image before it was resized; zeros where it is not an image."""
-    animated: bool
-    """Whether its image has further frames."""
+    lost: tuple[Loss, ...]
+    """What of its image file is not stored."""
     levels: NDArray[np.bool_] | None = None
     """Which values its mask has, `(256,)`; `None` where they are not compared with those of others."""
 
@@ -117,29 +119,32 @@ class SampleEncoder:
     def encode(self, index: int, raw: RawSample, scratch: Scratch) -> StoredSample:
         """Make the bytes of one sample, which may be in this thread's `scratch` until the next call."""
         try:
-            x, size, animated = self._encode_x(index, raw.x, scratch)
+            x, size, lost = self._encode_x(index, raw.x, scratch)
+            check_kept(lost, self._options.image.color_mode)
             self._check_drawn_size(index, size)
         except DecodeError as error:
             raise BrokenSampleError(self._table.inputs.source.name(index), error) from error
         if self._target is None or raw.y is None:
-            return StoredSample((x,), size, animated)
+            return StoredSample((x,), size, lost)
         try:
             y, levels = self._encode_y(index, raw.y, size)
         except DecodeError as error:
             raise BrokenSampleError(self._target.name(index), error) from error
-        return StoredSample((x, y), size, animated, levels)
+        return StoredSample((x, y), size, lost, levels)
 
-    def _encode_x(self, index: int, content: Content, scratch: Scratch) -> tuple[memoryview, tuple[int, int], bool]:
-        """Return the bytes of an input, the size of its upright image, and whether that has further frames."""
+    def _encode_x(
+        self, index: int, content: Content, scratch: Scratch
+    ) -> tuple[memoryview, tuple[int, int], tuple[Loss, ...]]:
+        """Return the bytes of an input, the size of its upright image, and what of its file they leave out."""
         inputs, field = self._table.inputs, self._plan.x
         if isinstance(inputs, Arrays):
-            return _row(inputs.to_array(content), field, inputs.source.name(index)), (0, 0), False
+            return _row(inputs.to_array(content), field, inputs.source.name(index)), (0, 0), ()
         if field.shape is None and field.lengths is not None:
-            needs_range = self._options.image.color_mode != "keep"
-            return _checked_file(content, field.lengths, index, inputs.source, needs_range=needs_range)
-        pixels, size, animated = self._decode(content, scratch)
+            color_mode = self._options.image.color_mode
+            return _checked_file(content, field.lengths, index, inputs.source, color_mode)
+        pixels, size, lost = self._decode(content, scratch)
         if self._options.jpeg_quality is not None:
-            return memoryview(encode_jpeg(pixels, self._options.jpeg_quality)), size, animated
+            return memoryview(encode_jpeg(pixels, self._options.jpeg_quality)), size, lost
         # A row of another length would overwrite its neighbour, which may be written already.
         if pixels.shape != field.shape or pixels.dtype != field.dtype:
             is_size = field.shape is None or pixels.shape[:2] != field.shape[:2]
@@ -151,7 +156,7 @@ class SampleEncoder:
             # "auto" has examined only sixteen images. When another size turns up, packing starts over with the original
             # files: that loses work, but no image is stretched without being asked for.
             raise ReplanError(msg, keeps_files)
-        return pixels.data.cast("B"), size, animated
+        return pixels.data.cast("B"), size, lost
 
     def _check_drawn_size(self, index: int, size: tuple[int, int]) -> None:
         """Refuse an image whose size differs from the one that its boxes were drawn on."""
@@ -174,7 +179,7 @@ class SampleEncoder:
             return decode_sized(content, self._options.image, resizer=resizer, scratch=scratch)
         image = image_options(self._table, self._options)
         size = content.shape[0], content.shape[1]
-        return DecodedImage(fit_pixels(content, image, resizer=resizer), size, animated=False)
+        return DecodedImage(fit_pixels(content, image, resizer=resizer), size, lost=())
 
     def _encode_y(
         self, index: int, content: Content, size: tuple[int, int]
@@ -201,18 +206,15 @@ class SampleEncoder:
 
 
 def _checked_file(
-    content: Content, lengths: NDArray[np.int64], index: int, source: SampleSource, *, needs_range: bool = False
-) -> tuple[memoryview, tuple[int, int], bool]:
-    """Return an image file that is stored unchanged, the size in its header, and whether it has further frames.
-
-    `needs_range`: whether its pixels will be converted to 8 bits.
-    """
+    content: Content, lengths: NDArray[np.int64], index: int, source: SampleSource, color_mode: ColorMode = "keep"
+) -> tuple[memoryview, tuple[int, int], tuple[Loss, ...]]:
+    """Return an image file that is stored unchanged, the size in its header, and what is lost in `color_mode`."""
     if not isinstance(content, bytes):
         msg = f"'{source.name(index)}' arrived as an array, expected the bytes of an image file."
         raise LayoutError(msg)
     # A truncated JPEG opens without complaint and shows grey below the cut.
     facts = check_complete(content)
-    if needs_range and facts.dtype.kind == "f":
+    if color_mode != "keep" and facts.dtype.kind == "f":
         msg = (
             f"{facts.format} pixels of floating point have no agreed range for a conversion to 8 bits. "
             'Pass color_mode="keep".'
@@ -223,7 +225,7 @@ def _checked_file(
         name, expected = source.name(index), int(lengths[index])
         msg = f"'{name}' came as {len(content):,} bytes to store, its place has {expected:,}."
         raise SourceReadError(msg)
-    return memoryview(content), (facts.height, facts.width), facts.animated
+    return memoryview(content), (facts.height, facts.width), facts.losses(color_mode)
 
 
 def _check_size(mask: tuple[int, int], image: tuple[int, int]) -> None:
@@ -303,19 +305,20 @@ def write_samples(
     with TargetFile(work.target, fresh=False) as file:
 
         def use(position: int, raw: RawSample | BrokenSampleError) -> None:
-            why, animated = None, False
+            why: str | None = None
+            lost: tuple[Loss, ...] = ()
             # A few kilobytes of PNG may hold 170 million pixels, so these limit what is decoded at the same time.
             with memory.room.room_for(raw.x if isinstance(raw, RawSample) else None):
                 try:
                     if isinstance(raw, BrokenSampleError):
                         raise raw
-                    animated = _store(work, encoder, int(work.order[position]), raw, file, memory.scratch)
+                    lost = _store(work, encoder, int(work.order[position]), raw, file, memory.scratch)
                 except BrokenSampleError as error:
                     why = _leave_out(options, error)
                 # One huge image would otherwise keep its memory in each thread until the end.
                 memory.scratch.forget_huge()
             # Last, because a sample that is in the journal but not in its place would be lost.
-            kept = journal.finish(position, skipped=why, animated=animated)
+            kept = journal.finish(position, skipped=why, lost=lost)
             if stream is not None:
                 stream.arrived(position, kept=kept)
             step.advance()
@@ -353,8 +356,8 @@ def _read_part(source: SampleSource, index: int, retry: RetryPolicy) -> Content:
 
 def _store(  # noqa: PLR0917 - the parts of one step, each named once
     work: WriteJob, encoder: SampleEncoder, index: int, raw: RawSample, file: TargetFile, scratch: Scratch
-) -> bool:
-    """Decode one sample and write it; return whether only its first frame is stored."""
+) -> tuple[Loss, ...]:
+    """Decode one sample and write it; return what of its image file is not stored."""
     stored = encoder.encode(index, raw, scratch)
     starts, lengths = [0, 0], [0, 0]
     for number, (field, part, places) in enumerate(zip(work.job.plan.fields, stored.parts, work.places, strict=True)):
@@ -372,7 +375,7 @@ def _store(  # noqa: PLR0917 - the parts of one step, each named once
         facts["height"], facts["width"] = stored.size
         facts["start"], facts["length"] = starts, lengths
         work.facts.write(index, facts.tobytes())
-    return stored.animated
+    return stored.lost
 
 
 def check_share(options: PackOptions, left_out: Sized, total: int, a_reason: Callable[[], str]) -> None:

@@ -6,7 +6,9 @@ Each is a part of a run: its state is what the library itself goes on from, and 
 from __future__ import annotations
 
 import importlib
+import tempfile
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,7 +24,6 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from colabstage.runs.run import Run
 
@@ -84,10 +85,10 @@ class LightningLoop(Loop):
     def state_dict(self) -> dict[str, Any]:
         """Return its checkpoint, byte for byte; before and after `fit` the last one."""
         if self._owner.training:
-            written = self.local / "lightning.new"
-            self._owner.save_checkpoint(written, weights_only=False)
-            self._last = {"checkpoint": torch.from_numpy(np.fromfile(written, np.uint8))}
-            written.unlink()
+            with tempfile.TemporaryDirectory(dir=self.local) as folder:
+                written = Path(folder) / "lightning.ckpt"
+                self._owner.save_checkpoint(written, weights_only=False)
+                self._last = {"checkpoint": torch.from_numpy(np.fromfile(written, np.uint8))}
         return self._last
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

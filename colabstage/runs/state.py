@@ -196,8 +196,8 @@ def load_parts(parts: Mapping[str, Any], kinds: Mapping[str, str], states: Mappi
             begun.append(name)
             part.load_state_dict(states[name])
     except Exception as error:
-        for name in reversed(begun):
-            parts[name].load_state_dict(before[name])
+        for changed in reversed(begun):
+            parts[changed].load_state_dict(before[changed])
         msg = f"The saved state of {name} cannot be loaded into this {type(parts[name]).__name__}: {said_by(error)}"
         raise OptionError(msg) from error
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from colabstage.errors import ColabstageError
+from colabstage.errors import ColabstageError, said_by
 from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.machine.drive_attributes import Md5Questions, ask_client
@@ -89,7 +89,10 @@ def _look_typed(source: Source, recorded: SourceIdentity, workers: int, heard: H
         return _ask_source(source, recorded, workers, heard)
     # A source that cannot be asked does not count as changed; the caller decides what to do with local data.
     except (OSError, ColabstageError) as error:
-        return Look("gone", str(error))
+        if isinstance(error, ColabstageError):
+            return Look("gone", str(error))
+        named = f"'{error.filename}': " if error.filename else ""
+        return Look("gone", f"{named}{said_by(error)}.")
     finally:
         heard()
 

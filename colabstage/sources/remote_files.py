@@ -21,7 +21,7 @@ from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, u
 from colabstage.trees.names import check_collisions, clean_member_name, distinct_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from colabstage.io.progress import Cancellation
     from colabstage.sources.identity import SourceIdentity
@@ -145,6 +145,11 @@ class RemoteFileTree(Tree):
         if checksum is not None:
             self._check(entry, checksum.digest_of([data]))
         return data
+
+    def verify(self, entry: FileEntry, pieces: Iterable[bytes]) -> None:
+        checksum = self.facts[entry.name].checksum
+        if checksum is not None:
+            self._check(entry, checksum.digest_of(pieces))
 
     def _check(self, entry: FileEntry, digest: str) -> None:
         checksum = self.facts[entry.name].checksum

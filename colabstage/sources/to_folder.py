@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError, UnsafeArchiveError
 from colabstage.io.files import (
@@ -322,7 +322,9 @@ def write_folder(
             if kept:
                 start_at(step, sum(part.length for part in kept))
             left = [part for part in parts if part not in kept]
-            _Writing(tree, entries, made, ledger, step, cancellation, consumes).write(left, limits)
+            writing = _Writing(tree, entries, made, ledger, step, cancellation, consumes)
+            writing.write(left, limits)
+            writing.verify(part.first for part in parts if not part.end and part.length < entries[part.first].size)
         cancellation.check()
         with typed_write_errors(target):
             inventory = put_folder(made, target, overwrite=overwrite, announce=announce)
@@ -369,6 +371,23 @@ class _Writing:
             self._with_streams([part for part in parts if part.is_streamed])
         finally:
             os.close(handle)
+
+    def verify(self, numbers: Iterable[int]) -> None:
+        """Compare files that were read by parts, by their numbers, with the checksums that the tree has."""
+        for entry in (self.entries[number] for number in dict.fromkeys(numbers)):
+            path = self.path / entry.name
+            with path.open("rb") as file:
+                try:
+                    self.tree.verify(entry, self._pieces(file))
+                except SourceError:
+                    # The next call would take over its parts, which are as the ledger has them.
+                    remove_own(path)
+                    raise
+
+    def _pieces(self, file: BinaryIO) -> Iterator[bytes]:
+        while data := file.read(PIECE_BYTES):
+            self.cancellation.check()
+            yield data
 
     def _move(self, unpacked: Path, parts: Sequence[Part]) -> None:
         """Move what a tool has unpacked already, on the same disk."""

@@ -54,7 +54,7 @@ class StagePlan:
     """What `stage_dataset` would do with the same arguments."""
 
     source: str
-    """The source's address."""
+    """The source, as messages name it."""
     action: Action
     """`"reuse"` local data, `"restore"` the cached pack, or `"stage"` the source."""
     reasons: tuple[str, ...]
@@ -261,7 +261,7 @@ def _plan(
     place = cache.place if request.wants_pack else None
     room = f"It does not fit: {less_room(request, free)}."
     return StagePlan(
-        source=request.address,
+        source=request.source.label,
         action=decision.action,
         reasons=(room,) if figures.peak_bytes > free else (),
         figures=figures,

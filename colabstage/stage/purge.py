@@ -22,7 +22,7 @@ from colabstage.errors import (
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import is_manifest, is_replaceable_pack
 from colabstage.h5.parts import PartName, shard_pattern
-from colabstage.io.arguments import takes
+from colabstage.io.arguments import refuse_argument, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import clear_lock, local_lock, read_json
 from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
@@ -300,7 +300,13 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     A file on Google Drive is emptied before it is removed, because Drive's trash counts against the account. These are
     kept: a dataset that is being staged, a dataset whose folder contains anything else, and everything on a mount that
     is dead or does not answer.
+
+    Raises:
+        OptionError: `datasets` are not what `list_datasets` returns.
     """
+    given: Sequence[object] = datasets
+    if not all(isinstance(one, StoredDataset) for one in given):
+        refuse_argument("datasets", datasets, "a list of what list_datasets() returns, all of it or a part")
     removed: list[StoredDataset] = []
     kept: list[StoredDataset] = []
     reasons: list[str] = []
@@ -389,11 +395,12 @@ def _purge_cached(one: StoredDataset) -> str | None:
 
     def purge() -> str | None:
         files = cache.shards(f"{one.name}.h5") if count else list(filter(None, cache.look([name])))
+        # Before the pack, without which nobody would look for them.
+        discard_rows(cache, f"{one.name}.h5", every=True)
         for file in (file for file in files if PartName.of(Path(file.name)).count == count):
             # Recognised by its manifest, because people keep other files in the place of the cache.
             if not cache.discard(file, ours=lambda now: _is_ours(now) and _dataset_of(now.name) == one.name):
                 return f"'{file.source.label}' is not what colabstage put there, or was changed since"
-        discard_rows(cache, f"{one.name}.h5")
         # A manifest that cannot be read proves nothing, and a file is removed only when it is gone.
         return f"'{one.path}' is not what colabstage put there, or was changed since" if name in cache.names() else None
 

@@ -1,5 +1,5 @@
-"""The record of a pack's rows (`pack/rows`) in the cache. It goes there before its pack and is removed after it, so
-that each pack in a cache has its own whenever a process is killed."""
+"""The record of a pack's rows (`pack/rows`) in the cache. It goes there before its pack, so that a pack has its record
+whenever a process is killed; purging removes it first, so that a record is never left alone."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def publish_rows(pack: Path, place: CachePlace, progress: Progress) -> None:
         place.publish(pack.with_name(name), name, keep_previous=False, progress=progress)
 
 
-def discard_rows(place: CachePlace, pack: str) -> None:
-    """Remove the records of packs that are no longer in a cache under this name, as far as possible."""
+def discard_rows(place: CachePlace, pack: str, *, every: bool = False) -> None:
+    """Remove the records of packs that are no longer in a cache under this name, as far as possible; or `every` one."""
     with contextlib.suppress(ColabstageError, OSError):
-        (there,) = place.look([pack])
+        (there,) = [None] if every else place.look([pack])
         kept = None if there is None else rows_name(pack, there.manifest)
         stale = [name for name in place.names() if is_rows_name(name, pack) and name != kept]
         for one in place.look(stale):

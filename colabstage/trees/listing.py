@@ -348,6 +348,14 @@ class Tree(Closing):
                     raise cut_while_read(self.label, entry.name)
                 yield data
 
+    def verify(self, entry: FileEntry, pieces: Iterable[bytes]) -> None:
+        """Compare a file's whole content, in `pieces` that were read by parts, with its checksum; without one, read
+        none of them.
+
+        Raises:
+            SourceReadError: the content is not what the checksum says.
+        """
+
     def _opened(self, entry: FileEntry) -> ByteSource:
         file = self.open(entry)
         if file is None:
@@ -407,6 +415,10 @@ class TreeView(Tree):
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
         tree, own = self.origin(entry)
         return tree.chunks(own)
+
+    def verify(self, entry: FileEntry, pieces: Iterable[bytes]) -> None:
+        tree, own = self.origin(entry)
+        tree.verify(own, pieces)
 
 
 class _GivenTree(Tree):

@@ -172,20 +172,22 @@ def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
     read = f"Expected {archives}."
     if single_files:
         read = (
-            f"Give a folder; {archives}; or a file of arrays, records, tokens or paths (.npy, .h5, .tfrecord, "
-            ".parquet, .bin, .txt, .csv)."
+            f"Give the folder that holds it; {archives}; or a file of arrays, records, tokens or paths (.npy, .h5, "
+            ".tfrecord, .parquet, .bin, .txt, .csv)."
         )
-    msg = f"'{source.label}' is {what}, not an archive. {read}"
     name = base_name(source.label)
+    # Called like an archive and none: a download or copy that failed, which trying again may mend.
+    named = name.lower().endswith(ARCHIVE_SUFFIXES)
+    if named:
+        read = f"Copy or download it again; expected {archives}."
+    msg = f"'{source.label}' is {what}, not an archive. {read}"
     if name.lower().endswith(".zip"):
         refuse_volume(source)
     if name.lower().endswith(_TABLE_SUFFIXES):
         msg = (
-            f"'{source.label}' is {what}. A table is read from the folder that it is in. Give that folder, in a list "
-            "the folder in place of the table: ['FOLDER', 'FOLDER/train.zip']."
+            f"'{source.label}' is {what}. A table is read from a folder. Fetch or move it into one, and give that "
+            "folder, in a list with what holds its images: ['FOLDER', 'train.zip']."
         )
-    # Called like an archive and none: a download or copy that failed, which trying again may mend.
-    named = name.lower().endswith(ARCHIVE_SUFFIXES)
     raise (CorruptArchiveError(msg) if named else ArchiveError(msg))
 
 

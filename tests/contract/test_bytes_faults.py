@@ -6,6 +6,8 @@ message is right if it names the value that helps, whatever its words.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
 import re
@@ -28,6 +30,8 @@ import pytest
 from colabstage import ColabstageError, fetch_files, stage_dataset
 from colabstage.options import token_blocks
 from tests.contract.packed import Packed, found, noted, pack, refused, row
+from tests.support.http_knobs import WebKnobs
+from tests.support.http_server import WebServer
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.made_files import files, grey, image, write_files
 from tests.support.share_links import DriveShares, SharedItem
@@ -431,3 +435,21 @@ def test_a_bucket_whose_readers_pay_is_named(
             monkeypatch.setenv(name, value)
         refusal = stage("s3://satellite/photos").refusal
     assert re.search("requester.?pays", refusal, re.IGNORECASE), refusal
+
+
+def test_a_large_file_of_a_list_meets_its_checksum(tmp_path: Path) -> None:
+    """It comes by parts, which only together have one; and once it is right, nothing of the wrong one is kept."""
+    right = bytes(range(256)) * (260 * 1024)
+    digest = base64.b64encode(hashlib.sha256(right).digest()).decode()
+    headers = (("Digest", f"sha-256={digest}"),)
+    with (
+        WebServer({"large.bin": right[:-1] + b"?"}, knobs=WebKnobs(headers=headers)) as web,
+        answering(200, {}, b"s") as small,
+    ):
+        files = [web.url("large.bin"), f"{small}/small.bin"]
+        with pytest.raises(ColabstageError, match=re.escape("large.bin")):
+            fetch_files(files, tmp_path / "got", progress=False)
+        assert not (tmp_path / "got").exists()
+        web.put("large.bin", right)
+        fetch_files(files, tmp_path / "got", progress=False)
+    assert (tmp_path / "got/large.bin").read_bytes() == right

@@ -194,7 +194,7 @@ MASKS = [
 
 # Images, their masks, and bands of one sample, in folders.
 PARTS = [
-    row(f"parts of a sample: {name}", files(names), right=[refused(folder), found("[^:]*: [0-9]+ (without targets|masks).*")], wrong="the folders of the parts become classes" if name == "LEVIR-CD" else "")
+    row(f"parts of a sample: {name}", files(names), right=[refused(folder), found("[^:]*: [0-9]+ (without targets|masks).*")])
     for name, names, folder in [
         ("LEVIR-CD", "{train,val}/{A,B,label}/{0..4}.png", "label"),
         ("Semantic Drone", "dataset/semantic_drone_dataset/{original_images,label_images_semantic}/00{0..4}.jpg RGB_color_image_masks/RGB_color_image_masks/00{0..4}.png", "RGB_color_image_masks"),
@@ -207,9 +207,20 @@ PARTS = [
     ]
 ]
 
+DEEP, GREY = deep(png16, "png", 3), deep(lambda x: grey(x[..., 0]), "png", 1)
+OF_16_BITS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed], bool]]] = [
+    ("colour, resized", DEEP, {"image_size": 8}, noted("16 bits")), ("colour, as files", DEEP, {"encoding": "encoded"}, noted("16 bits")),
+    ("colour, kept as files", DEEP, {"encoding": "encoded", "color_mode": "keep"}, refused("16 bits")),
+    ("colour, prepared", DEEP, {"prepare": np.asarray}, refused("16 bits")),
+    ("colour, 8 of them prepared", DEEP, {"prepare": np.asarray, "color_mode": "rgb"}, found("train: a 1, b 1")),
+    ("colour, PPM", deep(lambda x: b"P6 16 16 65535\n" + x.astype(">u2").tobytes(), "ppm", 3), {"color_mode": "keep"}, refused("16 bits")),
+    ("grey, resized", GREY, {"image_size": 8}, noted("16 bits")),
+    ("grey, kept", GREY, {"image_size": 8, "color_mode": "keep"}, found(r"train: a 1, b 1 \(uint16\)")),
+]
 PIXELS = [
-    *(row(f"16 bits of colour: {name}, {mode}", made, color_mode=mode, right=[noted("16 bits") if mode == "auto" else found(r".*\(uint16\)"), refused("16 bits")], wrong="the lower 8 bits are lost")
+    *(row(f"16 bits of colour: {name}, {mode}", made, color_mode=mode, right=[noted("16 bits") if mode == "auto" else found(r".*\(uint16\)"), refused("16 bits")])
       for name, made in [("PNG", deep(png16, "png", 3)), ("TIFF", deep(tiff16, "tif", 3)), ("four channels", deep(png16, "png", 4))] for mode in ("auto", "keep")),
+    *(row(f"16 bits of {what}", made, right=[right], **options) for what, made, options, right in OF_16_BITS),
     row("bands of a satellite", deep(tiff16, "tif", 13), right=[found(r"train: a 1, b 1 \(uint16\)"), refused(r"\b13\b|band|channel|tifffile")]),
 ]
 

@@ -414,7 +414,6 @@ def test_kornias_modules_are_taken_as_batch_transform(path: Path, how: str) -> N
 
 @needs("ignite")
 @pytest.mark.filterwarnings("default")
-@fails("it cannot be rebuilt from its attributes, and nothing says so")
 def test_ignites_deterministic_engine_runs(path: Path) -> None:
     """It rebuilds a DataLoader from the attributes of the one that it gets; or an error of ours says what to do."""
     from ignite.engine import DeterministicEngine
@@ -427,7 +426,6 @@ def test_ignites_deterministic_engine_runs(path: Path) -> None:
 
 @needs("lightning")
 @pytest.mark.filterwarnings("default")
-@fails("the epoch after the checkpoint is not trained")
 def test_lightning_resumes_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     """From the checkpoint of its last step: the two epochs that are left are trained."""
     from lightning.pytorch import LightningModule, Trainer  # type: ignore[import-not-found,unused-ignore]

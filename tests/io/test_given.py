@@ -57,9 +57,10 @@ def _frame() -> Any:
 
 # What it is, and what the line to write has, or what is expected.
 GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
-    "table": (_frame, "expected"),
-    "polars": (Frame, "expected"),
-    "array": (lambda: np.zeros((100, 28, 28)), r"pack_dataset\(dataset"),
+    "table": (_frame, r"frame\.to_csv\("),
+    "polars": (Frame, r"frame\.write_csv\("),
+    "array": (lambda: np.zeros((100, 28, 28)), r"np\.savez\("),
+    "column": (lambda: _frame()["image"], "of paths give a list"),
     "dataset": (Items, r"pack_dataset\(dataset"),
     "loader": (lambda: torch.utils.data.DataLoader(Items()), "expected"),
     "splits": (lambda: {"train": Items(), "test": Items()}, "expected|one of them"),

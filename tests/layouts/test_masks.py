@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -240,17 +241,26 @@ def painted(folder: Path, plain: int = 0) -> NDArray[np.intp]:
 def test_painted_masks_are_refused_by_the_plan_with_a_table_to_paste(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: int
 ) -> None:
-    """Planning and staging refuse the same; the line in the error makes the table that both accept."""
+    """Planning and staging refuse the same; the line in the error makes the table that both accept, of an archive too.
+
+    Followed to the letter: the line, then the list.
+    """
     classes = painted(tmp_path / "data", plain)
+    source = (
+        tmp_path / "data" if not plain else Path(shutil.make_archive(str(tmp_path / "data"), "zip", tmp_path / "data"))
+    )
+    places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None}
     for verb in (plan_stage, stage_dataset):
         with pytest.raises(BrokenDatasetError, match=r"class_2,128,0,0") as caught:
-            verb(tmp_path / "data", local_dir=tmp_path / "local", cache_dir=None)
-    monkeypatch.chdir(tmp_path / "data")
-    line = re.search(r'from pathlib.*"\)', str(caught.value))
+            verb(source, **places)
+    monkeypatch.chdir(tmp_path)
+    line, both = re.search(r'from pathlib.*"\)', str(caught.value)), re.search(r"\[source, .*\]", str(caught.value))
     assert line is not None
+    assert both is not None
     exec(line.group())
-    assert plan_stage(".", local_dir=tmp_path / "local", cache_dir=None).samples == {"train": 24}
-    data = stage_dataset(".", local_dir=tmp_path / "local", cache_dir=None)
+    sources = eval(both.group())
+    assert plan_stage(sources, **places).samples == {"train": 24}
+    data = stage_dataset(sources, **places)
     reader = SplitReader(data.path)
     for key, mask in zip(reader.keys(), reader.read_y(range(24)), strict=True):
         np.testing.assert_array_equal(mask, classes[int(Path(key).stem)])

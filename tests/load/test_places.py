@@ -15,7 +15,7 @@ from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
 from colabstage.errors import OptionError
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import Loader, make_loader
+from colabstage.load.loader import EpochSampler, Loader, make_loader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -240,3 +240,25 @@ def test_after_the_last_batch_nothing_is_left_of_an_epoch(numbered: Path) -> Non
     assert list(resumed) == []
     assert resumed.state_dict() == loader.state_dict()
     assert torch.equal(next(iter(resumed))[1], next(iter(loader))[1])
+
+
+def test_an_epoch_set_before_the_first_batch_counts_where_nothing_is_left(numbered: Path) -> None:
+    """As with a stock loader, and as Lightning does it: it begins to iterate before it sets the epoch."""
+    loader = make_loader(dataset_h5(numbered), 4, seed=1)
+    whole = [[y.tolist() for _, y in loader] for _ in range(3)]
+    resumed = make_loader(dataset_h5(numbered), 4, seed=1)
+    resumed.load_state_dict({**loader.state_dict(), "epoch": 0, "batches_done": len(loader)})
+    batches, sampler = iter(resumed), resumed.sampler
+    assert isinstance(sampler, EpochSampler)
+    sampler.set_epoch(1)
+    assert [y.tolist() for _, y in batches] == whole[1]
+    assert [y.tolist() for _, y in resumed] == whole[2]
+
+
+def test_a_loader_is_rebuilt_from_its_public_attributes(numbered: Path) -> None:
+    """Ignite does so, with a batch sampler of its own."""
+    loader = make_loader(dataset_h5(numbered), 4)
+    replaced = ("batch_size", "sampler", "drop_last", "batch_sampler", "dataset_kind")
+    parts = {name: value for name, value in vars(loader).items() if name[0] != "_" and name not in replaced}
+    rebuilt = type(loader)(**parts, batch_sampler=[[3, 1], [2]])
+    assert [y.tolist() for _, y in rebuilt] == [[3, 1], [2]]

@@ -166,7 +166,7 @@ def test_a_file_in_the_place_of_the_settings_is_named(colab: SimulatedColab) -> 
 @pytest.mark.parametrize(
     ("preset", "advice"),
     [
-        ("local", r"works in Google Colab only, and this is (Python|Jupyter)"),
+        ("local", r"works in Google Colab only"),
         ("kaggle", "not a Colab machine"),
         ("colab_enterprise", "Cloud Storage bucket"),
         ("colab_subprocess", "in a cell first"),

@@ -1,6 +1,6 @@
 """One rank of a distributed training in a resumable run.
 
-python -m tests.runs.ranks RANK RANKS STORE FOLDER DATA OUT [STOP]
+python ranks.py RANK RANKS STORE FOLDER DATA OUT [STOP]
 """
 
 from __future__ import annotations

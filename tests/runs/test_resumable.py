@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import OrderedDict
 from itertools import pairwise
@@ -21,6 +20,7 @@ from torch import nn
 
 from colabstage import dataset_h5, list_runs, make_loader, pack_dataset, resumable
 from colabstage.errors import DamagedPackError, NotEnoughSpaceError, OptionError, RunInUseError, TargetExistsError
+from tests.runs import training
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
 from tests.support.images import make_tree
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.nurseries import Nurseries
 
 STEPS = 36  # three epochs of twelve
 LEASE = "run.json"
@@ -127,9 +129,11 @@ def test_no_row_comes_twice_and_none_is_left_out(data: Path, tmp_path: Path) -> 
     assert sorted(epoch) == list(range(ROWS))
 
 
-def test_a_killed_process_goes_on_to_the_same_weights(data: Path, whole: dict[str, Any], tmp_path: Path) -> None:
+def test_a_killed_process_goes_on_to_the_same_weights(
+    data: Path, whole: dict[str, Any], tmp_path: Path, nurseries: Nurseries
+) -> None:
     """It ends without a word between two saves, and nothing local is left."""
-    command = [sys.executable, "-m", "tests.runs.training", str(tmp_path / "run"), str(data), str(tmp_path / "out.pt")]
+    command = nurseries.command("torch", "script", training.__file__, tmp_path / "run", data, tmp_path / "out.pt")
     dead = subprocess.run(
         [*command, "--stop-at", "18", "--save-at", "14"], check=False, capture_output=True, timeout=100
     )
@@ -176,11 +180,11 @@ def test_what_does_not_fit_is_refused_before_anything_changes(data: Path, tmp_pa
     plain = {**make_parts(data), "optimizer": torch.optim.SGD(make_parts(data)["model"].parameters())}
     less = {name: part for name, part in make_parts(data).items() if name != "scheduler"}
     for parts, name in [
-        (wider, "model"),
+        (wider, "state of model"),
         (plain, "optimizer"),
         (less, "scheduler"),
-        (small, "loader"),
-        (fewer, "loader"),
+        (small, "state of loader"),
+        (fewer, "state of loader"),
     ]:
         before = {key: value.clone() for key, value in parts["model"].state_dict().items()}
         with pytest.raises(OptionError, match=name), resumable(tmp_path / "run", progress=False, **parts):
@@ -404,6 +408,16 @@ def test_a_dead_process_holds_no_run(data: Path, tmp_path: Path) -> None:
         assert list_runs(tmp_path)[0].state == "training"
     assert versions(tmp_path)[0].session == 3
     assert list_runs(tmp_path)[0].state == "ended"
+
+
+def test_a_session_that_saves_nothing_leaves_the_run_where_it_was(data: Path, tmp_path: Path) -> None:
+    """A run that is done, or looked into, is listed with the epoch and step of the version that it began with."""
+    session(tmp_path, data)
+    done = list_runs(tmp_path)[0]
+    with resumable(tmp_path, progress=False, **make_parts(data)):
+        assert (list_runs(tmp_path)[0].epoch, list_runs(tmp_path)[0].step) == (done.epoch, STEPS)
+    after = list_runs(tmp_path)[0]
+    assert (after.session, after.epoch, after.step, after.state) == (2, done.epoch, STEPS, "ended")
 
 
 def test_only_so_many_versions_are_kept(data: Path, tmp_path: Path) -> None:

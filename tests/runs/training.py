@@ -1,6 +1,6 @@
 """A training that is always the same, on a packed file of its own: run as a process that tests kill.
 
-    python -m tests.runs.training FOLDER DATA OUT [--epochs 3] [--every "7 steps"] [--step-s 0.0] [--stop-at N]
+    python training.py FOLDER DATA OUT [--epochs 3] [--every "7 steps"] [--step-s 0.0] [--stop-at N]
 
 Writes the weights to OUT at the end, and appends a line with epoch and rows of each step to OUT.log.
 """

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import tempfile
 import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import certifi
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import pytest
 
 USER, PASSWORD = "ann", "s3cret-w@rd"
 
@@ -23,8 +25,9 @@ class BucketService:
 
     bucket = "data"
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, authorities: Path) -> None:
         self.address = address
+        self.authorities = authorities
 
     @property
     def backend(self) -> Any:
@@ -204,24 +207,29 @@ def _served_folder(root: Path) -> Any:
 
 @contextlib.contextmanager
 def _models_read_once() -> Iterator[None]:
-    """Have botocore read its descriptions of services once, and not for each of hundreds of clients.
+    """Have botocore find and read its descriptions of services once, and not for each of hundreds of clients.
 
-    It reads, and parses, megabytes of JSON for each session; that is three quarters of what making a client takes.
+    It looks through hundreds of folders, and parses megabytes of JSON, for each session: most of what a client takes.
     """
-    from botocore.loaders import JSONFileLoader
+    from botocore.loaders import JSONFileLoader, Loader
 
-    read, kept = JSONFileLoader.load_file, dict[str, Any]()
-
-    def load_file(loader: Any, path: str) -> Any:
-        if path not in kept:
-            kept[path] = read(loader, path)
-        return kept[path]
-
-    JSONFileLoader.load_file = load_file
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", _once(JSONFileLoader.load_file))
+        patch.setattr(Loader, "list_available_services", _once(Loader.list_available_services))
         yield
-    finally:
-        JSONFileLoader.load_file = read
+
+
+def _once(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method with its first result for the same arguments, whichever object it is called on."""
+    kept = dict[tuple[Any, ...], Any]()
+
+    def call(owner: Any, *arguments: Any, **options: Any) -> Any:
+        key = (*arguments, *options.items())
+        if key not in kept:
+            kept[key] = method(owner, *arguments, **options)
+        return kept[key]
+
+    return call
 
 
 @contextlib.contextmanager
@@ -233,10 +241,18 @@ def moto_service() -> Iterator[BucketService]:
     server.start()
     host, port = server.get_host_and_port()
     try:
-        with _models_read_once():
-            yield BucketService(f"http://{host}:{port}")
+        with _models_read_once(), tempfile.TemporaryDirectory() as folder:
+            yield BucketService(f"http://{host}:{port}", _one_authority(Path(folder)))
     finally:
         server.stop()
+
+
+def _one_authority(folder: Path) -> Path:
+    """Write the first of the certificates that clients trust: each client loads them, though here nothing is HTTPS."""
+    end = "-----END CERTIFICATE-----\n"
+    path = folder / "authority.pem"
+    path.write_text(Path(certifi.where()).read_text(encoding="utf-8").partition(end)[0] + end, encoding="utf-8")
+    return path
 
 
 def use_login(monkeypatch: pytest.MonkeyPatch, service: BucketService, *, known: bool = True) -> None:
@@ -244,6 +260,7 @@ def use_login(monkeypatch: pytest.MonkeyPatch, service: BucketService, *, known:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ENDPOINT_URL", service.address)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(service.authorities))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):

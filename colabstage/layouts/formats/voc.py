@@ -18,7 +18,7 @@ from colabstage.layouts.words import IMAGES, SPLITS, folder_of, normal, split_of
 from colabstage.layouts.xml import parse_xml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from xml.etree.ElementTree import Element
 
     from colabstage.layouts.evidence import Evidence
@@ -56,7 +56,7 @@ def voc_state(source: Source) -> Evidence:
     # Masks are in SegmentationClass and SegmentationObject by the same stems.
     images = images.where(lambda name: not folder_of(name).startswith("Segmentation"))
     files_of = _AnnotationFiles(annotations)
-    labels = {image.name: label for image in images if (label := files_of.of_image(image.name)) is not None}
+    labels = files_of.of_images([image.name for image in images])
     # Other tools also write XML, so a few files are checked before all are parsed.
     some = list(labels.values())[:_SNIFFED]
     if not any(source.parse(some, lambda _, content: _IS_VOC.search(content) is not None).values()):
@@ -126,7 +126,25 @@ class _AnnotationFiles:
         for place in shared:
             del self._by_role[place]
 
-    def of_image(self, image: str) -> FileEntry | None:
+    def of_images(self, images: Sequence[str]) -> dict[str, FileEntry]:
+        """Return the files of images that have one: otherwise the nearest file above that is of one image alone."""
+        found = {image: file for image in images if (file := self._of_image(image)) is not None}
+        taken = {file.name for file in found.values()}
+        above: dict[str, list[tuple[str, FileEntry]]] = {}
+        for image in images:
+            file = None if image in found else self._above(image)
+            if file is not None and file.name not in taken:
+                above.setdefault(file.name, []).append((image, file))
+        # Two images of one name in two folders: nothing says whose file it is.
+        return found | dict(pairs[0] for pairs in above.values() if len(pairs) == 1)
+
+    def _above(self, image: str) -> FileEntry | None:
+        """Return the file of an image's name for one of the folders above its own: crazing/1.jpg, annotations/1.xml."""
+        *folders, stem = _without_roles(image)
+        places = ((*folders[:depth], stem) for depth in reversed(range(len(folders))))
+        return next((self._by_role[place] for place in places if place in self._by_role), None)
+
+    def _of_image(self, image: str) -> FileEntry | None:
         """Return the file in `Annotations`, otherwise beside the image, otherwise in folders with the same remaining
         names."""
         root, stem = _key_of(image)

@@ -1,0 +1,29 @@
+"""What installed packages add to colabstage: the entry points of a group."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from importlib.metadata import EntryPoints, entry_points
+from pathlib import Path
+
+
+def added_by_packages(group: str) -> EntryPoints:
+    """Return the entry points of a group.
+
+    Python reads a file of every installed package for them, which takes longer than to stage a few images. So they are
+    read again only when the import path or one of its folders has changed, as it does when a package is installed.
+    """
+    return _read(group, tuple((folder, _modified_ns(folder)) for folder in sys.path))
+
+
+@lru_cache(maxsize=8)
+def _read(group: str, _state: tuple[tuple[str, int], ...]) -> EntryPoints:
+    return entry_points(group=group)
+
+
+def _modified_ns(folder: str) -> int:
+    try:
+        return Path(folder).stat().st_mtime_ns
+    except OSError:
+        return 0
