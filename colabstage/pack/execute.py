@@ -47,6 +47,7 @@ from colabstage.pack.writer import (
     sample_costs,
     sample_marks,
     sample_positions,
+    sample_stamp,
     write_samples,
 )
 from colabstage.sources.to_folder import SLOW_READERS
@@ -307,12 +308,14 @@ class _PackRun:
         table = self.job.table
         # Stable, because the journal counts positions: two samples of one file must keep their order in the next run.
         order = np.argsort(sample_positions(table), kind="stable")
+        # The record vouches for each row, so what an interrupted run has packed must be proved as a row is.
+        stamp = sample_marks if self.records_rows else sample_stamp
         with (
             PackJournal(
                 workspace / "journal",
                 fingerprint=self._fingerprint(order),
                 samples=len(order),
-                stamp=lambda position: sample_marks(table, int(order[position])),
+                stamp=lambda position: stamp(table, int(order[position])),
                 keep_skipped=self.job.options.skip_share is not None,
             ) as journal,
             ExitStack() as stack,

@@ -22,13 +22,15 @@ from PIL import Image
 
 from colabstage import list_datasets, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import DecodeError
-from colabstage.stage import run
+from colabstage.stage.base import bring_base
 from tests.support.http_server import WebServer
 from tests.support.invariants import Home
 
 if TYPE_CHECKING:
     from colabstage import StagedDataset
     from colabstage.pack.takeover import BasePack
+    from colabstage.stage.base import Base
+    from colabstage.stage.source import StageCall
     from simulated_drive.drive import SimulatedDrive
     from tests.sources.servers import BucketService
 
@@ -325,12 +327,12 @@ def test_an_earlier_pack_that_is_removed_meanwhile_is_done_without(
     pack = stage(photos, tmp_path / "local").path
     write(photos / "cat" / "new.jpg", jpeg(1000))
 
-    def remove_first(base: BasePack) -> BasePack:
-        base.path.unlink()
-        return base
+    def bring_and_remove(call: StageCall, base: Base) -> BasePack | None:
+        found = bring_base(call, base)
+        pack.unlink()
+        return found
 
-    bring = run.bring_base
-    monkeypatch.setattr(run, "bring_base", lambda call, base: remove_first(bring(call, base)))
+    monkeypatch.setattr("colabstage.stage.run.bring_base", bring_and_remove)
     assert stage(photos, tmp_path / "local").path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
     assert pack.is_file()
 
