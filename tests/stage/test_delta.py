@@ -3,6 +3,7 @@ byte for byte the one that reading everything makes."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
@@ -22,15 +23,11 @@ from PIL import Image
 
 from colabstage import list_datasets, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import DecodeError
-from colabstage.stage.base import bring_base
 from tests.support.http_server import WebServer
 from tests.support.invariants import Home
 
 if TYPE_CHECKING:
     from colabstage import StagedDataset
-    from colabstage.pack.takeover import BasePack
-    from colabstage.stage.base import Base
-    from colabstage.stage.source import StageCall
     from simulated_drive.drive import SimulatedDrive
     from tests.sources.servers import BucketService
 
@@ -319,22 +316,29 @@ def test_what_an_interrupted_run_has_packed_is_proved_too(tmp_path: Path) -> Non
     assert finished.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
 
 
-def test_an_earlier_pack_that_is_removed_meanwhile_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class _Removing(contextlib.nullcontext[Any]):
+    """Progress that removes a file as soon as rows are taken over."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(self)
+        self._path = path
+
+    def step(self, name: str, *, total: int | None, unit: str) -> Any:
+        if name == "take over":
+            self._path.unlink()
+        return self
+
+    def advance(self, amount: int = 1) -> None:
+        """Show nothing."""
+
+
+def test_an_earlier_pack_that_is_removed_meanwhile_is_done_without(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     write_photos(photos, 12)
     pack = stage(photos, tmp_path / "local").path
     write(photos / "cat" / "new.jpg", jpeg(1000))
-
-    def bring_and_remove(call: StageCall, base: Base) -> BasePack | None:
-        found = bring_base(call, base)
-        pack.unlink()
-        return found
-
-    monkeypatch.setattr("colabstage.stage.run.bring_base", bring_and_remove)
-    assert stage(photos, tmp_path / "local").path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
-    assert pack.is_file()
+    updated = stage(photos, tmp_path / "local", progress=_Removing(pack))
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
 
 
 def test_a_label_in_a_table_that_is_mended_costs_no_reading(tmp_path: Path) -> None:
