@@ -44,10 +44,11 @@ class Updating:
         for form in _FORMS:
             self._stage(form, home / f"earlier-{form}", home / f"cache-{form}")
         files = sorted(path for path in self._source.rglob("*") if path.is_file())
-        for path in files[:: self._count // 20][:20]:
+        step = self._count // 20
+        for path in files[::step][:20]:
             path.unlink()
-        for number, path in enumerate(files[1 :: self._count // 20][:20]):
-            shutil.copyfile(files[2 + number], path)
+        for path, other in zip(files[1::step][:20], files[2::step], strict=False):
+            shutil.copyfile(other, path)
         write_photographs(self._source, 20, first=90_000)
         self._truths = {form: self._stage(form, home / f"fresh-{form}", None) for form in _FORMS}
         self._form, self._in_cache = "", False

@@ -463,8 +463,10 @@ class _Levels:
             stems.append({bare_stem(self.files.names[row], name) for row in rows.tolist()} - {""})
         smallest = min(stems, key=len)
         differ = any(2 * len(smallest & own) < len(smallest) for own in stems)
-        # Plain numbers alone say nothing; that each folder has all of them does, where one is called "label".
-        same = named and all(own == smallest for own in stems)
+        # Plain numbers alone say nothing; that each folder has all of them does, where one is called "label" and none
+        # has the name of a thing: A, B, label.
+        nameless = all(len(name) == 1 or is_role(name) or is_part(name) for name in classes)
+        same = named and nameless and all(own == smallest for own in stems)
         if not smallest or differ or not (same or may_be_mates(classes, min(smallest))):
             return ""
         return (

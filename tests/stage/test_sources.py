@@ -62,8 +62,8 @@ def check_rows(staged: StagedDataset, folder: Path, *, prefix: str = "") -> None
 
 
 def left_in(folder: Path) -> list[str]:
-    """What a dataset's folder holds, by kind: nothing temporary, no archive."""
-    return sorted("".join(path.suffixes[-2:]) or path.name for path in folder.iterdir())
+    """What a dataset's folder holds, by kind, but for the record of its rows: nothing temporary, no archive."""
+    return sorted("".join(path.suffixes[-2:]) or path.name for path in folder.iterdir() if path.suffix != ".rows")
 
 
 WHOLE = [".h5", ".h5.json", ".json"]
