@@ -42,7 +42,7 @@ class Bucket:
 
         self._address = address
         # One name for each library that asks for it.
-        self.login = {**LOGIN, "AWS_ENDPOINT_URL": address, "S3_ENDPOINT_URL": address}
+        self.login = {**LOGIN, "AWS_ENDPOINT_URL": address, "S3_ENDPOINT_URL": address, "AWS_ALLOW_HTTP": "true"}
         self._client = boto3.client(
             "s3",
             endpoint_url=address,
