@@ -154,7 +154,8 @@ class Heartbeat:
     def leave(self) -> None:
         """Leave the run to the next session."""
         self._left.set()
-        self._thread.join()
+        # A mount may never answer; a session that is silent that long has left, for any other.
+        self._thread.join(SILENT_S)
 
     def _work(self) -> None:
         while not self._left.wait(BEAT_S):

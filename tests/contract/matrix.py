@@ -84,9 +84,12 @@ class Walk:
         self.expect(self.call("again"), about)
         user.check(finished=True, found=self.case.found(self.home), expected=[self._last], about=about)
         found = contents(self.home / "out")
-        # A record of rows has the inodes of the source's files, which are others in each home.
-        inodes = {name for name in found.keys() & self._all_files if name.removesuffix(".json").endswith(".rows")}
-        others = [name for name in differences(found, self._all_files) if name not in inodes]
+        # A record of rows has the inodes of the source's files, which are others in each home: its length is compared.
+        records = [name for name in found.keys() & self._all_files if name.endswith(".rows")]
+        assert {name: len(found[name]) for name in records} == {name: len(self._all_files[name]) for name in records}, (
+            about
+        )
+        others = [name for name in differences(found, self._all_files) if name not in records]
         if self._last is self.meant:  # of data that changed, an older version may be there besides
             assert not others, f"{about}: other files than of an undisturbed call: {others}"
 
