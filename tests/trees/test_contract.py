@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import (
@@ -242,7 +242,6 @@ _component = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0:"), 
 _name = st.lists(_component, min_size=1, max_size=3).map(lambda parts: "/".join([*(f"d{part}" for part in parts), "f"]))
 
 
-@settings(max_examples=60)
 @given(files=st.dictionaries(_name, st.binary(max_size=1500), min_size=1, max_size=6), kind=st.sampled_from(ARCHIVES))
 def test_any_names_and_contents_come_back(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], kind: str
@@ -253,7 +252,6 @@ def test_any_names_and_contents_come_back(
         assert tree.entries.names == sorted(files)
 
 
-@settings(max_examples=200)
 @given(data=st.data(), kind=st.sampled_from(ARCHIVES))
 def test_a_flipped_bit_gives_what_was_packed_or_a_typed_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, kind: str
