@@ -53,10 +53,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
 
 
 _numbers = itertools.count()
+_folder = pytest.StashKey["Path"]()
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of the test's own, removed if the test passes.
 
     pytest's own would look through all folders of the run for a free name, and keep what every test wrote: tens of
@@ -65,9 +66,17 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     name = re.sub(r"\W", "_", request.node.name)[:30]
     folder = tmp_path_factory.getbasetemp() / f"{name}{next(_numbers)}"
     folder.mkdir(mode=0o700)
-    yield folder
-    if not request.node.stash.get(_failed, False):
-        shutil.rmtree(folder, ignore_errors=True)
+    request.node.stash[_folder] = folder
+    return folder
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Remove the test's folder when all fixtures have ended, and nothing of the system is patched any more."""
+    result = yield
+    if _folder in item.stash and not item.stash.get(_failed, False):
+        shutil.rmtree(item.stash[_folder], ignore_errors=True)
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -14,12 +14,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -305,6 +306,16 @@ def test_a_split_that_some_files_have_nothing_of_is_whole(place: Place) -> None:
     part_of(test).close()
 
 
+@cache
+def first_epoch(path: Path, files: tuple[Path, ...], limit: int) -> list[list[int]]:
+    """Return the rows of each batch; the order is the same wherever the files are."""
+    with tempfile.TemporaryDirectory() as local:
+        known = dataset_h5(list(files) or path, disk_limit=limit, local_dir=local, return_index=True)
+        rows = [index.tolist() for _, index in make_loader(known, 50)]
+        part_of(known).close()
+    return rows
+
+
 def without_end(content: bytes) -> bytes:
     return content[:-1]
 
@@ -328,10 +339,7 @@ def test_a_source_that_lies_changes_or_refuses_is_an_error_at_its_batch(
     place: Place, changed: Callable[[bytes], bytes] | None, early: bool, error: type[ColabstageError], words: str
 ) -> None:
     """Its message says what is here; nothing of the file is held meanwhile; with the file back the epoch goes on."""
-    known = place.open()
-    whole = [index.tolist() for _, index in make_loader(known, 50)]
-    part_of(known).close()
-    shutil.rmtree(place.local)
+    whole = first_epoch(place.pack.path, tuple(place.pack.files), place.limit)
     spoilt = [file.name for file in place.files[-2:-1] or place.files]
     contents = {file.name: file.read_bytes() for file in place.files}
 
