@@ -117,7 +117,7 @@ def test_names_of_its_own_are_in_its_description(tmp_path: Path) -> None:
         ("gzip", False, 2, "fork", False),
         ("gzip", True, 0, None, False),
         # Spawned processes take seconds to import torch, so not in every combination.
-        ("pack", False, 2, "spawn", True),
+        ("pack", False, 1, "spawn", True),
         pytest.param("gzip", True, 2, "spawn", True, marks=pytest.mark.long),
     ],
 )
