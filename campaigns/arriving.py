@@ -51,7 +51,7 @@ class Arriving(Campaign):
         self._drive, self._place, self._chance = self._mortal.drive, self._mortal.place, self._mortal.chance
         self._number = 0
         self._arguments: dict[str, Any] = {}
-        self.counts = {"clients that died": 0, "machines that died": 0, "checkpoints published": 0}
+        self.counts: dict[str, int] = {"clients that died": 0, "machines that died": 0, "checkpoints published": 0}
 
     @property
     def bound(self) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import filecmp
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from campaigns.worker import ProgressLog
@@ -33,7 +34,7 @@ class Campaign:
     unit: ClassVar[str]
     because: ClassVar[str]
     variants: ClassVar[int] = 1
-    counts: dict[str, int] | None = None
+    counts: Mapping[str, int] = MappingProxyType({})
     """What else was counted, for the page."""
 
     def __init__(self, home: Path, *, small: bool) -> None:

@@ -73,7 +73,7 @@ class Resuming(Campaign):
         self._trouble = ""
         self._allowed = 0
         self._damaged: Version | None = None
-        self.counts = {
+        self.counts: dict[str, int] = {
             "machines that died": 0,
             **dict.fromkeys(_TROUBLES, 0),
             "runs that an error ended": 0,

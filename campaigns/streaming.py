@@ -81,7 +81,7 @@ class Streaming(Campaign):
         # Bytes that a run fetches which is not killed, by kind.
         self._alone: dict[str, float] = {}
         self._kind = ""
-        self.counts = {"batches compared": 0, "looks at the disk": 0}
+        self.counts: dict[str, int] = {"batches compared": 0, "looks at the disk": 0}
 
     def _make_truth(self, source: Path) -> Path:
         """What a call without streaming makes."""

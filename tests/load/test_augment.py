@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from colabstage import dataset_h5, make_loader
+from colabstage import dataset_h5, make_loader, transforms
 from colabstage.errors import OptionError
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.geometry import (
@@ -350,6 +350,22 @@ def test_means_of_other_channels_are_refused(shape: tuple[int, ...]) -> None:
     """Three of them make no colours of grey images, nor of anything else."""
     with pytest.raises(OptionError, match=r"means of 3 channels, and x has shape"):
         Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))(torch.zeros(shape), NONE)
+
+
+def test_images_of_their_own_sizes_are_normalised() -> None:
+    """As one by one."""
+    images = [torch.full((3, size, 4), 255, dtype=torch.uint8) for size in (2, 5)]
+    x, _ = Normalize((0.5,) * 3, (0.25,) * 3)(images, NONE)
+    assert [tuple(image.shape) for image in x] == [(3, 2, 4), (3, 5, 4)]
+    assert all((image == 2).all() for image in x)
+
+
+def test_means_may_be_arrays_and_other_names_are_not_there() -> None:
+    """As datasets' statistics come; and who asks for a name that is not there gets the answer of every module."""
+    x = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)
+    listed, _ = Normalize((0.5,) * 3, (0.25,) * 3)(x, NONE)
+    assert torch.equal(Normalize(np.full(3, 0.5), np.full(3, 0.25))(x, NONE)[0], listed)  # type: ignore[arg-type]
+    assert not hasattr(transforms, "Resize")
 
 
 def test_by_hand_parameters_follow_torchs_seed() -> None:

@@ -28,7 +28,7 @@ FILES = {"a.jpg": CONTENT, "b.jpg": CONTENT, "c.zip": CONTENT}
 def mine(shared: SimulatedDrive, request: pytest.FixtureRequest) -> Path:
     """A folder of the test's own with three files of 100 kB."""
     assert shared.mountpoint is not None
-    name = request.node.name.replace("[", "_").rstrip("]")
+    name = str(request.node.name).replace("[", "_").rstrip("]")
     make_tree(shared.cloud / "MyDrive" / name, FILES)
     return shared.mountpoint / "MyDrive" / name
 
