@@ -57,15 +57,14 @@ from colabstage.sources.parse import local_source
 from colabstage.sources.remote import RemoteFacts, RemoteFile
 from tests.support.http_server import WebServer
 from tests.support.share_links import DriveShares, SharedItem
-from tests.support.staged import SMALL_BLOCK as BLOCK
-from tests.support.staged import disk_sampled, use_small_blocks
+from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-ROWS = 3000
+BLOCK, ROWS = SMALL_BLOCK, 3000
 SHAPE = (10, 33, 3)
 # What index and edges need, and room for twelve of the 46 blocks.
 LIMIT = 2_900_000 + 12 * BLOCK
