@@ -106,7 +106,7 @@ def test_batches_that_a_framework_shares_out_are_the_epoch(
 @needs_accelerate
 def test_accelerate_prepares_it(make_file: Callable[..., Any]) -> None:
     """What `prepare` makes of it visits every sample once an epoch, another order each."""
-    from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
+    from accelerate import Accelerator  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     dataset = numbered(make_file)
     loader: Any = Accelerator(cpu=True).prepare(make_loader(dataset, 4, seed=1))
@@ -120,7 +120,7 @@ def test_accelerate_prepares_it(make_file: Callable[..., Any]) -> None:
 def test_accelerate_continues_by_epoch_and_batches(make_file: Callable[..., Any]) -> None:
     """As docs/loaders.md says: what `prepare` makes has no `state_dict`, and skips batches of the epoch that it is set
     to."""
-    from accelerate import Accelerator, skip_first_batches  # type: ignore[import-untyped,unused-ignore]
+    from accelerate import Accelerator, skip_first_batches  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     dataset = numbered(make_file)
     prepare = Accelerator(cpu=True).prepare
