@@ -147,12 +147,16 @@ class HttpSession:
             return self._target
 
     def _send(self, url: str, headers: dict[str, str]) -> requests.Response:
+        from requests.auth import HTTPBasicAuth
+
         self._check_open()
         # A password is only for the server that it was given for, not for one that it redirects to.
         login = self._login if _origin(url) == _origin(self.url) else None
         timeouts = (min(self.timeout_s, _CONNECT_TIMEOUT_S), self.timeout_s)
         try:
-            return self._session.get(url, headers=headers, auth=login, timeout=timeouts, stream=True)
+            return self._session.get(
+                url, headers=headers, auth=login and HTTPBasicAuth(*login), timeout=timeouts, stream=True
+            )
         except ValueError:
             # From the parsing of an address that a redirect named; its text may show all of it.
             msg = f"'{self.label}' is, or leads to, an address that cannot be asked for. Check it in a browser."
@@ -183,25 +187,36 @@ class WebAnswer(NamedTuple):
     text: str
 
 
-def ask_service(url: str, label: str, *, agent: str = AGENT, redirects: bool = True, **request: Any) -> WebAnswer:
+def ask_service(
+    url: str,
+    label: str,
+    *,
+    params: Mapping[str, str] | None = None,
+    json: object = None,
+    auth: Any = None,
+    headers: Mapping[str, str] | None = None,
+    redirects: bool = True,
+    agent: str = AGENT,
+) -> WebAnswer:
     """Return the answer to one question to a service, whatever its status is: a GET, or with `json` a POST.
-
-    Args:
-        url: the address.
-        label: the address for messages.
-        agent: the name of the client.
-        redirects: whether to follow them.
-        **request: `params`, `json`, `auth` or `headers`, as of `requests`.
 
     Raises:
         TransientError, SourceReadError: there is no answer.
     """
-    method = "POST" if "json" in request else "GET"
-    timeouts = (_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S)
     with (
         _translated(label),
         _new_session(label, agent) as session,
-        session.request(method, url, allow_redirects=redirects, stream=True, timeout=timeouts, **request) as response,
+        session.request(
+            "GET" if json is None else "POST",
+            url,
+            params=params,
+            json=json,
+            auth=auth,
+            headers=headers,
+            allow_redirects=redirects,
+            stream=True,
+            timeout=(_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S),
+        ) as response,
     ):
         return WebAnswer(response.status_code, response.url, response.headers, _text_of(response))
 
