@@ -72,7 +72,6 @@ _PACKAGES = {
     **dict.fromkeys(_AZ, "adlfs"),
     **dict.fromkeys(_SSH, "paramiko"),
     "hf": "huggingface_hub",
-    "oci": "ocifs",
 }
 # Options for access without a login, for backends that do not try it themselves.
 _ANONYMOUS: dict[str, dict[str, Any]] = {
