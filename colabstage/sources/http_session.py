@@ -69,6 +69,7 @@ class HttpSession:
         self.url, self._login = _without_login(url, self.label)
         self._resolve = resolve
         self._target = self.url
+        self._has_answered = False
         self._agent = agent
         self._session = _new_session(self.label, agent)
         self._lock = threading.Lock()
@@ -82,7 +83,7 @@ class HttpSession:
         again = HttpSession(
             self.url, self.timeout_s, self.clock, resolve=self._resolve, label=self.label, agent=self._agent
         )
-        again._login, again._target = self._login, self._target
+        again._login, again._target, again._has_answered = self._login, self._target, True
         return again
 
     @contextlib.contextmanager
@@ -127,7 +128,7 @@ class HttpSession:
             target = self._resolve_again(target)
             response = self._send(target, headers)
         if response.ok and not _is_page(response):
-            self._target = response.url
+            self._target, self._has_answered = response.url, True
         return response
 
     def _is_outdated(self, response: requests.Response, target: str) -> bool:
@@ -135,8 +136,8 @@ class HttpSession:
         if self._resolve is None and target == self.url:
             return False
         status = response.status_code
-        # Only a service of its own can say what its failures mean.
-        fails = self._resolve is not None and (status == 429 or status >= 500)
+        # What a service's failures mean it says itself; while a file is read, these are as temporary as elsewhere.
+        fails = self._resolve is not None and not self._has_answered and (status == 429 or status >= 500)
         return status in _EXPIRED or fails or _is_page(response)
 
     def _resolve_again(self, outdated: str) -> str:
