@@ -1,7 +1,7 @@
 """Google Drive's share links: what people paste, and the files behind it.
 
 A shared file is a file on the web: Google's download address serves ranges. What Drive answers in place of data is a
-page, whose text says what is wrong, or whose form confirms the download. A shared folder is a page of links.
+page, whose text says what is wrong, or whose form confirms the download. gdown reads the pages of shared folders.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import itertools
 import posixpath
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Literal
+from importlib import import_module
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Literal, cast
 from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 from colabstage.errors import (
     DriveQuotaError,
+    MissingDependencyError,
     OptionError,
     SourceAccessError,
     SourceNotFoundError,
@@ -31,7 +35,7 @@ from colabstage.sources.remote import TransientError, with_retries
 from colabstage.trees.names import parent_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from colabstage.io.progress import Cancellation
     from colabstage.sources.remote import Checksum, RemoteFile
@@ -63,6 +67,8 @@ _FOLDER_PAGE = "https://drive.google.com/embeddedfolderview"
 _AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0 Safari/537.36"
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
 _ONE_TRY = RetryPolicy(attempts=1)
+# The first release whose reader of pages is as called here.
+_OLDEST_GDOWN = (6, 3)
 # Requests at once; with more of them, Google takes this machine for a robot.
 IN_FLIGHT = 6
 # File systems allow 255 bytes, and the suffix of a temporary file has to fit too.
@@ -211,7 +217,7 @@ def _confirmed_address(link: ShareLink) -> str:
     judge_answer(link.label, answer)
     if "Content-Disposition" in answer.headers:
         return answer.url
-    page = _Page(answer.text)
+    page = _Form(answer.text)
     if not page.form:
         raise _page_instead_of_data(link.label, answer)
     parts = urlsplit(page.form)
@@ -274,8 +280,10 @@ def list_shared_folder(
 
     Raises:
         SourceAccessError, SourceNotFoundError, DriveQuotaError, TransientError: Drive refuses.
-        WebPageError: a page is not a listing as Drive makes them.
+        WebPageError: gdown does not understand a page.
+        MissingDependencyError: gdown is too old, or too new.
     """
+    read_page = _page_reader()
     title, notes = "", list[str]()
     found: list[tuple[str, ShareLink]] = []
     # For each folder, its name in the tree, and the ids on the path to it.
@@ -283,53 +291,75 @@ def list_shared_folder(
     while level:
         with DaemonPool(min(IN_FLIGHT, len(level)), "colabstage-drive") as pool:
             pages = pool.run(
-                lambda at: _read_folder(at[2], policy),
+                lambda at: _read_folder(at[2], read_page, policy),
                 level,
                 cancellation=cancellation,
                 # Each request has its own tries and ends by itself.
                 stall_timeout_s=float("inf"),
             )
-        title = title or pages[0].title
+        title = title or pages[0][0]
         below = []
-        for (prefix, above, folder), page in zip(level, pages, strict=True):
+        for (prefix, above, folder), (_, entries) in zip(level, pages, strict=True):
             way = above | {folder.id}
-            for shown, entry in page.entries:
+            for identity, shown, kind in entries:
                 name = prefix + safe_name(shown)
-                if entry is None:
+                if kind.endswith("apps.folder"):
+                    # A shortcut may lead back to a parent.
+                    below += [(f"{name}/", way, ShareLink("folder", identity))] if identity not in way else []
+                elif ".google-apps." in kind:
                     notes.append(f"'{name}' is a Google document, no file, and was left out.")
-                elif entry.kind == "file":
-                    found.append((name, entry))
-                # A shortcut may lead back to a parent.
-                elif entry.id not in way:
-                    below.append((f"{name}/", way, entry))
+                else:
+                    found.append((name, ShareLink("file", identity)))
         level = below
     named, renamed = name_apart(found)
     return SharedFolder(safe_name(title), named, (*notes, *renamed))
 
 
-def _read_folder(link: ShareLink, policy: RetryPolicy) -> _Page:
+# Reads a folder's page: its name, and the id, name and media type of each entry.
+PageReader = Callable[..., tuple[str, list[tuple[str, str, str]]]]
+
+
+def _page_reader() -> PageReader:
+    """Return gdown's reader of a folder's page. Its public function asks for each document too, and gives up at one
+    that cannot be exported."""
+    import gdown
+
+    # The version imported by an earlier cell counts, whatever was installed since.
+    version = str(getattr(gdown, "__version__", "0"))
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= _OLDEST_GDOWN:
+        reader = getattr(import_module("gdown.download_folder"), "_parse_embedded_folder_view", None)
+        if reader is not None:
+            return cast("PageReader", reader)
+    msg = (
+        f"Listing a shared folder needs gdown 6.3 to 6.5, and {version} is loaded. Run: %pip install -q "
+        '"gdown>=6.3,<6.6", restart the session, and try again.'
+    )
+    raise MissingDependencyError(msg)
+
+
+def _read_folder(link: ShareLink, read: PageReader, policy: RetryPolicy) -> tuple[str, list[tuple[str, str, str]]]:
     answer = _ask(link, _FOLDER_PAGE, policy)
-    page = _Page(answer.text)
+    page = SimpleNamespace(status_code=answer.status, text=answer.text)
+    try:
+        title, entries = read(
+            sess=SimpleNamespace(get=lambda *_, **__: page), folder_id=link.id, verify=True, timeout=None
+        )
+    # gdown's own, for a page without a title.
+    except Exception as error:
+        raise _page_instead_of_data(link.label, answer) from error
     # Otherwise an unknown page would look like a folder without files.
-    if not page.title or not (page.entries or "flip-entries" in answer.text):
+    if not entries and "flip-entries" not in answer.text:
         raise _page_instead_of_data(link.label, answer)
-    return page
+    return title.strip(), entries
 
 
-class _Page(HTMLParser):
-    """Read a page of Drive's: its title, its links to files and folders, and the form `download-form`.
-
-    `entries`: what is written on each link, and the link; `None` for a Google document.
-    """
+class _Form(HTMLParser):
+    """Read the form `download-form` of a page of Drive's: its address and hidden fields."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.title = page_title(text.encode())
-        self.entries: list[tuple[str, ShareLink | None]] = []
         self.form = ""
         self.fields: dict[str, str] = {}
-        self._link: str | None = None
-        self._shown: list[str] = []
         self.feed(text)
         self.close()
 
@@ -339,25 +369,6 @@ class _Page(HTMLParser):
             self.form = found.get("action", "")
         elif tag == "input" and self.form and found.get("type") == "hidden" and found.get("name"):
             self.fields[found["name"]] = found.get("value", "")
-        elif tag == "a":
-            self._link, self._shown = found.get("href", ""), []
-
-    def handle_data(self, data: str) -> None:
-        self._shown.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag != "a" or self._link is None:
-            return
-        address, self._link = self._link, None
-        try:
-            link = parse_share_link(address)
-        except OptionError:
-            # Other pages of Drive's are not entries.
-            if _NATIVE.search(address):
-                self.entries.append(("".join(self._shown).strip(), None))
-            return
-        if link is not None and link.kind != "unknown":
-            self.entries.append(("".join(self._shown).strip(), link))
 
 
 def open_share(

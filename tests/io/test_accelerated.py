@@ -1,4 +1,4 @@
-"""Without isal and simplejpeg, as after an installation without dependencies, everything works and says so."""
+"""Without isal, simplejpeg and gdown, as after an installation without dependencies, everything works and says so."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(json.dumps({
     "said": [str(one.message).split()[0] for one in said],
 }))
 """
-ACCELERATORS = ["isal", "simplejpeg"]
+ACCELERATORS = ["isal", "simplejpeg", "gdown"]
 
 
 def stage(place: Path, source: Path, missing: list[str], **options: Any) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sys
+import types
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from colabstage import fetch_files
 from colabstage.errors import (
     ColabstageError,
     DriveQuotaError,
+    MissingDependencyError,
     OptionError,
     SourceAccessError,
     SourceChangedError,
@@ -291,6 +294,16 @@ def test_a_file_that_changes_is_an_error(drive: DriveShares) -> None:
         drive.add(SharedItem(FILE, "a.bin", content=content(900_001), modified="Tue, 03 Mar 2026 10:00:00 GMT"))
         with pytest.raises(SourceChangedError):
             b"".join(file.read_range(0, 100_000))
+
+
+def test_an_old_gdown_is_not_asked(drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits without a limit; the upgrade is told."""
+    drive.add(SharedItem(FOLDER, "Set", kind="folder"))
+    old = types.ModuleType("gdown")
+    old.__version__ = "5.2.2"  # type: ignore[attr-defined]  # as the real one has
+    monkeypatch.setitem(sys.modules, "gdown", old)
+    with pytest.raises(MissingDependencyError, match=r"5\.2\.2.*gdown>=6\.3"):
+        fetch(ShareLink("folder", FOLDER), out)
 
 
 def test_a_folder_comes_whole(drive: DriveShares, out: Path) -> None:
