@@ -19,7 +19,7 @@ from PIL import Image
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.class_lists import parse_class_list
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.formats.voc import POSES
+from colabstage.layouts.formats.beside import POSES
 from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.bytes import LocalBytes
@@ -468,7 +468,7 @@ class TestCoco:
         first, *others = sorted((folder / "val2017").iterdir())
         for image in others:
             image.unlink()
-        with pytest.raises(BrokenDatasetError, match=r"Of 4 images .* 1 are there"):
+        with pytest.raises(BrokenDatasetError, match=r"instances_val2017.*4 images .* 1 are there"):
             detect_layout(FolderTree(folder))
         # A split that nobody has downloaded is left out by name.
         first.unlink()
@@ -478,7 +478,7 @@ class TestCoco:
         for image in (folder / "train2017").iterdir():
             image.unlink()
         Image.new("RGB", (4, 4)).save(folder / "train2017/other.jpg")
-        with pytest.raises(BrokenDatasetError, match=r"Of \d+ images .* 0 are there"):
+        with pytest.raises(BrokenDatasetError, match=r"of \d+ images .* 0 are there"):
             detect_layout(FolderTree(folder))
 
 

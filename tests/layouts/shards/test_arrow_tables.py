@@ -292,7 +292,7 @@ def test_labels_kept_secret_keep_the_classes(tmp_path: Path, hugging: Any) -> No
         (
             {"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]},
             BrokenDatasetError,
-            "Row 1 of 'a.(arrow|parquet)' has no bytes",
+            "row 1 has no bytes",
         ),
     ],
 )
@@ -310,7 +310,7 @@ def test_files_of_different_datasets_are_refused(tmp_path: Path) -> None:
     """By their columns, or by their classes."""
     write_parquet(tmp_path / "a.parquet", rows(0, 2))
     write_parquet(tmp_path / "b.parquet", {"image": rows(0, 2)["image"]})
-    with pytest.raises(BrokenDatasetError, match=r"'b\.parquet' and 'a\.parquet' have different columns"):
+    with pytest.raises(BrokenDatasetError, match=r"b\.parquet.*different columns"):
         detect_layout(FolderTree(tmp_path))
 
 
@@ -359,7 +359,7 @@ def test_labels_that_pandas_calls_categories_are_words(tmp_path: Path) -> None:
 def test_a_column_of_labels_that_are_none_is_refused(tmp_path: Path, values: list[Any]) -> None:
     """Lists and structs under a label's name are never dropped."""
     write_parquet(tmp_path / "a" / "a.parquet", {**rows(0, 4), "label": values})
-    with pytest.raises(BrokenDatasetError, match=r"The column 'label' .* holds (list|struct)"):
+    with pytest.raises(BrokenDatasetError, match=r"column 'label' holds (list|struct)"):
         detect_layout(FolderTree(tmp_path / "a"))
 
 

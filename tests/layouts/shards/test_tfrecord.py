@@ -254,8 +254,8 @@ def test_other_files_are_not_claimed(tmp_path: Path, name: str, content: bytes, 
     ("record", "says"),
     [
         ({"text": "words", "label": 1}, "holds no image file .* the features label, text"),
-        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", r"a\.tfrecord\[0\]' is not a tf.train.Example"),
-        ({"image": picture(0), "label": [1, 2]}, r"a\.tfrecord\[0\]' has 2 values in 'label'"),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", r"a\.tfrecord\[0\]'.* not a tf.train.Example"),
+        ({"image": picture(0), "label": [1, 2]}, r"a\.tfrecord\[0\]'.* has 2 values in 'label'"),
         ({"image": picture(0), "label": b"\xff\xfe"}, "not text"),
     ],
 )
@@ -362,7 +362,7 @@ def test_pixels_and_lists_of_one_class_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(table.inputs.source.read(1)), pixels[1, ..., :1])
     odds: dict[str, dict[str, Any]] = {
         r"a label of 3 numbers and '.*\[3\]' one of 4": {"label": [0, 1, 0, 0]},
-        "only one holds an image file": {"height": 7},
+        r"only one of .*\[3\]|\[3\].*only one": {"height": 7},
         "has 3 values in 'label'": {"label": [1, 1, 0]},
     }
     for number, (says, odd) in enumerate(odds.items()):

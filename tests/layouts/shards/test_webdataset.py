@@ -312,7 +312,7 @@ def test_a_cut_shard_is_named(tmp_path: Path, cut: int) -> None:
     ("files", "says"),
     [
         ([("1.jpg", b""), ("1.cls", b"0"), ("1.jpg", b"")], "'1.jpg' twice"),
-        ([("1.jpg", b""), ("1.json", b"{")], r"1\.json' is not JSON"),
+        ([("1.jpg", b""), ("1.json", b"{")], r"1\.json'.* not JSON"),
         ([("1.jpg", b""), ("1.cls", b"\xff\xfe\xff")], "is not text"),
         ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b"")], "1 of 2 samples has no label"),
         ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b""), ("2.cls", b"cat")], "a word"),
@@ -376,7 +376,7 @@ def test_a_slow_shard_is_scanned_in_few_reads() -> None:
     """A round trip costs more than the bytes between two headers."""
     content = bytes(range(256)) * 40_000
     source = _SlowBytes(content, lambda: time.sleep(0.003))
-    window = ScanWindow(source)
+    window = ScanWindow(ShardFile("slow", "", lambda: source))
     assert all(window.pread(100, at) == content[at : at + 100] for at in range(0, len(content), 50_000))
     assert source.reads <= 5
     assert window.pread(1000, len(content) - 10) == content[-10:]
@@ -400,7 +400,7 @@ def test_a_label_in_a_json_that_is_none_is_refused(tmp_path: Path) -> None:
     """A list is never dropped, unless a cls says the label."""
     files = [("a.png", picture(0)), ("a.json", json.dumps({"label": [0, 1]}).encode())]
     write_tar(tmp_path / "one" / "a.tar", files)
-    with pytest.raises(BrokenDatasetError, match=r"a\.json' has \[0, 1\] under 'label'"):
+    with pytest.raises(BrokenDatasetError, match=r"a\.json'.* has \[0, 1\] under 'label'"):
         detect_layout(FolderTree(tmp_path / "one"))
     write_tar(tmp_path / "two" / "a.tar", [*files, ("a.cls", b"1")])
     table = detect_layout(FolderTree(tmp_path / "two"))
