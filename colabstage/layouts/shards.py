@@ -168,11 +168,11 @@ class ScanWindow:
     takes time, and has the shard hold what is slow; otherwise small ones. Reads that fail temporarily are tried again.
     """
 
-    def __init__(self, shard: ShardFile) -> None:
+    def __init__(self, shard: ShardFile, near: int = _NEAR_BYTES) -> None:
         self._shard = shard
         self._start = 0
         self._data = b""
-        self._window = _NEAR_BYTES
+        self._window = near
         self.label, self.size = shard.content.label, shard.content.size
 
     def pread(self, length: int, offset: int) -> bytes:

@@ -67,7 +67,7 @@ _SIZES = (
 )
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
 # Records longer than this are read in parts while they are scanned.
-_SHORT_BYTES = 16 * 1024
+_SHORT_BYTES, _PIECE_BYTES = 4 * 1024, 256
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
@@ -122,6 +122,8 @@ class _Data:
 
     def __init__(self, window: ScanWindow, start: int, length: int) -> None:
         self._window, self._start, self._length = window, start, length
+        # What was read last, and where it begins.
+        self._piece, self._at = b"", 0
 
     def __len__(self) -> int:
         return self._length
@@ -130,9 +132,9 @@ class _Data:
         if isinstance(at, slice):
             first, last, _ = at.indices(self._length)
             return self._window.pread(max(0, last - first), self._start + first)
-        if at >= self._length:
-            raise IndexError(at)
-        return self._window.pread(1, self._start + at)[0]
+        if not self._at <= at < self._at + len(self._piece):
+            self._piece, self._at = self[at : at + _PIECE_BYTES], at
+        return self._piece[at - self._at]
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------
@@ -198,6 +200,10 @@ def _fields(data: bytes | _Data, span: ByteSpan) -> Iterator[tuple[int, ByteSpan
 
 def _read_varint(data: bytes | _Data, at: int) -> tuple[int, int]:
     """Return a whole number, and where the next field begins."""
+    value = data[at]
+    # Nearly all tags and lengths.
+    if value < 128:
+        return value, at + 1
     value = 0
     # Ten bytes hold 64 bits; damage may have no end.
     for shift in range(0, 64, 7):
@@ -371,7 +377,7 @@ def tfrecord_state(source: Source) -> Evidence:
     (train-00000-of-01024).
     """
     shards = _record_files(source)
-    window = ScanWindow(shards[0])
+    window = ScanWindow(shards[0], _SHORT_BYTES)
     first = _Example(window, *next(_scan_records(window)), f"{shards[0].name}[0]")
     image = first.image_feature()
     if not image:
@@ -429,7 +435,7 @@ def _record_files(source: Source) -> list[ShardFile]:
 
 def _scan_shard(shard: ShardFile, number: int, image: str) -> tuple[list[_Record], int]:
     """Return every record of a file that has an image, and how many have none, in one pass over it."""
-    window = ScanWindow(shard)
+    window = ScanWindow(shard, _SHORT_BYTES)
     records = []
     count = 0
     for start, length in _scan_records(window):

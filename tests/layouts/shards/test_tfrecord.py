@@ -22,7 +22,7 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats.tfrecord import BadMessageError, parse_example
 from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.pack.run import pack_dataset
-from colabstage.trees.folder import FolderTree
+from colabstage.trees.folder import FolderFile, FolderTree
 from tests.layouts.readers import contents, labels, picture
 
 if TYPE_CHECKING:
@@ -389,3 +389,28 @@ def test_masks_in_records_are_targets(tmp_path: Path) -> None:
     records[0] |= {"image/object/class/label": [3]}
     with pytest.raises(LayoutError, match=r"boxes .* and masks as well"):
         detect_layout(FolderTree(write(tmp_path / "b" / "a.tfrecord", records).parent))
+
+
+def test_images_are_passed_over_while_labels_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local file is read in full once, when its images are packed."""
+    noise = [Image.effect_noise((400, 500), 90 + number) for number in range(8)]
+    files = [io.BytesIO() for _ in noise]
+    for image, file in zip(noise, files, strict=True):
+        image.save(file, "PNG")
+    records = [{"image": file.getvalue(), "label": number % 2} for number, file in enumerate(files)]
+    path = write(tmp_path / "a.tfrecord", records)
+    read: list[int] = []
+    pread = FolderFile.pread
+
+    def counted(self: FolderFile, length: int, offset: int) -> bytes:
+        content = pread(self, length, offset)
+        read.append(len(content))
+        return content
+
+    monkeypatch.setattr(FolderFile, "pread", counted)
+    # A busy disk may answer as slowly as a mount, which is read in large pieces.
+    monkeypatch.setattr("colabstage.layouts.shards._FAR_S", 60.0)
+    table = detect_layout(FolderTree(tmp_path))
+    assert labels(table) == [0, 1] * 4
+    assert 0 < sum(read) < path.stat().st_size / 2
+    assert contents(table) == [file.getvalue() for file in files]
