@@ -87,7 +87,7 @@ def boxes_state(
     source: Source,
     who: str,
     placed: Sequence[Placed],
-    classes: Mapping[Any, int],
+    classes: Sequence[Any],
     *,
     names: Sequence[str] = (),
     columns: Sequence[BoxColumn] = (),
@@ -99,10 +99,10 @@ def boxes_state(
     """Return the boxes of all images as evidence, the images in their order. Splits are those of the images where each
     has one, or else those of lists, of those that are `stated` if something says which they are.
 
-    `classes`: the label of each class of a record; their `names` are the classes themselves by default. `columns`: what
-    follows the four numbers of each box. `relative`: whether these are fractions of width and height.
+    `classes`: those of the records, in the order of their labels; their `names` are themselves by default. `columns`:
+    what follows the four numbers of each box. `relative`: whether these are fractions of width and height.
     """
-    names = names or list(classes)
+    names = names or classes
     twice = first_repeated(names)
     if twice is not None:
         raise broken(source.label, f"two classes are called '{show(twice)}'", "one name and one number for each")
@@ -120,11 +120,12 @@ def boxes_state(
 
 
 def _as_boxes(
-    placed: Sequence[Placed], classes: Mapping[Any, int], columns: Sequence[BoxColumn], *, relative: bool
+    placed: Sequence[Placed], classes: Sequence[Any], columns: Sequence[BoxColumn], *, relative: bool
 ) -> Boxes:
     # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
     offsets = offsets_of([len(one.record.shapes) for one in placed])
-    numbers = [classes[kind] for one in placed for kind, _ in one.record.shapes]
+    number_of = {kind: number for number, kind in enumerate(classes)}
+    numbers = [number_of[kind] for one in placed for kind, _ in one.record.shapes]
     width = 4 + sum(column.width for column in columns)
     rows = np.array([values for one in placed for _, values in one.record.shapes], np.float64).reshape(-1, width)
     sizes = np.array([one.record.size for one in placed], np.int64).reshape(-1, 2)

@@ -78,9 +78,8 @@ def kitti_state(source: Source) -> Evidence:
     classes = sorted(found, key=lambda kind: (order.get(kind, len(_TYPES)), kind))
     if classes[-1:] == [_DONT_CARE]:
         notes.append(f"The last class, {len(classes) - 1}, is '{_DONT_CARE}': regions to leave out of a loss.")
-    numbers = {kind: number for number, kind in enumerate(classes)}
     used = [file.name for file in files if file is not None]
-    return boxes_state(source, "KITTI's files", placed, numbers, columns=_OF_KITTI, notes=notes, used=used)
+    return boxes_state(source, "KITTI's files", placed, classes, columns=_OF_KITTI, notes=notes, used=used)
 
 
 def parse_kitti(name: str, content: bytes) -> Record:
@@ -161,9 +160,8 @@ def voc_state(source: Source) -> Evidence:
     notes += left_out_notes((unlisted, "images", f"with boxes that no list in {_LISTS} names"))
     # The files have only class names; sorted, so that all machines number them alike.
     classes = sorted({kind for one in placed for kind, _ in one.record.shapes})
-    numbers = {name: number for number, name in enumerate(classes)}
     used = [*(file.name for file in files if file is not None), *lists]
-    return boxes_state(source, "Pascal VOC's files", placed, numbers, columns=_OF_VOC, notes=notes, used=used)
+    return boxes_state(source, "Pascal VOC's files", placed, classes, columns=_OF_VOC, notes=notes, used=used)
 
 
 def _base(name: str) -> str:
@@ -353,7 +351,7 @@ def yolo_state(source: Source) -> Evidence:
         source,
         "YOLO's files",
         placed,
-        {number: number for number in range(len(names))},
+        range(len(names)),
         names=names,
         relative=True,
         notes=notes,

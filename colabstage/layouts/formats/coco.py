@@ -80,7 +80,7 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     placed, notes = join_records(source, images, lookup, {file.name: _records(file, numbers) for file in found})
     who, used = "COCO's annotations", frozenset(file.name for file in found)
     if not classes:
-        return boxes_state(source, who, placed, numbers, names=called, columns=_COLUMNS, notes=notes, used=used)
+        return boxes_state(source, who, placed, list(numbers), names=called, columns=_COLUMNS, notes=notes, used=used)
     kept = [one for one in placed if one.record.shapes]
     table = SampleTable(
         layout=CLASSES,

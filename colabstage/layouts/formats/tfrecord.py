@@ -67,7 +67,7 @@ _SIZES = (
 )
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
 # Records longer than this are read in parts while they are scanned.
-_SHORT_BYTES, _PIECE_BYTES = 4 * 1024, 256
+_SHORT_BYTES, _PIECE_BYTES = 16 * 1024, 256
 
 # --- records ----------------------------------------------------------------------------------------------------------
 

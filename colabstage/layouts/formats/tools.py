@@ -93,7 +93,7 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
         raise broken(next(iter(found)), what, "a table with a path and a label in each row")
     # Classes are those that occur: not every tool lists its classes in an export.
     lists, classes = _names_of_numbers(source, form, words) if form.numbered else ([], sorted(words))
-    numbers = {str(number) if form.numbered else name: number for number, name in enumerate(classes)}
+    labels = [str(number) for number in range(len(classes))] if form.numbered else classes
     placed, notes = join_records(source, images, lookup, found, per_image=form.per_image)
     lost = sum(max(one.left_out, 0) for one in records)
     notes = [
@@ -104,7 +104,7 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
     ]
     placed.sort(key=lambda one: one.file.name)
     who = f"{form.name}'s annotations"
-    return boxes_state(source, who, placed, numbers, names=classes, notes=notes, used=[*found, *lists])
+    return boxes_state(source, who, placed, labels, names=classes, notes=notes, used=[*found, *lists])
 
 
 def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Record]]]:
