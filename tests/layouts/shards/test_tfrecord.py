@@ -127,21 +127,6 @@ def test_examples_are_what_tensorflow_reads(by_tensorflow: tuple[Path, dict[str,
     assert table.inputs.source.sizes.tolist() == [len(image) for image in images]
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(("kind", "encoding"), [("plain", "encoded"), ("gzip", "encoded")])
-def test_records_of_tensorflow_are_packed(
-    tmp_path: Path, by_tensorflow: tuple[Path, dict[str, Any]], kind: str, encoding: str
-) -> None:
-    """End to end: the pixels and labels that are read from the pack are those that TensorFlow decodes."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
-    folder, theirs = by_tensorflow
-    pack_dataset(folder / kind, tmp_path / "out.h5", encoding=encoding, progress=False)
-    packed = dataset_h5(tmp_path / "out.h5", split="validation")
-    found = [(sha256(np.asarray(x).tobytes()).hexdigest(), int(y)) for x, y in (packed[i] for i in range(len(packed)))]
-    packed.close()
-    assert found == [(pixels, label) for _, pixels, label in theirs[kind][9:]]
-
-
 def test_files_of_tfds_are_read(tmp_path: Path) -> None:
     """Their features are image and label, their names end in a number."""
     data = [{"image": picture(n), "label": n % 2} for n in range(6)]
