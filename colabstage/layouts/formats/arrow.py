@@ -86,7 +86,8 @@ def arrow_state(source: Source) -> Evidence:
             what = f"it and '{files[0].name}' have different columns or classes ({', '.join(other.schema.names)})"
             raise broken(other.name, what, "files of one dataset")
     labels = _joined(scan_each(files, lambda _, file: file.scan(roles.image, roles.label)))
-    contents = _Rows(files, np.arange(sum(map(len, files))), np.concatenate([file.sizes for file in files]))
+    sizes, rows = np.concatenate([file.sizes for file in files]), _Rows(files)
+    contents = SampleSource(sizes, np.arange(len(sizes)), name=rows.name, stamp=rows.stamp, read=rows.read)
     names = [contents.name(number) for number in range(len(contents))]
     if roles.label in _OBJECTS:
         found = _boxes_of_rows(labels, contents, roles.classes)
@@ -105,34 +106,27 @@ def arrow_state(source: Source) -> Evidence:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-class _Rows(SampleSource):
-    """The images of some rows, by their numbers in all files together."""
+class _Rows:
+    """The rows of all files together, by number."""
 
-    def __init__(self, files: Sequence[_ArrowFile], rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        self._files, self._rows = files, rows
+    def __init__(self, files: Sequence[_ArrowFile]) -> None:
+        self._files = files
         self._starts = np.cumsum([0, *map(len, files)])
-        super().__init__(sizes, rows, name=self._name, stamp=self._stamp, read=self._read)
 
-    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
-        return _Rows(self._files, self._rows[chosen], self.sizes[chosen])
+    def _find(self, row: int) -> tuple[_ArrowFile, int]:
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._files[number], row - int(self._starts[number])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Rows, (self._files, self._rows, self.sizes)
-
-    def _find(self, index: int) -> tuple[_ArrowFile, int]:
-        number = int(np.searchsorted(self._starts, self._rows[index], side="right")) - 1
-        return self._files[number], int(self._rows[index] - self._starts[number])
-
-    def _name(self, index: int) -> str:
-        file, row = self._find(index)
+    def name(self, row: int) -> str:
+        file, row = self._find(row)
         return f"{file.name}[{row}]"
 
-    def _stamp(self, index: int) -> str:
-        file, row = self._find(index)
+    def stamp(self, row: int) -> str:
+        file, row = self._find(row)
         return f"{file.shard.stamp} {row}"
 
-    def _read(self, index: int) -> bytes:
-        file, row = self._find(index)
+    def read(self, row: int) -> bytes:
+        file, row = self._find(row)
         return file.read(row)
 
 
