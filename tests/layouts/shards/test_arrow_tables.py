@@ -13,7 +13,7 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, SourceReadError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Values
+from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree
@@ -207,6 +207,8 @@ def test_files_inside_a_tar_are_read(tmp_path: Path) -> None:
     [
         ({"label": ["dog", "cat", "dog"]}, [1, 0, 1], ("cat", "dog")),
         ({"label": [0.5, 1.0, 2.0]}, [0.5, 1.0, 2.0], ()),
+        # As pandas writes a column of the type category.
+        ({"label": arrow.array(["dog", "cat", "dog"]).dictionary_encode()}, [1, 0, 1], ("cat", "dog")),
         ({"fine_label": [3, 1, 2]}, [3, 1, 2], ()),
         ({"label": [True, False, True]}, [1, 0, 1], ()),
         ({"y": [2, 0, 1]}, [2, 0, 1], ()),
@@ -344,15 +346,6 @@ def test_what_datasets_computes_is_no_data(tmp_path: Path) -> None:
     write_stream(tmp_path / "train.arrow", rows(0, 4))
     write_stream(tmp_path / "cache-0123.arrow", {"x": [1]})
     assert len(detect_layout(FolderTree(tmp_path))) == 4
-
-
-def test_labels_that_pandas_calls_categories_are_words(tmp_path: Path) -> None:
-    """A dictionary of words, as pandas writes a column of the type category."""
-    found = rows(0, 6)
-    found["label"] = arrow.array([("cat", "dog")[n % 2] for n in range(6)]).dictionary_encode()
-    table = detect_layout(FolderTree(write_parquet(tmp_path / "a" / "a.parquet", found).parent))
-    assert isinstance(table.targets, Values)
-    assert [table.classes[label] for label in table.targets.values] == ["cat", "dog"] * 3
 
 
 @pytest.mark.parametrize("values", [[[0, 1]] * 4, [{"a": 1}] * 4])
