@@ -149,7 +149,7 @@ def voc_state(source: Source) -> Evidence:
         placed = [one._replace(split=split_of[_listed_as(one.file.name)]) for one in placed]
     # Files that were numbered again keep the old name inside, so their own names count.
     bases = set(map(_base, chosen.names))
-    others = [file.name for file, record, _ in placed if record.image in bases - {_base(file.name)}]
+    others = [file.name for file, record, _ in placed if record.image in bases and record.image != _base(file.name)]
     if others:
         notes.append(
             f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
