@@ -17,7 +17,6 @@ from PIL import Image
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.class_lists import parse_class_list
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.formats.beside import POSES
 from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 
 COUNT = 12
 NAMES = ("zebra", "car", "big dog", "bus")
+# Pascal VOC's, in the order of their numbers.
+POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
 
 
 def size_of(number: int) -> tuple[int, int]:

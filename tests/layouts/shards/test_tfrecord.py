@@ -377,12 +377,10 @@ def test_masks_in_records_are_targets(tmp_path: Path) -> None:
 
 
 def test_images_are_passed_over_while_labels_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A local file is read in full once, when its images are packed."""
-    noise = [Image.effect_noise((400, 500), 90 + number) for number in range(8)]
-    files = [io.BytesIO() for _ in noise]
-    for image, file in zip(noise, files, strict=True):
-        image.save(file, "PNG")
-    records = [{"image": file.getvalue(), "label": number % 2} for number, file in enumerate(files)]
+    """A local file is read in full once, when its images are packed; these are larger than what is read at a time, also
+    where the disk is as busy as a mount is slow."""
+    images = [b"\xff\xd8\xff" + bytes([number]) * (16 << 20) for number in range(4)]
+    records = [{"image": image, "label": number % 2} for number, image in enumerate(images)]
     path = write(tmp_path / "a.tfrecord", records)
     read: list[int] = []
     pread = FolderFile.pread
@@ -393,9 +391,7 @@ def test_images_are_passed_over_while_labels_are_read(tmp_path: Path, monkeypatc
         return content
 
     monkeypatch.setattr(FolderFile, "pread", counted)
-    # A busy disk may answer as slowly as a mount, which is read in large pieces.
-    monkeypatch.setattr("colabstage.layouts.shards._FAR_S", 60.0)
     table = detect_layout(FolderTree(tmp_path))
-    assert labels(table) == [0, 1] * 4
-    assert 0 < sum(read) < path.stat().st_size / 2
-    assert contents(table) == [file.getvalue() for file in files]
+    assert labels(table) == [0, 1] * 2
+    assert 0 < sum(read) < 0.6 * path.stat().st_size
+    assert contents(table) == images
