@@ -52,12 +52,7 @@ class Lookup:
 
     def search(self, written: str, folder: str = "", *, split: str = "") -> Sequence[int]:
         """Return the numbers of the files that may be meant: none, one, or several that cannot be distinguished.
-
-        Args:
-            written: the name.
-            folder: that of the file which names it.
-            split: its split, if known.
-        """
+        `folder`: that of the file which names it."""
         written = normal(written)
         if "/" not in written and "\\" not in written and not split:
             # The common case in nearly all tables: a base name of exactly one file.
@@ -68,39 +63,29 @@ class Lookup:
         parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".")]
         if ".." in parts:
             parts = posixpath.normpath(posixpath.join(folder, *parts)).split("/")
-        if not parts:
-            return []
         path = "/".join(parts)
-        for whole in (posixpath.join(folder, path), path):
+        for whole in (posixpath.join(folder, path), path) if parts else ():
             if whole in self._whole:
                 return [self._whole[whole]]
         # A written folder is stronger evidence than the row's split.
         split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split(part)), split)
-        for known in (self._by_base, self._by_stem):
-            found = self._nearest(parts, folder, known.get(parts[-1], ()), split)
-            if found:
-                return found
-        return []
+        by_name = (known.get(parts[-1], ()) for known in (self._by_base, self._by_stem)) if parts else ()
+        return next((found for numbers in by_name if (found := self._nearest(parts, folder, numbers, split))), ())
 
     def _nearest(self, parts: list[str], folder: str, numbers: Sequence[int], split: str) -> Sequence[int]:
         """Return the files with the right base name whose folders agree best with the written path."""
-        paths = {number: self.names[number].split("/")[:-1] for number in numbers}
-        if not paths:
-            return []
+        paths = {number: self.names[number].split("/")[:-1] for number in numbers if self._is_of(number, split)}
         own = [part for part in folder.split("/") if part]
-        # No end of the path that is longer than the folders of a file agrees with them, and a label may be a path of
-        # millions of parts.
-        first = max(0, len(parts) - 1 - max(map(len, paths.values())))
-        dropped = self._folders.intersection(parts[:first])
-        for start in range(first, len(parts)):
+        # An end of the path that is longer than a file's folders agrees with none, and a path may have many parts.
+        first = max(0, len(parts) - 1 - max(map(len, paths.values()), default=0))
+        for start in range(first, len(parts) if paths else first):
             wanted = parts[start:-1]
-            dropped |= self._folders.intersection(parts[max(first, start - 1) : start])
+            # What is written before that and is a folder here has to be among those of the file.
+            dropped = self._folders.intersection(parts[:start])
             ends = [
                 number
                 for number, folders in paths.items()
-                if folders[len(folders) - len(wanted) :] == wanted
-                and dropped.issubset(folders)
-                and self._is_of(number, split)
+                if folders[len(folders) - len(wanted) :] == wanted and dropped.issubset(folders)
             ]
             for place in ([*own, *wanted], wanted):
                 if exact := [number for number in ends if paths[number] == place]:
@@ -110,7 +95,7 @@ class Lookup:
                 beside = [number for number in ends if folder and self.names[number].startswith(f"{folder}/")]
                 of_split = [number for number in ends if split and split_of_path(self.names[number])]
                 return next((found for found in (ends, beside, of_split) if len(found) == 1), ends)
-        return []
+        return ()
 
     def _is_of(self, number: int, split: str) -> bool:
         other = split_of_path(self.names[number]) if split else ""

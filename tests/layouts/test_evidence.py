@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "a submission of two columns": ("{0..3}.jpg", {"train.csv": rows("image,colour,size", "{0..3}.jpg,{red,blue},{a,a,b,b}"), "sample_submission.csv": "image,colour,size\n9.jpg,red,a\n"},
                                     r"Which of the columns 'colour', 'size'"),
     "tables of many and of few": ("{00..11}.jpg", {"all.csv": rows("image,colour", "{00..11}.jpg,{red,blue}"), "few.csv": "image,label\n03.jpg,cat\n"}, r"Several tables.*table_rows\(table="),
-    "JSON beside each image": ("{cat,dog}/{0..3}.jpg", {"{cat,dog}/{0..3}.json": "{}"}, r"files such as this would be left out"),
+    "JSON beside each image": ("{cat,dog}/{0..3}.jpg", {"{cat,dog}/{0..3}.json": "{}"}, r"'dog/0\.json' and 7 more files"),
     "a split of other classes": ("train/{cat,dog}/{0,1}.jpg test/{katze,hund}/{0,1}.jpg", {}, r"'test' \('hund', 'katze'\) are not in 'train'"),
     "captions beside classes": ("red/a{0..3}.jpg blue/b{0..3}.jpg", {"captions.jsonl": "".join(f'{{"file_name": "a{n}.jpg", "text": "a dog"}}\n' for n in range(4))}, r"'captions.jsonl' leads to.*'text' holds texts"),
     "a cell too many": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{a,b,a,x;,b}").replace(";", ",y")}, r"3 cells in row 5 and 2 in the first.*quotes"),
@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "a file in two lists": (FOOD, listed(train=TRAIN, test="pie/{10000,10002} ribs/20002"), r"names 'food/images/pie/10000\.jpg', and so does"),
     "a list of ambiguous names": ("a/{pie,ribs}/{0..3}.jpg", {"a/train.txt": "0\n1\n", "a/test.txt": "2\n3\n"}, r"names '0', which is 'a/pie/0\.jpg' or 'a/ribs/0\.jpg'|names '2', which is"),
     "a list against a folder": ("{train,test}/pie/{10,11}.jpg {train,test}/ribs/{20,21}.jpg train/pie/12.jpg", {"test.txt": "pie/12\npie/10\n"}, r"test\.txt' names 'train/pie/12\.jpg', which is in the split 'train'"),
-    "boxes beside lists": (FOOD, {**listed(train=TRAIN, test=TEST), "food/boxes.txt": rows("{10000,10001,20000,20001} 60.0 27.0")}, r"'food/boxes\.txt' names them too"),
+    "boxes beside lists": (FOOD, {**listed(train=TRAIN, test=TEST), "food/boxes.txt": rows("{10000,10001,20000,20001} 60.0 27.0")}, r"'food/boxes\.txt' beside"),
     "a class without a folder": ("train/{a,b}/images/{0,1}.jpg val/images/v{0..3}.jpg", {"val/v.txt": rows("v{0..3}.jpg\t{a,z}\t0\t0")}, r"the class 'z', but no folder has that name"),
 }
 NOTED: dict[str, tuple[Any, ...]] = {
