@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from colabstage.layouts.words import is_split, normal, same_split, split_name, split_of_path
@@ -22,14 +23,25 @@ class Lookup:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = [normal(name) for name in names]
-        bases = [name.rpartition("/")[2] for name in self.names]
-        self._whole = dict(zip(self.names, range(len(bases)), strict=True))
-        self._by_base = _numbers_by(bases)
-        # As `posixpath.splitext`, in a tenth of its time: there may be a million names.
-        self._by_stem = _numbers_by([base[:dot] if (dot := base.rfind(".")) > 0 else base for base in bases])
         folders = {name.rpartition("/")[0] for name in self.names}
         self._folders = {part for folder in folders for part in folder.split("/") if part}
         self.has_splits = any(map(is_split, self._folders))
+
+    # Each index is made when a name first needs it: of a million names each takes a second.
+
+    @cached_property
+    def _whole(self) -> dict[str, int]:
+        return dict(zip(self.names, range(len(self.names)), strict=True))
+
+    @cached_property
+    def _by_base(self) -> dict[str, tuple[int, ...]]:
+        return _numbers_by([name[name.rfind("/") + 1 :] for name in self.names])
+
+    @cached_property
+    def _by_stem(self) -> dict[str, tuple[int, ...]]:
+        # As `posixpath.splitext`, in a tenth of its time.
+        bases = (name[name.rfind("/") + 1 :] for name in self.names)
+        return _numbers_by([base[:dot] if (dot := base.rfind(".")) > 0 else base for base in bases])
 
     def __len__(self) -> int:
         return len(self.names)
@@ -42,8 +54,17 @@ class Lookup:
     def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, Sequence[int]], int]:
         """Return the numbers of the files that each of many names may mean, if any; and how many of the names have the
         file's extension."""
-        found = {name: several for name in written if name and (several := self.search(name, folder))}
-        return found, sum(normal(name).replace("\\", "/").rpartition("/")[2] in self._by_base for name in found)
+        found: dict[str, Sequence[int]] = {}
+        whole = 0
+        for name in written:
+            numbers: Sequence[int] = self._by_base.get(name, ())
+            if len(numbers) != 1:
+                numbers = self.search(name, folder) if name else ()
+            if numbers:
+                found[name] = numbers
+                base = self.names[numbers[0]].rpartition("/")[2]
+                whole += name.endswith(base) or normal(name).endswith(base)
+        return found, whole
 
     def find(self, written: str, folder: str = "", *, split: str = "") -> int | None:
         """Return the number of the one file that is meant, or `None`."""
@@ -69,8 +90,8 @@ class Lookup:
                 return [self._whole[whole]]
         # A written folder is stronger evidence than the row's split.
         split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split(part)), split)
-        by_name = (known.get(parts[-1], ()) for known in (self._by_base, self._by_stem)) if parts else ()
-        return next((found for numbers in by_name if (found := self._nearest(parts, folder, numbers, split))), ())
+        found = self._nearest(parts, folder, self._by_base.get(parts[-1], ()), split) if parts else ()
+        return found or (self._nearest(parts, folder, self._by_stem.get(parts[-1], ()), split) if parts else ())
 
     def _nearest(self, parts: list[str], folder: str, numbers: Sequence[int], split: str) -> Sequence[int]:
         """Return the files with the right base name whose folders agree best with the written path."""

@@ -474,9 +474,11 @@ def _have_classes(
     return bool(agree) and all(column.is_numeric for column in others)
 
 
-def _numbered_apart(names: Iterable[str]) -> tuple[str, ...]:
+def _numbered_apart(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names with a number behind those that have been there before: an image may have several rows."""
     seen: Counter[str] = Counter()
+    if len(set(names)) == len(names):
+        return tuple(names)
     keys = []
     for name in names:
         seen[name] += 1
