@@ -110,15 +110,11 @@ def _in_order(file: str, names: Any) -> tuple[str, ...]:
     """Return the names of the classes, given as a list or by number."""
     found = {str(number): name for number, name in enumerate(names)} if isinstance(names, list) else names or {}
     are_numbers = isinstance(found, dict) and all(isinstance(key, str) and _NUMBER.fullmatch(key) for key in found)
-    by_number = {int(key): name for key, name in found.items()} if are_numbers else {-1: None}
+    by_number: dict[int, Any] = {int(key): name for key, name in found.items()} if are_numbers else {-1: None}
     count = len(by_number)
-    if count > _MOST_CLASSES or by_number.keys() != set(range(count)) or not all(map(_is_text, by_number.values())):
+    if count > _MOST_CLASSES or by_number.keys() != set(range(count)) or not {*map(type, by_number.values())} <= {str}:
         raise _odd(file, f"names are {show_content(names)}")
     return tuple(normal(by_number[number]) for number in range(count))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _keypoints(file: str, shape: Any) -> tuple[int, int]:

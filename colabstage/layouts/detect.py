@@ -198,12 +198,15 @@ class Layout(NamedTuple):
     def weighed(self, case: Case) -> Found:
         """Return what it states for "auto", unless something else states the same samples otherwise."""
         found = gather(lambda: (self.weigh or self.state)(case))
-        for who, layout, rival in self.rivals if isinstance(found, Evidence) else ():
-            other = gather(lambda: rival(case, found) or _NOTHING)  # noqa: B023 - called at once
+        if isinstance(found, Miss):
+            return found
+        stated = found
+        for who, layout, rival in self.rivals:
+            other = gather(lambda: rival(case, stated) or _NOTHING)  # noqa: B023 - called at once
             if other.claims:
-                ways = " or ".join(f'layout="{name}"' for name in (found.table.layout, layout) if name)
+                ways = " or ".join(f'layout="{name}"' for name in (stated.table.layout, layout) if name)
                 return refuse(
-                    f"The {found.table.unit} of '{case.source.label}' have labels by {found.who} and by {who}. Say "
+                    f"The {stated.table.unit} of '{case.source.label}' have labels by {stated.who} and by {who}. Say "
                     f"what is meant: {ways}; or, for classes in paths, layout=file_names(PATTERN), from "
                     "colabstage.options."
                 )
@@ -302,7 +305,9 @@ def _labelled_otherwise(case: Case, found: Evidence) -> tuple[str, str, str] | N
     # Patients and parts also have numbers as names, so numbers do not contradict a label.
     classes = {name for name in found.table.classes if not NUMBER.fullmatch(name)} if labels else set()
     names = gather(lambda: names_state(case.source)) if classes else _NOTHING
-    by_name = dict(zip(names.table.keys, class_of_samples(names.table), strict=True)) if names.claims else {}
+    by_name = {}
+    if isinstance(names, Evidence):
+        by_name = dict(zip(names.table.keys, class_of_samples(names.table), strict=True))
     if not by_name and classes.isdisjoint(words.folder_of(f"{folder}/") for folder in case.images.folders[0]):
         return None
     for name, label in zip(found.table.keys, labels, strict=True):

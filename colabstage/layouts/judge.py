@@ -7,8 +7,10 @@ well; where nothing does, any file that is not harmless.
 
 from __future__ import annotations
 
+import difflib
 import posixpath
 import re
+from collections import defaultdict
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -195,8 +197,13 @@ class _ClassFolders:
         """Find folders that hold parts of a dataset, or of each sample: by their names, or by the stems in them."""
         named = self._called_parts()
         if named:
+            meant = "".join(
+                f" Did you mean '{split}' by '{one}'?"
+                for one in sorted({*self.classes}.difference(named))
+                for split in difflib.get_close_matches(one.lower(), words.SPLITS, 1, 0.8)
+            )
             what = f"{'is a name' if len(named) == 1 else 'are names'} of parts of a dataset"
-            return f"{listed(named)} {what}. {self._say(outer=min(self.classes), parts=sorted(self.classes))}"
+            return f"{listed(named)} {what}.{meant} {self._say(outer=min(self.classes), parts=sorted(self.classes))}"
         folders = {name for folder in self.folders for name in folder.split("/")}
         # train_images and val_images above the classes are splits, despite the word images.
         above = {name for name in folders if words.is_split(name)} if self.table.splits is not None else set()
@@ -430,23 +437,21 @@ def _states(text: str, class_of: dict[str, str], enough: int) -> str:
     """Return whether a text states the "same" classes of samples, given by bare name, or something "else"; "" if it
     does not name `enough`."""
     named: set[str] = set()
-    in_path, in_words, numbers = 0, 0, 0
-    stated: set[tuple[str, str]] = set()
+    agreeing = 0
+    # By class, what the lines say beside the name.
+    beside: dict[str, set[str]] = defaultdict(set)
     for line in text.splitlines():
         cells = _words(line)
         parts = _parts(cells)
-        numbers += sum(_NUMBER.fullmatch(word) is not None for word in cells) >= 4
+        # A line of names, classes and no more agrees; boxes below a path with the class in it are something else.
+        agrees = cells if sum(_NUMBER.fullmatch(word) is not None for word in cells) >= 4 else parts
         for part in parts & class_of.keys():
             if posixpath.splitext(part)[1] or _TELLING.fullmatch(part):
                 named.add(part)
-                in_words += class_of[part] in cells
-                in_path += class_of[part] in parts
-                stated.add((class_of[part], " ".join(word for word in line.split() if part not in _parts([word]))))
+                agreeing += class_of[part] in agrees
+                beside[class_of[part]].add(" ".join(word for word in line.split() if part not in _parts([word])))
     if len(named) < enough:
         return ""
     # A name and one word, the same for all of a class and for no other, is the class by another name.
-    if 1 < len(stated) == len({label for label, _ in stated}) == len({word for _, word in stated}):
-        return "same"
-    # A line of names, classes and no more agrees; boxes below a path with the class in it are something else.
-    is_else = in_path < _AGREEING * len(named) or (numbers > 0 and in_words < _AGREEING * len(named))
-    return "else" if is_else else "same"
+    is_renamed = 1 < len(beside) == sum(map(len, beside.values())) == len(set().union(*beside.values()))
+    return "same" if is_renamed or agreeing >= _AGREEING * len(named) else "else"
