@@ -37,8 +37,9 @@ class Evidence:
     """What states it, for messages: "the folders", "'labels.csv'"."""
     used: frozenset[str] = frozenset()
     """Names of the files that it read, needs, or leaves out on purpose, beside those of the samples."""
-    by_folders: bool = False
-    """Whether the classes are the folders that the samples are in, which may have another reason."""
+    is_guess: bool = False
+    """Whether the classes are only folders that the samples are in, or what they are called, which may have another
+    reason."""
 
     @property
     def claims(self) -> bool:

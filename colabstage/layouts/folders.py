@@ -134,7 +134,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
         splits=tuple([every[rank].split for rank in ranks.tolist()]) if splits else None,
         notes=tuple(notes),
     )
-    return Evidence(table, "the folders", frozenset(lists), by_folders=True)
+    return Evidence(table, "the folders", frozenset(lists), is_guess=True)
 
 
 def _no_files(source: Source, kind: FileKind) -> EmptySourceError:

@@ -68,18 +68,21 @@ def judge(
     `rows_agree` tells whether the tables that lead to the samples agree with it; `may_be_one`, whether one class is
     fine, because the samples are added to others.
     """
-    why = _why_not_classes(found.table, may_be_one=may_be_one) if found.by_folders else ""
+    by_folders = found.is_guess and found.table.layout != "file_names"
+    why = _why_not_classes(found.table, may_be_one=may_be_one) if by_folders else ""
     folds: Sequence[str] = ()
     # Lists are read only if the folders may be classes, because each costs a read.
-    if not why and isinstance(found.table.targets, Values) and (found.by_folders or found.table.splits is None):
+    if not why and isinstance(found.table.targets, Values) and (by_folders or found.table.splits is None):
         found, folds = lists_state(source, found)
     table = found.table
-    if found.by_folders and not why:
+    if found.is_guess and not why:
         why, folds = _named_elsewhere(source, found, folds, rows_agree)
     if why:
-        return near(
-            f"The {table.unit} of '{source.label}' are in folders that look like classes ({listed(table.classes)}), "
-            f'but {why} layout="{table.layout}" takes the folders as classes anyway.'
+        # Where folders are no classes, the names of the files may be.
+        decline = near if by_folders else refuse
+        return decline(
+            f"The {table.unit} of '{source.label}' may have the classes {listed(table.classes)}, by {found.who}, but "
+            f'{why} layout="{table.layout}" takes them anyway.'
         )
     checks = (_spelled_twice, _split_twice, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "") or _left_over(source, found)

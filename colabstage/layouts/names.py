@@ -70,7 +70,7 @@ def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the files' names")
+    return Evidence(table, "the files' names", is_guess=True)
 
 
 def nothing_states(source: Source) -> Evidence:

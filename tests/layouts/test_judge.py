@@ -220,6 +220,10 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         files("train/{cat,dog,eel}/{0..3}.png test/{cat,hund,aal}/{4,5}.png"),
         "'aal', 'cat', 'hund'",
     ),
+    "boxes beside names of classes": (
+        files("{cat,dog}.{10000..10002}.jpg", {"b.txt": rows("{cat,dog}.{10000..10002}.jpg 60 27 325 304")}),
+        "'b.txt'",
+    ),
     # Copies of a class.
     "a copy of a class": (files("{cat,dog}/{0..3}.png cat~(1)/{4..6}.png"), "'cat (1)'"),
     "Windows' copy": (files("{cat,dog}/{0..3}.png cat~-~Copy/{4..6}.png"), "'cat - Copy'"),
