@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -72,7 +71,7 @@ from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTab
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from colabstage.trees.listing import FileEntries, Tree
@@ -438,12 +437,11 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         check_layout_name(layout)
     case = Case(Source(tree), is_more=is_more)
     try:
-        with _typed(tree):
-            if layout == "auto":
-                return _weigh_all(case)
-            if isinstance(layout, TableFile):
-                return layout(tree)
-            return required(gather(lambda: next(one for one in catalogue() if one.name == layout).state(case))).told()
+        if layout == "auto":
+            return _weigh_all(case)
+        if isinstance(layout, TableFile):
+            return layout(tree)
+        return required(gather(lambda: next(one for one in catalogue() if one.name == layout).state(case))).told()
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
         hint = "" if layout == "auto" else _how_to_give(case.source)
@@ -451,6 +449,15 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
             raise
         msg = f"{error} {hint}"
         raise EmptySourceError(msg) from error
+    except ColabstageError:
+        raise
+    # A number, a nesting or a size that no file can mean: labels of any format become numbers in many places.
+    except (ValueError, ArithmeticError, RecursionError, MemoryError) as error:
+        msg = (
+            f"The labels or arrays of '{tree.label}' hold what cannot be read: {ended(said_by(error))} Correct or "
+            "leave out the file that has it."
+        )
+        raise BrokenDatasetError(msg) from error
 
 
 def _weigh_all(case: Case) -> SampleTable:
@@ -471,22 +478,6 @@ def _weigh_all(case: Case) -> SampleTable:
             raise verdict.error
         declined.append(verdict)
     raise _nothing_fits(case.source, declined)
-
-
-@contextmanager
-def _typed(tree: Tree) -> Iterator[None]:
-    """Raise a typed error for a number, a nesting or a size that the files of a tree cannot mean."""
-    try:
-        yield
-    except ColabstageError:
-        raise
-    # Labels are of any size, in any format, and become numbers in many places.
-    except (ValueError, ArithmeticError, RecursionError, MemoryError) as error:
-        msg = (
-            f"The labels or arrays of '{tree.label}' hold what cannot be read: {ended(said_by(error))} Correct or "
-            "leave out the file that has it."
-        )
-        raise BrokenDatasetError(msg) from error
 
 
 # --- where nothing fits -----------------------------------------------------------------------------------------------
