@@ -307,15 +307,15 @@ def _several_columns(columns: Sequence[Column]) -> Targets:
             "with a point, or choose one column."
         )
         raise LayoutError(msg)
-    table = np.stack([column.numbers() for column in columns], axis=1)
+    table = np.stack([column.numbers() for column in columns]).T
     # Several columns of 0 and 1 are labels that may apply together, one column for each.
     if ((table == 0) | (table == 1)).all():
-        return Values(table.astype(np.uint8)), tuple(column.name for column in columns)
+        return Values(table.astype(np.uint8, order="C")), tuple(column.name for column in columns)
     for column in columns:
         # The distinct cells tell, of which there are few.
         few = Column(column.name, sorted(column.filled))
         check_kept_apart(column.name, _exact(few) if column.are_all(WHOLE) else few.numbers())
-    return Values(table.astype(np.float32)), ()
+    return Values(table.astype(np.float32, order="C")), ()
 
 
 def _as_numbers(column: Column) -> Targets:

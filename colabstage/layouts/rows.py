@@ -195,12 +195,14 @@ class TableSearch:
         """
         folder = posixpath.dirname(table.name)
         found: dict[Column, tuple[tuple[bool, int, bool], dict[str, Sequence[int]]]] = {}
-        for column in table.columns:
+        for column in sorted(table.columns, key=lambda column: -len(column.distinct)):
             # What a program writes to number the rows leads to files only by chance: they are in another order.
             numbers = words.is_index_name(column.name) and list(column.cells) == list(map(str, range(len(column))))
-            if words.is_label_name(column.name) or numbers:
-                continue
             cells = column if len(column) else Column(column.name, [column.name])
+            # Columns of fewer different cells than whole names have led to files need no index of stems.
+            fewer = any(rank[0] and rank[1] > len(cells.distinct) for rank, _ in found.values())
+            if words.is_label_name(column.name) or numbers or fewer:
+                continue
             leads, whole = self.lookup.search_each(cells.distinct, folder)
             hits = len(cells) if len(leads) == len(cells.distinct) else sum(map(leads.__contains__, cells.cells))
             # Half of the rows, because tables name missing files; or half of the files, as tables of boxes repeat few.
@@ -210,7 +212,7 @@ class TableSearch:
                 found[column] = (2 * whole > len(leads), reached, column.plain in words.PATHS), leads
         if not found:
             return None
-        best = max(found, key=lambda column: found[column][0])
+        best = max((column for column in table.columns if column in found), key=lambda column: found[column][0])
         rank, leads = found[best]
         for other in table.columns:
             its_rank, its_leads = found.get(other, (None, {}))
