@@ -103,8 +103,8 @@ def make_labels(
     if len(words) == len(labels):
         return Labels(*class_indices(words))
     large = [label for label in whole if not -(2**63) <= label < 2**63] if len(whole) == len(labels) else []
-    odd: Label
-    for odd in [*words[:1], *large[:1]]:
+    odd_ones: list[Label] = [*words[:1], *large[:1]]
+    for odd in odd_ones:
         what = "a word, that of others a number" if words else f"{odd:.3e}, which does not fit into 64 bits"
         msg = f"The label of '{samples[labels.index(odd)]}' is {what}; expected one kind for all."
         raise BrokenDatasetError(msg)

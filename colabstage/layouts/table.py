@@ -169,7 +169,7 @@ class Boxes:
             if len(values) != count or values.dtype.kind not in "biuf" or name in ("boxes", "offsets")
         ]
         if wrong:
-            msg = f"Boxes have {' and '.join(wrong)}; expected x0, y0, x1, y1 and a row of numbers for each box."
+            msg = f"Boxes have {' and '.join(wrong)}; expected {count} rows of x0, y0, x1, y1 and of numbers."
             raise LayoutError(msg)
 
     def __len__(self) -> int:
