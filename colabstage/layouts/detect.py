@@ -131,7 +131,7 @@ class Case:
         """Return what boxes of KITTI, Pascal VOC, COCO, YOLO, or of a tool state, whichever there are."""
         require_files(self.images, self.source, "images")
         reasons = []
-        for name, state in _BOXES.items():
+        for name, state in _BOXES:
             found = gather(lambda: state(self))  # noqa: B023 - called at once
             if isinstance(found, Evidence) or found.claims:
                 return found
@@ -357,13 +357,13 @@ def _weigh_text(case: Case) -> Found:
 
 
 # Stricter formats first, because a YOLO export often has a JSON or XML file with the same boxes.
-_BOXES: dict[str, Callable[[Case], Found]] = {
-    "KITTI": lambda case: kitti.kitti_state(case.source),
-    "Pascal VOC": lambda case: voc.voc_state(case.source),
-    "COCO": lambda case: coco.coco_state(case.source, case.images, case.lookup, classes=False),
-    "YOLO": lambda case: yolo.yolo_state(case.source),
-    "others": lambda case: tools.tools_state(case.source, case.images, case.lookup),
-}
+_BOXES: tuple[tuple[str, Callable[[Case], Found]], ...] = (
+    ("KITTI", lambda case: kitti.kitti_state(case.source)),
+    ("Pascal VOC", lambda case: voc.voc_state(case.source)),
+    ("COCO", lambda case: coco.coco_state(case.source, case.images, case.lookup, classes=False)),
+    ("YOLO", lambda case: yolo.yolo_state(case.source)),
+    ("others", lambda case: tools.tools_state(case.source, case.images, case.lookup)),
+)
 
 
 def _state_coco_classes(case: Case) -> Found:
