@@ -14,6 +14,7 @@ from PIL import Image
 from colabstage import stage_dataset
 from colabstage.errors import NotStagedError, OptionError, TargetExistsError
 from colabstage.options import array_rows
+from tests.support.staged import use_small_blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,16 +92,21 @@ def test_a_pack_is_described(write: Any, options: dict[str, Any], x: str, y: str
     dataset = mlcroissant.Dataset(target)
     assert not dataset.metadata.issues.errors
     rows = {one["splits/name"]: one["splits/rows"] for one in dataset.records("splits")}
-    assert {name.decode(): count for name, count in rows.items()} == data.splits
+    assert rows == data.splits
     if data.classes:
-        assert [one["classes/name"].decode() for one in dataset.records("classes")] == list(data.classes)
+        assert [one["classes/name"] for one in dataset.records("classes")] == list(data.classes)
 
 
 def test_roles_of_splits_are_named_where_all_are_known(staged: Any) -> None:
     """No split is taken for one to train on in silence."""
     known = staged(write_classes).to_croissant()
-    other = staged(write_classes, splits={"train": 0.5, "mine": 0.5}).to_croissant()
-    assert [row.get("splits/url") for row in known["recordSet"][0]["data"]] == ["cr:TestSplit", "cr:TrainingSplit"]
+    rows = {row["splits/name"]: row["splits/url"] for row in known["recordSet"][0]["data"]}
+    assert rows == {"train": "cr:TrainingSplit", "test": "cr:TestSplit"}
+
+
+def test_a_split_of_another_name_has_no_role(staged: Any) -> None:
+    """Nobody knows what it is for."""
+    other = staged(write_masks, splits={"train": 0.5, "mine": 0.5}).to_croissant()
     assert "url" not in fields_of(other, "splits")
 
 
@@ -115,18 +121,22 @@ def test_what_is_there_stays(staged: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "croissant.json").read_text("utf-8"))["name"] == data.path.stem
 
 
-@pytest.mark.parametrize(
-    ("options", "error"), [({"keep": "files"}, OptionError), ({"disk_limit": "100MB", "cache_dir": "CACHE"}, None)]
-)
-def test_a_pack_that_is_not_here_is_not_described(
-    options: dict[str, Any], error: type[Exception] | None, staged: Any, tmp_path: Path
-) -> None:
+def test_without_a_pack_there_is_nothing_to_describe(staged: Any) -> None:
+    """Plain files have no rows."""
+    with pytest.raises(OptionError, match="plain files"):
+        staged(write_classes, keep="files").to_croissant()
+
+
+@pytest.mark.torch
+def test_a_part_of_a_pack_is_not_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its hash would be another one's."""
-    if "cache_dir" in options:
-        options = {**options, "cache_dir": tmp_path / "cache"}
-    data = staged(write_classes, **options)
-    if error is None and data.part is None:
-        data.to_croissant()
-        return
-    with pytest.raises(error or NotStagedError):
-        data.to_croissant()
+    use_small_blocks(monkeypatch)
+    np.savez(tmp_path / "data.npz", x_train=np.zeros((4000, 32, 32), np.uint8), y_train=np.arange(4000) % 10)
+    places: dict[str, Any] = {"cache_dir": tmp_path / "cache", "progress": False}
+    stage_dataset(tmp_path / "data.npz", local_dir=tmp_path / "one", **places)
+    data = stage_dataset(tmp_path / "data.npz", local_dir=tmp_path / "other", disk_limit=3_500_000, **places)
+    assert data.part is not None
+    with pytest.raises(NotStagedError, match="disk_limit"):
+        data.to_croissant(tmp_path / "croissant.json")
+    assert not (tmp_path / "croissant.json").exists()
+    data.part.close()
