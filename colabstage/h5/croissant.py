@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 _OWN_TERMS = (
-    *("citeAs", "column", "equivalentProperty", "extract", "field", "fileObject", "fileProperty", "fileSet", "format", "includes"),
+    *(
+        "citeAs",
+        "column",
+        "equivalentProperty",
+        "extract",
+        "field",
+        "fileObject",
+        "fileProperty",
+        "fileSet",
+        "format",
+        "includes",
+    ),
     *("isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex"),
     *("repeated", "replace", "samplingRate", "separator", "source", "subField", "transform"),
 )
@@ -159,5 +170,5 @@ def _is_number(field: FieldInfo) -> bool:
 
 
 def _repeated(field: FieldInfo) -> dict[str, bool]:
-    several = field.kind in ("boxes", "ragged") or bool(field.shape) and _data_type(field) != "sc:ImageObject"
+    several = field.kind in ("boxes", "ragged") or (bool(field.shape) and _data_type(field) != "sc:ImageObject")
     return {"repeated": True} if several else {}

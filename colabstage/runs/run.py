@@ -650,7 +650,10 @@ def _on_each_rank(work: Callable[[], T]) -> list[T]:
     known = isinstance(error, ColabstageError) or error is None
     gathered: list[Any] = [None] * torch.distributed.get_world_size()
     try:
-        outcome = result, error if known else WorkersLostError(f"Rank {_rank()} of the training failed: {said_by(error)}")
+        outcome = (
+            result,
+            error if known else WorkersLostError(f"Rank {_rank()} of the training failed: {said_by(error)}"),
+        )
         torch.distributed.all_gather_object(gathered, outcome)
     except RuntimeError as lost:
         msg = f"Another rank of this training has ended or does not answer: {said_by(lost)} Its own output says why."

@@ -384,13 +384,13 @@ class StagedDataset:
         *,
         name: str = "",
         description: str = "",
-        license: str = "",
+        license: str = "",  # noqa: A002 - as the format calls it
         url: str = "",
         overwrite: bool = False,
     ) -> dict[str, Any]:
         """Describe the pack in Croissant, the JSON-LD by which Kaggle, Hugging Face and OpenML exchange datasets.
 
-        >>> data.to_croissant("croissant.json", license="https://creativecommons.org/licenses/by/4.0/")  # doctest: +SKIP
+        >>> data.to_croissant("croissant.json", license="https://example.org/licence")  # doctest: +SKIP
 
         It names the file with its SHA-256, for which all of it is read, the splits, the classes, and what a sample is.
 

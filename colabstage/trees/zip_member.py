@@ -230,7 +230,9 @@ def zstd() -> Any:
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
-    msg = "Python before 3.14 reads what Zstandard has packed with a package. Install it with: pip install backports.zstd"
+    msg = (
+        "Python before 3.14 reads what Zstandard has packed with a package. Install it with: pip install backports.zstd"
+    )
     raise MissingDependencyError(msg)
 
 

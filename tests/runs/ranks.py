@@ -31,9 +31,10 @@ def main() -> None:
     if trouble == ["gone"] and rank == "0":
         os._exit(9)
     try:
-        print(train(int(rank), int(ranks), folder, data, Path(out), trouble))
+        resumed = train(int(rank), int(ranks), folder, data, Path(out), trouble)
+        sys.stdout.write(f"{resumed}\n")
     except ColabstageError as error:
-        print(type(error).__name__, error)
+        sys.stdout.write(f"{type(error).__name__} {error}\n")
         sys.exit(3)
     torch.distributed.destroy_process_group()
 
@@ -44,7 +45,10 @@ def train(rank: int, ranks: int, folder: str, data: str, out: Path, trouble: lis
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     loader = make_loader(dataset_h5(data), BATCH // ranks, seed=5, dtype=torch.float32, drop_last=True)
-    parts: dict[str, Any] = {"model": net if "gone" in trouble else DistributedDataParallel(net), "optimizer": optimizer}
+    parts: dict[str, Any] = {
+        "model": net if "gone" in trouble else DistributedDataParallel(net),
+        "optimizer": optimizer,
+    }
     if trouble == ["other"] and rank == ranks - 1:
         parts["ema"] = nn.Linear(2, 2)
     stop = int(trouble[0]) if trouble and trouble[0].isdecimal() else None
