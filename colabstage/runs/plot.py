@@ -31,7 +31,8 @@ def plot_history(history: Sequence[Mapping[str, Any]], names: Sequence[str] = ()
         raise OptionError(msg)
     shown = list(names) or columns
     figure = new_figure(8, 2.2 * max(1, len(shown)))
-    begins = [row["step"] for before, row in itertools.pairwise(history) if row["session"] != before["session"]]
+    # A version's history ends where it was saved, which is where the session that restored it began.
+    begins = [before["step"] for before, row in itertools.pairwise(history) if row["session"] != before["session"]]
     axes = figure.subplots(max(1, len(shown)), sharex=True, squeeze=False)[:, 0]
     for axis, name in zip(axes, shown, strict=False):
         rows = [row for row in history if name in row]

@@ -478,6 +478,7 @@ def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
         run.log(step=1)
     figure = run.plot("loss")
     assert len(figure.axes) == 1
+    assert [line.get_xdata()[0] for line in figure.axes[0].lines[1:]] == [run.resumed_from.step]
     with pytest.raises(OptionError, match="accuracy"):
         run.plot("accuracy")
 
