@@ -642,23 +642,21 @@ def _on_each_rank(work: Callable[[], T]) -> list[T]:
         return [work()]
     result: T | None = None
     error: Exception | None = None
+    known: ColabstageError | None = None
     try:
         result = work()
     except Exception as failed:  # noqa: BLE001 - it is raised below, once the others know of it
         error = failed
-    # Errors of other libraries may not be picklable.
-    known = isinstance(error, ColabstageError) or error is None
+        # Errors of other libraries may not be picklable.
+        why = f"Rank {_rank()} of the training failed: {said_by(failed)}"
+        known = failed if isinstance(failed, ColabstageError) else WorkersLostError(why)
     gathered: list[Any] = [None] * torch.distributed.get_world_size()
     try:
-        outcome = (
-            result,
-            error if known else WorkersLostError(f"Rank {_rank()} of the training failed: {said_by(error)}"),
-        )
-        torch.distributed.all_gather_object(gathered, outcome)
+        torch.distributed.all_gather_object(gathered, (result, known))
     except RuntimeError as lost:
         msg = f"Another rank of this training has ended or does not answer: {said_by(lost)} Its own output says why."
         raise WorkersLostError(msg) from lost
-    for failed in (error, *(one for _, one in gathered)):
-        if failed is not None:
-            raise failed
+    for one in (error, *(other for _, other in gathered)):
+        if one is not None:
+            raise one
     return [one for one, _ in gathered]
