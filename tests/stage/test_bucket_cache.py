@@ -18,6 +18,7 @@ from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.places import BucketPlace
 from colabstage.stage.plan import plan_stage
+from colabstage.stage.publish import publish
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.request import read_cache_dir
 from colabstage.stage.run import stage_dataset
@@ -153,13 +154,13 @@ def test_two_who_publish_at_once_leave_one_whole_version(photos: Path, s3: Bucke
     pack = stage_dataset(photos, local_dir=tmp_path / "one", cache_dir=None, progress=False).path
     failed: list[BaseException] = []
 
-    def publish() -> None:
+    def publish_once() -> None:
         try:
-            place().publish(pack, "photos.h5", progress=NullProgress())
+            publish(place(), pack, "photos.h5", progress=NullProgress())
         except BaseException as error:  # noqa: BLE001 - looked at below
             failed.append(error)
 
-    threads = [threading.Thread(target=publish) for _ in range(4)]
+    threads = [threading.Thread(target=publish_once) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -192,10 +193,10 @@ def test_a_manifest_that_comes_before_ours(
     monkeypatch.setattr(ObjectStore, "put", put_late)
     if theirs == "another version":
         with pytest.raises(TargetExistsError, match="another process wrote it meanwhile"):
-            place().publish(pack, "photos.h5", progress=NullProgress())
+            publish(place(), pack, "photos.h5", progress=NullProgress())
         assert objects(s3)["cache/photos.h5.json"] == content
     else:
-        place().publish(pack, "photos.h5", progress=NullProgress())
+        publish(place(), pack, "photos.h5", progress=NullProgress())
         assert timeless(objects(s3)) == as_objects("cache/photos.h5", pack)
 
 
