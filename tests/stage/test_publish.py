@@ -109,39 +109,25 @@ IN_THE_WAY: dict[str, Callable[[Path], object]] = {
     "a folder": lambda target: target.mkdir(),
     "a link": lambda target: target.symlink_to(write(target.parent.parent / "theirs", "precious")),
     "a link to the same": lambda target: target.symlink_to(write(target.parent.parent / "theirs", b"new")),
-    "another file": lambda target: write(target, "precious"),
-    "a log under the manifest's name": lambda target: write(target.with_name("model.pt.json"), '{"epoch": 3}'),
     "a version that was edited": lambda target: edit(version(target), b"OLD"),
-    "a version that grew": lambda target: edit(version(target), b"older"),
-    "a version that lost its manifest": lambda target: version(target).with_name("model.pt.json").unlink(),
-    "somebody's previous version": lambda target: write(version(target).with_name("model.pt.previous"), "precious"),
 }
 
 
-@pytest.mark.parametrize("keep_previous", [True, False])
 @pytest.mark.parametrize("name", IN_THE_WAY)
-def test_what_is_somebodys_stays(name: str, keep_previous: bool, tmp_path: Path) -> None:
+def test_what_is_somebodys_stays(name: str, tmp_path: Path) -> None:
     write(tmp_path / "old", b"old")
     source, target = write(tmp_path / "model.pt", b"new"), tmp_path / "to/model.pt"
     target.parent.mkdir()
     IN_THE_WAY[name](target)
     before = snapshot(tmp_path)
     with pytest.raises(TargetExistsError, match=r"model\.pt"):
-        publish(source, target.parent, keep_previous=keep_previous)
+        publish(source, target.parent)
     after = snapshot(tmp_path)
     # A folder's time changes where something was made in it for a moment.
     assert {path: (one.kind, one.content) for path, one in after.items()} == {
         path: (one.kind, one.content) for path, one in before.items()
     }
     assert left_behind(tmp_path) == []
-
-
-def test_the_same_bytes_without_a_manifest_are_adopted(tmp_path: Path) -> None:
-    source = write(tmp_path / "model.pt", b"new")
-    target = publish(source, tmp_path / "to/model.pt").path
-    target.with_name("model.pt.json").unlink()
-    assert publish(source, target).kept_bytes == 3
-    check(target.parent, newest=b"new")
 
 
 def test_a_path_that_may_be_a_folder_is_asked_about(tmp_path: Path) -> None:
