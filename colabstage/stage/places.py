@@ -48,13 +48,20 @@ from colabstage.io.ownership import (
     move_vouched,
     put_file,
     remove_vouched,
-    sweep_orphans,
     sync_file,
 )
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.redaction import show_address
-from colabstage.io.workspace import disk_use, is_made_here, is_worked_in, open_workspace
+from colabstage.io.workspace import (
+    disk_use,
+    find_owned,
+    is_made_here,
+    is_worked_in,
+    open_workspace,
+    shortened,
+    sweep_temporaries,
+)
 from colabstage.machine.mounts import drive_root, require_answer, run_watched, silence_of
 from colabstage.machine.resources import check_space, free_space, usable_cores
 from colabstage.sources.copy import copy_blocks
@@ -479,9 +486,10 @@ class FolderPlace(Place):
 
     def sweep(self, name: str) -> None:
         """Remove what dead runs left behind for a file, its previous version and their manifests."""
-        for file in (name, name + PREVIOUS_SUFFIX):
-            for one in (file, file + MANIFEST_SUFFIX, file + UNFINISHED_SUFFIX):
-                sweep_orphans(self.folder, name=one, empty=self.on_drive)
+        ends = ("", MANIFEST_SUFFIX, UNFINISHED_SUFFIX)
+        names = {shortened(file + end) for file in (name, name + PREVIOUS_SUFFIX) for end in ends}
+        left = [one for one in find_owned(self.folder) if one.target.name in names]
+        sweep_temporaries(left, empty=self.on_drive)
 
     def put(self, new: Publication) -> int:
         make_folder(self.folder)
