@@ -147,11 +147,14 @@ def _value(hint: Any, raw: Any) -> Any:
         return {_value(inner[0], name): _value(inner[1], value) for name, value in raw.items()}
     elif isinstance(hint, type) and is_dataclass(hint):
         return _instance(hint, raw)
-    # `True` is an int to Python, and JSON's numbers have no end.
+    elif hint is int:
+        # `True` is an int to Python, and JSON's numbers have no end.
+        if type(raw) is int and abs(raw) < _BEYOND:
+            return raw
     elif (
         hint is Any
         or (origin is Literal and any(raw == one and type(raw) is type(one) for one in inner))
-        or (isinstance(hint, type) and type(raw) is hint and (hint is not int or -_BEYOND < raw < _BEYOND))
+        or (isinstance(hint, type) and type(raw) is hint)
     ):
         return raw
     raise TypeError
