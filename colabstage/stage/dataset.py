@@ -49,6 +49,12 @@ def found_in(info: PackInfo | None) -> Found:
     return (*layout, ("classes", named))
 
 
+def which_file(path: Path) -> tuple[int, ...]:
+    """Tell a file from one that takes its place, and from itself after a write."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 Origin = Literal["local", "cache", "source"]
 
 _ORIGINS = {
@@ -253,7 +259,8 @@ class StagedDataset:
     """Waits so many seconds for the copy in the cache, and returns its report; `None` where none is made."""
     arriving: BackgroundPack | None = field(default=None, repr=False)
     """The work that continues with `streaming=True`; `None` where everything was here from the start."""
-
+    state: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    """Which file the pack was, so that one that took its place since is not read for it; empty where none could."""
     part: PartialPack | None = field(default=None, repr=False, compare=False)
     """The blocks of a pack in the cache that is larger than `disk_limit`, and their figures; with `streaming=True` of
     one that was whole from the beginning, what orders its first epoch. `None` for all others."""
@@ -334,7 +341,6 @@ class StagedDataset:
         Raises:
             SplitNotFoundError, OptionError, NotEnoughSpaceError, TypeError: as `data[split]` and `make_loader`.
         """
-        # As above: whoever only stages needs no torch.
         with whole_imports():
             from colabstage.load.loader import make_loader
 
@@ -516,6 +522,12 @@ class StagedDataset:
         if self.info is None:
             msg = f"Only plain files were kept ({self.path}); stage with keep='pack' or keep='both' to read batches."
             raise OptionError(msg)
+        if self.state and self.path.exists() and which_file(self.path) != self.state:
+            msg = (
+                f"'{self.path}' was replaced since this dataset was staged, so its rows may be others now. Use what "
+                "the later call returned, or call stage_dataset again."
+            )
+            raise NotStagedError(msg)
         return self.info
 
     def _by_split(self) -> str:
