@@ -149,7 +149,7 @@ class FileEntries(Sequence[FileEntry]):
         """Return what follows the last dots of the bare names (".JPG"; "" where there is none), and the number of each
         file's, `(N,)`."""
         texts, of_files = _numbered([name[name.rfind(".") :] for name in self.names])
-        # What begins without a dot is the last letter of a name that has none; a dot in a folder's name begins no ending.
+        # What begins without a dot is the last letter of a name without one; a dot in a folder's name begins no ending.
         endings, of_texts = _numbered([text if text[0] == "." and "/" not in text else "" for text in texts])
         return endings, of_texts[of_files]
 
