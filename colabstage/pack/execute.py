@@ -192,7 +192,7 @@ def run_pack(
         except ReplanError as found:
             if shard is not None:
                 raise
-            job = found.plan_again(job, fixed=fixed)
+            job = replace(found.plan_again(job, fixed=fixed), takeover=None)
 
 
 def notes_on_losses(found: PackReport) -> tuple[str, ...]:
@@ -355,7 +355,7 @@ class _PackRun:
                 *(() if work.contents is None else repeated_notes(work.contents.read(), table, plan.splits)),
             )
             report = self._report(final, plan, journal, order, result, odd, learnt)
-            if self.records_rows and (rows := rows_made(work, plan, journal)) is not None:
+            if self.records_rows and (rows := rows_made(work, plan, journal, takeover)) is not None:
                 write_rows(workspace / _ROWS, rows)
         return final, replace(report, packing_s=packing_s, resumed=resumed, takeover=takeover)
 
@@ -370,7 +370,7 @@ class _PackRun:
         """Copy what an earlier pack has of the samples that are `left`, which are fewer then."""
         if self.base is None:
             return None
-        takeover = plan_takeover(self.job, self.base.rows)
+        takeover = self.job.takeover or plan_takeover(self.job, self.base.rows)
         if takeover.taken:
             with progress.step("take over", total=takeover.taken, unit=self.job.table.unit) as step:
                 take_over(work, journal, self.base, takeover, left=left, step=step, cancellation=cancellation)

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import Inputs, SampleTable
     from colabstage.machine.mounts import InCaller
     from colabstage.pack.options import PackOptions
+    from colabstage.pack.takeover import Takeover
     from colabstage.trees.listing import Tree
 
     PackSource = str | os.PathLike[str] | IndexableDataset
@@ -211,6 +212,8 @@ class PackJob:
     """How they will be stored."""
     options: PackOptions
     """The options that the plan was made for."""
+    takeover: Takeover | None = None
+    """What is taken over of an earlier pack, once that is decided."""
 
     @property
     def label(self) -> str:

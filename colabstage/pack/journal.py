@@ -225,6 +225,11 @@ class SampleColumn(Closing):
         """Write the bytes of one sample's fact."""
         self._file.write(value, index * self._dtype.itemsize)
 
+    def put(self, indices: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Write the facts of some samples, while nothing else writes."""
+        mapped = np.memmap(self._path, self._dtype.base, "r+", shape=(self._count, *self._dtype.shape))
+        mapped[indices] = values
+
     def read(self, first: int = 0, count: int = -1) -> NDArray[Any]:
         """Return the facts of all samples, or of `count` from `first` on."""
         return np.fromfile(self._path, self._dtype, count, offset=first * self._dtype.itemsize)

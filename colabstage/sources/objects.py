@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
+
 from colabstage.errors import SourceChangedError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.progress import SYSTEM_CLOCK
@@ -20,7 +22,7 @@ from colabstage.sources.retry import RetryBudget, read_directly, read_through
 from colabstage.sources.services import service_of
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.folder import GOOGLE_NATIVE
-from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, unknown_entry
+from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts, unknown_entry
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
 
 if TYPE_CHECKING:
@@ -194,8 +196,8 @@ class ObjectTree(Tree):
         return hash_block("\n".join(lines).encode(errors="surrogateescape"))
 
     def file_states(self) -> FileStates:
-        versions = [self._members[name].version for name in self.entries.names]
-        return FileStates([""] * len(versions), versions)
+        versions = hash_texts(self._members[name].version for name in self.entries.names)
+        return FileStates(np.zeros_like(versions), versions)
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one object, with retries after transient failures.

@@ -162,11 +162,12 @@ def plan_reading(
     update = plan_update(request, base, job, peak_bytes=figures.peak_bytes)
     if update.takeover is None:
         return replace(reading, update=update)
+    job = replace(job, takeover=update.takeover)
     figures = replace(figures, source_bytes=update.takeover.nbytes)
     in_place = source.cost.opens_at_once and 2 * update.takeover.nbytes < source.cost.archive_bytes
     if in_place:
         figures = replace(figures, archive_bytes=0, mount_bytes=0)
-    return replace(reading, figures=figures, update=update, in_place=in_place)
+    return replace(reading, job=job, figures=figures, update=update, in_place=in_place)
 
 
 def staging_figures(

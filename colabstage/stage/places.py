@@ -27,6 +27,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
     TargetExistsError,
+    TargetNotWritableError,
 )
 from colabstage.h5.manifest import (
     Manifest,
@@ -293,8 +294,8 @@ class BucketPlace(CachePlace):
             if kept:
                 step.advance(kept)
             else:
-                self._make_room(name, there)
-                written = self._write(file, name, manifest, step, cancellation)
+                self._check_ours(name, there)
+                written = self._write(file, name, manifest, there, step, cancellation)
             check_unchanged(file, state)
             self._finish(name, manifest, written)
         seconds = time.monotonic() - began
@@ -334,8 +335,8 @@ class BucketPlace(CachePlace):
             return False
         return not self._damaged_blocks(name, manifest, cancellation)
 
-    def _make_room(self, name: str, there: Objects) -> None:
-        """Remove the version that is there, if colabstage wrote it; raises `TargetExistsError` if it did not."""
+    def _check_ours(self, name: str, there: Objects) -> None:
+        """Refuse to replace what colabstage did not write."""
         manifests = {beside: self._content(f"{name}{beside}", there) for beside in (_MANIFEST, _UNFINISHED)}
         for beside, content in manifests.items():
             if content is not None and not _is_manifest(content):
@@ -344,22 +345,31 @@ class BucketPlace(CachePlace):
             known = {beside: self._manifest(name, beside, there) for beside in manifests}
             if not any(one and self._is_as_written(name, beside, one, there) for beside, one in known.items()):
                 raise self._occupied(name, "no manifest beside it describes it as it is now")
-            self._remove(name)
-        if f"{name}{_MANIFEST}" in there:
-            self._remove(f"{name}{_MANIFEST}")
 
-    def _write(
-        self, file: Path, name: str, manifest: Manifest, step: ProgressStep, cancellation: Cancellation
+    def _write(  # noqa: PLR0917 - what one upload needs, each named once
+        self,
+        file: Path,
+        name: str,
+        manifest: Manifest,
+        there: Objects,
+        step: ProgressStep,
+        cancellation: Cancellation,
     ) -> StoredObject | None:
-        """Write the file where nothing is, and compare what the service returns; return the object."""
+        """Write the file in place of an earlier version, and compare what the service returns; return the object."""
         store, path = self._store, self._path(name)
+        earlier = self._manifest(name, _MANIFEST, there)
         store.put_bytes(_content_of(replace(manifest, mtime_ns=0)), f"{path}{_UNFINISHED}")
 
         def advance(nbytes: int) -> None:
             cancellation.check()
             step.advance(nbytes)
 
-        store.put(file, path, create=True, advance=advance)
+        if not (name in there and earlier and self._replace(file, name, manifest, earlier, advance)):
+            # The file first: a manifest alone counts for nothing, and tells whose it was.
+            for old in (name, f"{name}{_MANIFEST}"):
+                if old in there:
+                    self._remove(old)
+            store.put(file, path, create=True, advance=advance)
         written = store.look(path)
         if not self._damaged_blocks(name, manifest, cancellation):
             return written
@@ -368,6 +378,31 @@ class BucketPlace(CachePlace):
             store.remove(path)
         msg = f"What was written to '{show_address(self.at(name))}' reads back differently. Try again."
         raise DamagedPackError(msg)
+
+    def _replace(
+        self, file: Path, name: str, manifest: Manifest, earlier: Manifest, advance: Callable[[int], None]
+    ) -> bool:
+        """Have the service copy the blocks that an earlier version has too; return whether it did, and all is there."""
+        from colabstage.sources.server_copy import Piece, join_pieces, replace_object
+
+        if not self._store.copies_parts:
+            return False
+        there = {offset: digest for (offset, _), digest in zip(earlier.ranges, earlier.hashes, strict=True)}
+        known = {digest: offset for offset, digest in there.items()}
+        # Of content that is there several times, that of the same place, so that long pieces are copied.
+        pieces = join_pieces(
+            Piece(length, offset if there.get(offset) == digest else known.get(digest))
+            for (offset, length), digest in zip(manifest.ranges, manifest.hashes, strict=True)
+        )
+        if not pieces:
+            return False
+        try:
+            replace_object(self._store, self._path(name), file, pieces, advance)
+        except TargetNotWritableError:
+            return False
+        # Until here it describes what is there.
+        self._remove(f"{name}{_MANIFEST}")
+        return True
 
     def _finish(self, name: str, manifest: Manifest, written: StoredObject | None) -> None:
         """Write the manifest, with which the file counts; raises `TargetExistsError` where somebody else was faster."""
