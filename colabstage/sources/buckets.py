@@ -291,8 +291,8 @@ class ObjectStore(Closing):
         """Return whether `call` has the methods of S3, by which an object is put together of parts of others."""
         return hasattr(self._class, "_call_s3")
 
-    def call(self, path: str, method: str, **arguments: Any) -> Any:
-        """Return what one of S3's own methods returns for an object."""
+    def call(self, path: str, method: str, arguments: Mapping[str, Any]) -> Any:
+        """Return what one of S3's own methods returns for an object, given its further arguments."""
         bucket, _, key = path.partition("/")
         try:
             return self._ask("call_s3", method, Bucket=bucket, Key=key, seconds=_PATIENCE_S, **arguments)

@@ -57,27 +57,20 @@ def replace_object(
         TargetNotWritableError: the service does not do that, or the object was written to; it is as it was.
     """
     before = store.info(path).get("ETag", "")
-    upload = {"UploadId": store.call(path, "create_multipart_upload")["UploadId"]}
+    upload = {"UploadId": store.call(path, "create_multipart_upload", {})["UploadId"]}
     starts = [0, *accumulate(piece.length for piece in pieces)]
 
     def copy(number: int) -> str:
         length, source = pieces[number]
         assert source is not None
-        answer = store.call(
-            path,
-            "upload_part_copy",
-            **upload,
-            PartNumber=number + 1,
-            CopySource=path,
-            # An object that is replaced meanwhile has another ETag, and no part is copied of that.
-            CopySourceIfMatch=before,
-            CopySourceRange=f"bytes={source}-{source + length - 1}",
-        )
-        return str(answer["CopyPartResult"]["ETag"])
+        # An object that is replaced meanwhile has another ETag, and no part is copied of that.
+        part = {**upload, "PartNumber": number + 1, "CopySource": path, "CopySourceIfMatch": before}
+        span = {"CopySourceRange": f"bytes={source}-{source + length - 1}"}
+        return str(store.call(path, "upload_part_copy", {**part, **span})["CopyPartResult"]["ETag"])
 
     def send(number: int) -> str:
         data = pread_exactly(handle.fileno(), pieces[number].length, starts[number])
-        answer = store.call(path, "upload_part", **upload, PartNumber=number + 1, Body=data)
+        answer = store.call(path, "upload_part", {**upload, "PartNumber": number + 1, "Body": data})
         advance(len(data))
         return str(answer["ETag"])
 
@@ -92,11 +85,11 @@ def replace_object(
                 advance(sum(pieces[number].length for number in numbers if put is copy))
         _check_unchanged(store, path, before)
         parts = [{"PartNumber": number + 1, "ETag": etag} for number, etag in sorted(etags.items())]
-        store.call(path, "complete_multipart_upload", **upload, MultipartUpload={"Parts": parts})
+        store.call(path, "complete_multipart_upload", {**upload, "MultipartUpload": {"Parts": parts}})
     except BaseException:
         # The service keeps, and charges for, the parts of an upload that is neither completed nor aborted.
         with suppress(TargetNotWritableError):
-            store.call(path, "abort_multipart_upload", **upload)
+            store.call(path, "abort_multipart_upload", upload)
         raise
 
 

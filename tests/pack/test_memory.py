@@ -16,7 +16,8 @@ from colabstage.layouts.samples import numbered_samples
 from colabstage.layouts.table import Images, SampleTable, Values
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack import plan as plan_module
-from colabstage.pack.plan import SplitPlan, StoredField, split_rows
+from colabstage.pack.plan import StoredField
+from colabstage.pack.splits import SplitPlan, split_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

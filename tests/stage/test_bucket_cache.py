@@ -217,11 +217,11 @@ def test_a_version_that_cannot_be_put_together_is_sent_in_full(
     min((photos / "test").rglob("*.png")).write_bytes(image_bytes(99, size=(256, 256)))
     call, seen = ObjectStore.call, list[dict[str, bytes]]()
 
-    def failing(store: ObjectStore, path: str, method: str, **arguments: Any) -> Any:
+    def failing(store: ObjectStore, path: str, method: str, arguments: Any) -> Any:
         if method == step:
             seen.append({name: value for name, value in objects(s3).items() if not name.endswith(".unfinished")})
             raise TargetNotWritableError(method)
-        found = call(store, path, method, **arguments)
+        found = call(store, path, method, arguments)
         if step == "after" and method == "complete_multipart_upload":
             raise SourceReadError(method)
         return found

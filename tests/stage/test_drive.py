@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError
-from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.stage.run import stage_dataset
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs
@@ -71,7 +71,7 @@ def test_the_first_session_packs_and_publishes(images: Path, my_drive: Path, dri
     cached = next((drive.cloud / "MyDrive" / "colabstage").glob("*.h5"))
     manifest = read_manifest(cached)
     assert manifest is not None
-    check_whole(cached, manifest)
+    assert is_whole(cached, manifest)
     assert cached.read_bytes() == staged.path.read_bytes()
     assert [step.name for step in staged.report.steps][-2:] == ["pack", "publish to cache"]
     assert not [p for p in cached.parent.iterdir() if p.name.startswith(".colabstage-")]
