@@ -114,7 +114,9 @@ class PackContent:
     @property
     def nbytes(self) -> int:
         """Return the length of all its datasets in the file."""
-        lengths = [getattr(rows, "nbytes", None) or len(rows) * _longest(rows) for rows in self.arrays.values()]
+        lengths = [
+            rows.nbytes if hasattr(rows, "nbytes") else len(rows) * _longest(rows) for rows in self.arrays.values()
+        ]
         return sum(spec.nbytes for spec in self.reserved) + sum(lengths)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from colabstage import verify_file
 from colabstage.errors import NewerFormatError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
@@ -33,7 +34,6 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
-from colabstage.h5.verify import verify_file
 from colabstage.io.files import read_json
 from colabstage.io.workspace import temp_beside
 
