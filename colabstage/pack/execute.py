@@ -335,7 +335,9 @@ class _PackRun:
             (table.targets.colors, table.targets.foreground) if isinstance(table.targets, Masks) else None,
             self.shard,
         )
-        digest = hashlib.sha256(repr(facts).encode(errors="surrogateescape"))
+        digest = hashlib.sha256()
+        for fact in facts:
+            digest.update(repr(fact).encode(errors="surrogateescape"))
         for texts in (table.classes, table.keys):
             encoded = [text.encode(errors="surrogatepass") for text in texts]
             digest.update(b"".join(encoded))

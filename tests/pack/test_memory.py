@@ -83,7 +83,7 @@ def test_a_pack_of_many_samples_opens_at_once(tmp_path: Path) -> None:
     """200,000 rows with their names: to the first row in less than 20 ms, since nothing is read that is not needed."""
     count = 200_000
     path = tmp_path / "many.h5"
-    keys = np.array([f"class_{number % 10:02}/{number:06}.jpg" for number in range(count)], dtype=object)
+    keys = [f"class_{number % 10:02}/{number:06}.jpg" for number in range(count)]
     room = ReservedDataset("X_train", (count, 64, 64, 3), np.dtype(np.uint8))
     create_pack(path, PackContent([room], {"key_train": keys, "Y_train": np.arange(count) % 10}, {}, {}))
     seconds = []  # of computing: all is in the system's cache, and others may want the core
