@@ -47,19 +47,16 @@ from colabstage.layouts.folders import folders_state, second_copy, why_not_class
 from colabstage.layouts.formats import (
     arrays,
     arrow,
+    beside,
     coco,
-    kitti,
     lmdb,
     masks,
-    pixels,
     published,
     tables,
     tfrecord,
     tokens,
     tools,
-    voc,
     webdataset,
-    yolo,
 )  # fmt: skip
 from colabstage.layouts.judge import files_called, judge, named_elsewhere
 from colabstage.layouts.lists import lists_state
@@ -431,10 +428,10 @@ def _weigh_text(case: Case) -> Found:
 
 # Stricter formats first, because a YOLO export often has a JSON or XML file with the same boxes.
 _BOXES: tuple[tuple[str, Callable[[Case], Found]], ...] = (
-    ("KITTI", lambda case: kitti.kitti_state(case.source)),
-    ("Pascal VOC", lambda case: voc.voc_state(case.source)),
+    ("KITTI", lambda case: beside.kitti_state(case.source)),
+    ("Pascal VOC", lambda case: beside.voc_state(case.source)),
     ("COCO", lambda case: coco.coco_state(case.source, case.images, case.lookup, classes=False)),
-    ("YOLO", lambda case: yolo.yolo_state(case.source)),
+    ("YOLO", lambda case: beside.yolo_state(case.source)),
     ("others", lambda case: tools.tools_state(case.source, case.images, case.lookup)),
 )
 
@@ -470,7 +467,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("image_folder", lambda case: case.folders, _weigh_folders),
     Layout("arrays", lambda case: arrays.arrays_state(case.source, published.published_arrays(case.source))),
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source), _weigh_array_folder),
-    Layout("pixel_table", lambda case: pixels.pixels_state(case.source)),
+    Layout("pixel_table", lambda case: published.pixels_state(case.source)),
     Layout("file_names", lambda case: names_state(case.source), _weigh_names),
     Layout("audio", lambda case: case.state_audio(), _weigh_audio, SOUNDS),
     Layout("tokens", lambda case: tokens.tokens_state(case.source), _weigh_text),

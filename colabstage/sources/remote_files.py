@@ -74,6 +74,7 @@ class RemoteFileTree(Tree):
         cancellation: looked at while the files are asked for.
         askers: how many are asked at once.
         stamp: what is the same while no file is added, removed or renamed; "" if nothing tells.
+        facts: what is known of each file already, as from a listing; otherwise each is opened for it.
 
     Raises:
         As the files' `open`.
@@ -92,6 +93,7 @@ class RemoteFileTree(Tree):
         cancellation: Cancellation | None = None,
         askers: int = _ASKERS,
         stamp: str = "",
+        facts: Sequence[RemoteFacts] | None = None,
     ) -> None:
         self.label = label
         self._stamp = stamp
@@ -99,9 +101,10 @@ class RemoteFileTree(Tree):
         names = [clean_member_name(label, name) for name, _ in files]
         check_collisions(label, names, ())
         self._open = dict(zip(names, (opener for _, opener in files), strict=True))
-        # A service that hangs must not delay the interpreter's exit.
-        with DaemonPool(min(askers, len(files)) or 1, "colabstage-list") as pool:
-            facts = pool.run(self._ask, names, cancellation=cancellation)
+        if facts is None:
+            # A service that hangs must not delay the interpreter's exit.
+            with DaemonPool(min(askers, len(files)) or 1, "colabstage-list") as pool:
+                facts = pool.run(self._ask, names, cancellation=cancellation)
         # In the order of `files`.
         self.facts: dict[str, RemoteFacts] = dict(zip(names, facts, strict=True))
         self.entries = FileEntries.of(
@@ -164,7 +167,8 @@ class RemoteFileTree(Tree):
         with self._at_service(entry) as file:
             # Some serve only the whole file, from the beginning.
             skipped = 0 if file.facts.ranges else offset
-            data = read_directly(file, offset - skipped, length + skipped, policy=self._policy)
+            data = read_directly(file, offset - skipped, length + skipped, policy=self._policy, tell=self._wait_for)
+        self._wait_for("")
         return data[skipped:]
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
@@ -172,12 +176,16 @@ class RemoteFileTree(Tree):
         checksum = self.facts[entry.name].checksum if entry.name in self.facts else None
         hasher = None if checksum is None else checksum.new_hasher()
         with self._at_service(entry) as file:
-            for piece in read_through(file, policy=self._policy):
+            for piece in read_through(file, policy=self._policy, tell=self._wait_for):
+                self._wait_for("")
                 if hasher is not None:
                     hasher.update(piece)
                 yield piece
         if hasher is not None:
             self._check(entry, hasher.hexdigest())
+
+    def _wait_for(self, why: str) -> None:
+        self.waits_for = why
 
     def gives_parts(self, entry: FileEntry) -> bool:
         """Return whether parts of a file can be requested, not only the whole file from its beginning."""
