@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from campaigns.campaign import State, WrongError, leftovers
-from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.runs import run
 from colabstage.runs.versions import Version, list_versions
 from simulated_drive.drive import SimulatedDrive
@@ -284,7 +284,7 @@ class Resuming:
             manifest = read_manifest(file)
             if manifest is not None and file.is_file() and file.stat().st_size == manifest.size:
                 if version != self._damaged:
-                    check_whole(file, manifest)
+                    assert is_whole(file, manifest), file
                 whole.append(version)
         return whole
 

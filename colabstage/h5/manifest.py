@@ -17,7 +17,7 @@ import re
 import stat
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import NewerFormatError, TargetExistsError
 from colabstage.io.files import block_ranges, hash_ranges, json_text, read_json, write_json
@@ -127,7 +127,8 @@ def parse_manifest(raw: object, label: str) -> Manifest | None:
     return manifest if manifest is not None and manifest.agrees else None
 
 
-class ManifestState(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ManifestState:
     """Whether the manifest beside a file can be relied on."""
 
     state: Literal["agrees", "differs", "missing", "unreadable", "newer"]
@@ -175,8 +176,15 @@ def manifest_of_pack(
     shard: str = "",
 ) -> Manifest:
     """Hash every block of a finished pack; the other arguments are as in `Manifest`."""
-    known = {"identity": dict(identity), "samples": dict(samples), "skipped": skipped, "shard": shard}
-    return replace(manifest_of_bytes(file), key=key, written_by=version("colabstage"), **known)
+    return replace(
+        manifest_of_bytes(file),
+        key=key,
+        identity=dict(identity),
+        samples=dict(samples),
+        skipped=skipped,
+        written_by=version("colabstage"),
+        shard=shard,
+    )
 
 
 def damaged_blocks(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> list[int]:

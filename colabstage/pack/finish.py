@@ -19,7 +19,8 @@ from colabstage.io.units import counted
 from colabstage.layouts.evidence import take_targets
 from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space
-from colabstage.pack.plan import SplitPlan, pack_content
+from colabstage.pack.plan import pack_content
+from colabstage.pack.splits import SplitPlan
 from colabstage.pack.writer import array_bytes
 
 if TYPE_CHECKING:

@@ -160,7 +160,8 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
         yield OpenSource(opened.open_tree(spool), None, layout, opened.cost.reads_slowly, identity)
 
 
-class Prepared(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prepared:
     """Makes what `prepare` returns of a sample's content."""
 
     inputs: Inputs
@@ -290,7 +291,8 @@ def _image_facts(content: Content) -> ImageFacts:
         # Headers say 16 bits also where a camera of 12 wrote them.
         return facts if facts.dtype != np.uint16 else replace(facts, peak=_peak(decode_image(content, _AS_THEY_ARE)))
     pixels = fit_pixels(content, _AS_THEY_ARE)
-    return ImageFacts(*pixels.shape, pixels.dtype, "array", _peak(pixels))
+    height, width, channels = pixels.shape
+    return ImageFacts(height, width, channels, pixels.dtype, "array", _peak(pixels))
 
 
 def _peak(pixels: NDArray[Any]) -> int | None:

@@ -45,8 +45,8 @@ from colabstage.pack.job import (
     target_source,
 )
 from colabstage.pack.joining import place_joined
-from colabstage.pack.plan import SplitPlan
 from colabstage.pack.set_stores import LocalStore, RemoteStore, ShardName, ShardResult
+from colabstage.pack.splits import SplitPlan
 from colabstage.pack.writer import check_share, sample_stamp
 
 if TYPE_CHECKING:

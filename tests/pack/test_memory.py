@@ -17,6 +17,7 @@ from colabstage.layouts.table import Images, SampleTable, Values
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack import plan as plan_module
 from colabstage.pack.plan import StoredField
+from colabstage.pack.splits import SplitPlan, split_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,13 +49,13 @@ def test_planning_makes_no_columns_on_the_way(monkeypatch: pytest.MonkeyPatch) -
     rows = SampleTable(
         "image_folder", names, Images(numbered_samples("x", "", count, 10, _unread)), Values(np.zeros(count, int))
     )
-    splits = plan_module.split_rows(rows, None, seed=0)
+    splits = split_rows(rows, None, seed=0)
     field = StoredField("x", (4,), np.dtype(np.uint8))
-    plans = [plan_module.SplitPlan(name, samples) for name, samples in splits.items()]
+    plans = [SplitPlan(name, samples) for name, samples in splits.items()]
     # Sorting needs half a column beside its result; whether that is counted here depends on the version of numpy.
     numbers = np.random.default_rng(0).permutation(count)
     counted = max(0, _peak_of(lambda: np.argsort(numbers, kind="stable")) - 8 * count)
-    assert _peak_of(lambda: plan_module.split_rows(rows, None, seed=0)) < 28 * count + counted
+    assert _peak_of(lambda: split_rows(rows, None, seed=0)) < 28 * count + counted
     assert _peak_of(lambda: field.places(plans, {"X_train": 4096}, count)) < 10 * count
     labelled = replace(rows, classes=("a", "b"))
     assert labelled.summary()[1] == ("classes", "2: a ('x[0]'), b")
