@@ -13,7 +13,7 @@ from PIL import Image
 
 from campaigns.campaign import Campaign, State, WrongError, leftovers, same_bytes
 from campaigns.material import write_photographs, zip_folder
-from colabstage.h5.manifest import check_whole, manifest_path, read_manifest
+from colabstage.h5.manifest import is_whole, manifest_path, read_manifest
 from colabstage.io.progress import NullProgress, ProgressStep
 from colabstage.pack.journal import BLOCK_SAMPLES
 from colabstage.pack.run import pack_dataset
@@ -182,7 +182,7 @@ def look_at_pack(out: Path, truth: Path, older: Path | None) -> State:
     manifest = read_manifest(out)
     if manifest is None:
         return "nothing"
-    check_whole(out, manifest)
+    assert is_whole(out, manifest), out
     return state
 
 
@@ -199,4 +199,4 @@ def check_pack(out: Path, truth: Path) -> None:
     if not same_bytes(out, truth):
         msg = f"'{out}' is not the pack that an undisturbed run makes."
         raise WrongError(msg)
-    check_whole(out, manifest)
+    assert is_whole(out, manifest), out

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from campaigns.campaign import Campaign, State, leftovers, same_bytes
 from campaigns.material import random_file
-from colabstage.h5.manifest import BLOCK_BYTES, check_whole, manifest_path, read_manifest
+from colabstage.h5.manifest import BLOCK_BYTES, is_whole, manifest_path, read_manifest
 from colabstage.stage.publish import previous_path, publish_file
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
@@ -87,7 +87,7 @@ class Publishing(Campaign):
             if state == "nothing" and not older and (manifest is not None or place == self._target):
                 self.fail(f"'{place.name}' is no version after a kill ({place.stat().st_size:,} bytes).")
             if manifest is not None and place.stat().st_size == manifest.size:
-                check_whole(place, manifest)
+                assert is_whole(place, manifest), place
                 found.add(state)
         if self._version and not found & {"whole", "old"}:
             self.fail("no whole version with its manifest was left after a kill.")
@@ -106,7 +106,7 @@ class Publishing(Campaign):
                 manifest = read_manifest(place)
                 if manifest is None or not same_bytes(place, version):
                     self.fail(f"'{place}' is not the version it should be.")
-                check_whole(place, manifest)
+                assert is_whole(place, manifest), place
             names = {path.name for path in root.iterdir()}
             expected = {file.name for place in wanted for file in (place, manifest_path(place))}
             if names != expected or leftovers(root):

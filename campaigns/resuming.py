@@ -18,7 +18,7 @@ import torch
 
 from campaigns.campaign import Campaign, State, leftovers
 from campaigns.mortal import UNDISTURBED, MortalDrive
-from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.runs import run
 from colabstage.runs.versions import Version, list_versions
 from simulated_drive.knobs import DriveFaults, ListingFault
@@ -256,7 +256,7 @@ class Resuming(Campaign):
             manifest = read_manifest(file)
             if manifest is not None and file.is_file() and file.stat().st_size == manifest.size:
                 if version != self._damaged:
-                    check_whole(file, manifest)
+                    assert is_whole(file, manifest), file
                 whole.append(version)
         return whole
 

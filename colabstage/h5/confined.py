@@ -9,6 +9,7 @@ HDF5 opens it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import stat
@@ -35,9 +36,7 @@ class Reach:
 
         `label`: what messages call it.
         """
-        self._path = path
-        self._label = label
-        self._anywhere = anywhere
+        self._path, self._label, self._anywhere = path, label, anywhere
         # Sources are shared and nested; each needs one look.
         self._sound: set[tuple[bytes, int]] = set()
         self._above: list[tuple[bytes, int]] = []
@@ -64,35 +63,30 @@ class Reach:
                 msg = f"'{os.fsdecode(name)}' in '{self._label}' leads through more than {_MAX_STEPS} links."
                 raise PackFormatError(msg)
             target = node.links.get_val(part)
-            if kind == h5l.TYPE_SOFT:
-                parts += _parts(target)
-                node = h5g.open(node, b"/") if target.startswith(b"/") else node
-                continue
-            written, inner = target
-            other = self._open(os.fsdecode(written), node)
-            if other is None:
-                return False
-            with other:
-                # From the root, whatever the link says.
-                return self._follow(other.id, b"/".join([b"", inner, *reversed(parts)]), links)
+            if kind == h5l.TYPE_EXTERNAL:
+                with self._root_of(os.fsdecode(target[0]), node) as root:
+                    # From the root, whatever the link says.
+                    rest = b"/".join([b"", target[1], *reversed(parts)])
+                    return root is not None and self._follow(root, rest, links)
+            parts += _parts(target)
+            node = h5g.open(node, b"/") if target.startswith(b"/") else node
         self._check_sources(node)
         return True
 
     def _check_sources(self, node: Any) -> None:
         """Judge the files that an open object is put together from."""
-        # Neither opening it so far nor this makes HDF5 look for a source; asking for the shape does.
-        properties = node.get_create_plist() if isinstance(node, h5d.DatasetID) else None
-        if properties is None:
+        if not isinstance(node, h5d.DatasetID):
             return
+        # Neither opening it so far nor this makes HDF5 look for a source; asking for the shape does.
+        properties = node.get_create_plist()
         if properties.get_layout() == h5d.CONTIGUOUS and properties.get_external_count():
             self._check_storage(node, properties)
         if properties.get_layout() != h5d.VIRTUAL:
             return
         source = (h5f.get_name(node), h5o.get_info(node).addr)
         if source in self._above or len(self._above) > _MAX_STEPS:
-            msg = (
-                f"{_name_of(node)} in '{self._label}' is put together from itself, by way of {len(self._above)} others."
-            )
+            steps = len(self._above)
+            msg = f"{_name_of(node)} in '{self._label}' is put together from itself, by way of {steps} others."
             raise PackFormatError(msg)
         if source not in self._sound:
             self._above.append(source)
@@ -103,21 +97,18 @@ class Reach:
             self._sound.add(source)
 
     def _check_virtual(self, node: Any, properties: Any) -> None:
-        wanted: dict[str, dict[str, None]] = {}
-        for number in range(properties.get_virtual_count()):
-            written, part = properties.get_virtual_filename(number), properties.get_virtual_dsetname(number)
-            wanted.setdefault(written, {})[part] = None
-        for written, parts in wanted.items():
-            if any("%b" in name.replace("%%", "") for name in (written, *parts)):
+        names = (properties.get_virtual_filename, properties.get_virtual_dsetname)
+        count = properties.get_virtual_count()
+        # Each once, in their order.
+        for written, part in dict.fromkeys(tuple(name(number) for name in names) for number in range(count)):
+            if any("%b" in name.replace("%%", "") for name in (written, part)):
                 raise self._broken(node, f"is put together from files that it only numbers, '{written}'")
-            file = written.replace("%%", "%")
-            other = _Same(node) if file == "." else self._open(file, node)
-            if other is None:
-                raise self._broken(node, f"is put together from '{file}', which is not there")
-            with other:
-                for part in (part.replace("%%", "%") for part in parts):
-                    if not self.check(other.id, part):
-                        raise self._broken(node, f"is put together from '{part}' in '{file}', which is not there")
+            file, part = written.replace("%%", "%"), part.replace("%%", "%")  # noqa: PLW2901
+            with self._root_of(file, node) as root:
+                if root is None:
+                    raise self._broken(node, f"is put together from '{file}', which is not there")
+                if not self.check(root, part):
+                    raise self._broken(node, f"is put together from '{part}' in '{file}', which is not there")
 
     def _check_storage(self, node: Any, properties: Any) -> None:
         left = node.get_space().get_simple_extent_npoints() * node.get_type().get_size()
@@ -140,18 +131,27 @@ class Reach:
             "they were written, or copy the dataset into one file."
         )
 
-    def _open(self, written: str, node: Any) -> Any:
-        """Open the file that HDF5 would open for what is written in `node`'s; `None` where it finds none."""
+    @contextlib.contextmanager
+    def _root_of(self, written: str, node: Any) -> Iterator[Any]:
+        """Open the file that HDF5 would open for what is written in `node`'s, and yield its root; `None` where it finds
+        none."""
+        if written == ".":
+            yield h5g.open(node, b"/")
+            return
         if self._path is None:
             raise self._refusal(written)
         for place in _candidates(written, _home(node)):
-            if self._judge(place, written, node) is not None:
-                try:
-                    return with_any_locking(functools.partial(h5py.File, place, "r"))
-                except OSError:
-                    # HDF5 goes on to the next place too, where it cannot open what is in one.
-                    continue
-        return None
+            # HDF5 goes on to the next place too, where it cannot open what is in one.
+            with contextlib.suppress(OSError):
+                opener = functools.partial(h5py.File, place, "r")
+                found = None if self._judge(place, written, node) is None else with_any_locking(opener)
+                if found is not None:
+                    break
+        else:
+            yield None
+            return
+        with found:
+            yield found.id
 
     def _judge(self, place: Path, written: str, node: Any) -> int | None:
         """Return the length of a file that may be read; `None` where there is none."""
@@ -174,15 +174,11 @@ class Reach:
 
     def _is_inside(self, place: Path, node: Any, *, is_full: bool) -> bool:
         assert self._path is not None
-        found = place.resolve()
-        if not found.is_relative_to(self._path.resolve().parent):
-            return False
+        found, home = place.resolve(), _home(node)
         # The folder may be the one of all the user's files. A full path inside it names one that did not come with the
         # dataset, unless it is beside the file, where writers give full paths for short ones.
-        home = _home(node)
-        return not is_full or found in {
-            (folder / place.name).resolve() for folder in (home.parent, home.resolve().parent)
-        }
+        beside = {(folder / place.name).resolve() for folder in (home.parent, home.resolve().parent)}
+        return found.is_relative_to(self._path.resolve().parent) and (not is_full or found in beside)
 
     def _refusal(self, target: str, *, by_full_path: bool = False) -> ExternalFileError:
         if self._path is None:
@@ -197,19 +193,6 @@ class Reach:
             f"'{self._label}' leads to '{target}', which did not come with it: {read}. "
             f"If you trust the file: dataset_h5('{self._path}', allow_external=True)."
         )
-
-
-class _Same:
-    """The file of an open object, where h5py's would be a second handle to close."""
-
-    def __init__(self, node: Any) -> None:
-        self.id = h5g.open(node, b"/")
-
-    def __enter__(self) -> _Same:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def _home(node: Any) -> Path:
@@ -227,9 +210,7 @@ def _candidates(written: str, home: Path) -> Iterator[Path]:
     bare = Path(given.name) if given.is_absolute() else given
     if given.is_absolute():
         yield given
-    yield home.parent / bare
-    yield bare
-    yield home.resolve().parent / bare
+    yield from (home.parent / bare, bare, home.resolve().parent / bare)
 
 
 def _parts(name: bytes) -> list[bytes]:
@@ -285,17 +266,15 @@ class ConfinedFile(_Confined, h5py.File):  # type: ignore[misc]
         self.reach, self.beside = reach, {}
 
     def __getitem__(self, name: Any) -> Any:
-        if isinstance(name, str) and name in self.beside:
-            other, inner = self.beside[name]
-            return other[inner]
-        return super().__getitem__(name)
+        other, inner = self.beside.get(name, (None, name)) if isinstance(name, str) else (None, name)
+        return super().__getitem__(inner) if other is None else other[inner]
 
     def get(self, name: str, default: Any = None, getclass: bool = False, getlink: bool = False) -> Any:
         """Return the object, its class or its link, as h5py does; `default` where there is none."""
-        if name in self.beside:
-            other, inner = self.beside[name]
-            return other.get(inner, default, getclass, getlink)
-        return super().get(name, default, getclass, getlink)
+        other, inner = self.beside.get(name, (None, name))
+        if other is None:
+            return super().get(name, default, getclass, getlink)
+        return other.get(inner, default, getclass, getlink)
 
     def close(self) -> None:
         """Close it, and the files beside it."""

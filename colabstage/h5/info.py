@@ -64,6 +64,13 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+# What people call targets that are not called after their inputs: labels_train, train_label, target.
+_LABEL_WORDS = frozenset({"label", "labels", "target", "targets", "y"})
+_WORD = re.compile(r"[a-z]+")
+# PatchCamelyon, for example, keeps targets in another file than the inputs.
+_IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
+_NAMES_SHOWN = 8
+
 
 @dataclass(frozen=True, slots=True)
 class FieldInfo:
@@ -112,7 +119,7 @@ class SplitInfo:
 
 @dataclass(frozen=True, slots=True)
 class PackInfo:
-    """What a file holds, according to its headers."""
+    """What a file holds, according to its headers; `None` for what the file does not say."""
 
     path: Path
     """The file."""
@@ -131,13 +138,13 @@ class PackInfo:
     skipped: tuple[str, ...] = ()
     """One sentence for each sample left out."""
     encoding_reason: str | None = None
-    """Why samples are stored the way they are; `None` where the file does not say."""
+    """Why samples are stored the way they are."""
     encoding: str | None = None
-    """How samples are stored; `None` where the file does not say."""
+    """How samples are stored."""
     shard_set: str | None = None
     """For a shard, the value that all shards of the same run share."""
     resizer: str | None = None
-    """What resized the images while they were packed; `None` where the file does not say."""
+    """What resized the images while they were packed."""
 
     @property
     def rows(self) -> dict[str, int]:
@@ -146,16 +153,15 @@ class PackInfo:
 
     def split(self, name: str) -> SplitInfo:
         """Return the split called `name`."""
-        try:
-            return self.splits[name]
-        except KeyError:
-            msg = f"'{self.path.name}' has no split '{name}'. {format_splits(self)}"
-            if near := difflib.get_close_matches(str(name), self.splits, 1):
-                msg += f" Did you mean '{near[0]}'?"
-            elif list(self.splits) == ["train"]:
-                held_out = name if str(name).isidentifier() else "test"
-                msg += f" To hold a fifth out, stage or pack it with splits={{'train': 0.8, '{held_out}': 0.2}}."
-            raise SplitNotFoundError(msg) from None
+        if (found := self.splits.get(name)) is not None:
+            return found
+        msg = f"'{self.path.name}' has no split '{name}'. {format_splits(self)}"
+        if near := difflib.get_close_matches(str(name), self.splits, 1):
+            msg += f" Did you mean '{near[0]}'?"
+        elif list(self.splits) == ["train"]:
+            held_out = name if str(name).isidentifier() else "test"
+            msg += f" To hold a fifth out, stage or pack it with splits={{'train': 0.8, '{held_out}': 0.2}}."
+        raise SplitNotFoundError(msg)
 
 
 class NamedFields(NamedTuple):
@@ -197,24 +203,35 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
         )
         raise NewerFormatError(msg)
     splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)
+
+    def text(name: str) -> str | None:
+        return str(file.attrs[name]) if name in file.attrs else None
+
     # Only shown to people: another tool may well use the same name, and that is no reason to refuse its file.
     options: Any = {}
     with suppress(ValueError):
-        options = json.loads(_text_attribute(file, "options") or "{}")
+        options = json.loads(text("options") or "{}")
     return PackInfo(
         path=path,
         format_version=version,
-        layout=_text_attribute(file, "layout"),
+        layout=text("layout"),
         classes=_texts(file, CLASSES),
         splits=splits,
         options=options if isinstance(options, dict) else {},
-        source=_text_attribute(file, "source"),
+        source=text("source"),
         skipped=_texts(file, SKIPPED),
-        encoding_reason=_text_attribute(file, "encoding_reason"),
-        encoding=_text_attribute(file, "encoding"),
-        shard_set=_text_attribute(file, SHARD_SET_ATTRIBUTE),
-        resizer=_text_attribute(file, RESIZER_ATTRIBUTE),
+        encoding_reason=text("encoding_reason"),
+        encoding=text("encoding"),
+        shard_set=text(SHARD_SET_ATTRIBUTE),
+        resizer=text(RESIZER_ATTRIBUTE),
     )
+
+
+def _texts(file: Any, name: str) -> tuple[str, ...]:
+    if name not in file:
+        return ()
+    check_extent(file[name], name, Path(file.filename))
+    return tuple(raw.decode() if isinstance(raw, bytes) else str(raw) for raw in file[name][()].tolist())
 
 
 def size_of_file(path: Path) -> int:
@@ -224,13 +241,10 @@ def size_of_file(path: Path) -> int:
     except (FileNotFoundError, NotADirectoryError):
         msg = f"There is no file '{path}'. {whereabouts(path)}"
         raise SourceNotFoundError(msg) from None
-    # Before HDF5 is asked, whose own message for a folder is about errno 21.
-    if path.is_dir():
-        msg = f"'{path}' is a folder; expected an HDF5 file, for example the .path of a staged dataset."
-        raise PackFormatError(msg)
-    # Opening a pipe would wait for somebody to write into it.
+    # Before HDF5 is asked, whose own message for a folder is about errno 21, and which waits for a pipe to be written.
     if not path.is_file():
-        msg = f"'{path}' is not a regular file; expected an HDF5 file, for example the .path of a staged dataset."
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        msg = f"'{path}' is {kind}; expected an HDF5 file, for example the .path of a staged dataset."
         raise PackFormatError(msg)
     return size
 
@@ -261,17 +275,34 @@ def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) 
 def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool = False, in_part: bool = False) -> Any:
     """Open a file as `open_h5` does, so that the names in `fields` are found, also where targets lie beside it."""
     file = open_h5(path, allow_external=allow_external, in_part=in_part)
-    y = None if fields is None else fields.y
+    y = (fields.y if fields else None) or ""
     # `labels.h5/y` is the dataset y in a file beside this one.
-    found = _IN_FILE.fullmatch(y or "")
-    if y is None or found is None:
-        return file
-    try:
-        file.beside[y] = open_h5(path.parent / found[1], allow_external=allow_external), found[2]
-    except BaseException:
-        file.close()
-        raise
+    if (found := _IN_FILE.fullmatch(y)) is not None:
+        try:
+            file.beside[y] = open_h5(path.parent / found[1], allow_external=allow_external), found[2]
+        except BaseException:
+            file.close()
+            raise
     return file
+
+
+# HDF5 has neither types nor codes for these: its own words are all there is to tell them apart.
+_TROUBLES = {
+    "truncated file": "is cut off: it has {size:,} bytes and its header promises more ({text}).",
+    "already open for write": "is marked as being written: another program has it open, or was killed. Close it there.",
+    "": "cannot be opened as HDF5 ({text}).",
+}
+
+
+def _open_error(path: Path, size: int, error: OSError) -> Exception:
+    text = str(error)
+    # Errors with a number come from the disk or the mount and say nothing about the file.
+    if error.errno is not None:
+        return translate_read_error(error, str(path), 1)
+    if "signature not found" in text:
+        return _no_signature(path, size)
+    trouble = next(trouble for words, trouble in _TROUBLES.items() if words in text).format(size=size, text=text)
+    return DamagedPackError(f"'{path}' {trouble} Copy or stage it again.")
 
 
 def _no_signature(path: Path, size: int) -> Exception:
@@ -297,50 +328,28 @@ def _no_signature(path: Path, size: int) -> Exception:
     return PackFormatError(msg)
 
 
-def _open_error(path: Path, size: int, error: OSError) -> Exception:
-    # HDF5 has neither types nor codes for these: its own words are all there is to tell them apart.
-    text = str(error)
-    # Errors with a number come from the disk or the mount and say nothing about the file.
-    if error.errno is not None:
-        return translate_read_error(error, str(path), 1)
-    if "truncated file" in text:
-        msg = (
-            f"'{path}' is cut off: it has {size:,} bytes and its header promises more ({text}). Copy or stage it again."
-        )
-        return DamagedPackError(msg)
-    if "signature not found" in text:
-        return _no_signature(path, size)
-    if "already open for write" in text:
-        msg = (
-            f"'{path}' is marked as being written: another program has it open, or was killed while it had. Close it "
-            "there, or copy or stage it again."
-        )
-        return DamagedPackError(msg)
-    msg = f"'{path}' cannot be opened as HDF5 ({text}). Copy or stage it again."
-    return DamagedPackError(msg)
-
-
 def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
-    names = sorted({split for name in file if (split := split_of(name)) is not None})
+    names = {split for name in file if (split := split_of(name)) is not None}
     if not names:
-        there = ", ".join(sorted(file)[:8]) or "nothing"
         msg = (
-            f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {there}. Say which are what: "
-            "dataset_h5(path, x='NAME', y='NAME')."
+            f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {_names_in(file)}. Say which "
+            "are what: dataset_h5(path, x='NAME', y='NAME')."
         )
         raise PackFormatError(msg)
     # The usual splits in the usual order, then the others by name.
     order = {name: number for number, name in enumerate(FAMILIAR_SPLITS)}
-    names.sort(key=lambda name: (order.get(name, len(order)), name))
-    return {name: _read_split(file, name, path) for name in names}
+    return {name: _read_split(file, name, path) for name in sorted(names, key=lambda n: (order.get(n, len(order)), n))}
+
+
+def _names_in(file: Any) -> str:
+    return ", ".join(sorted(file)[:_NAMES_SHOWN]) or "nothing"
 
 
 def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitInfo]:
     for name in (fields.x, fields.y):
         # By the link and not by what it leads to, because a link that leads nowhere gets an error of its own.
         if name is not None and file.get(name, getlink=True) is None:
-            there = ", ".join(sorted(file)[:8]) or "nothing"
-            msg = f"'{path}' has no dataset called {name!r}. It holds: {there}."
+            msg = f"'{path}' has no dataset called {name!r}. It holds: {_names_in(file)}."
             raise PackFormatError(msg)
     x = _read_field(file, fields.x, path)
     y = None if fields.y is None else _read_field(file, fields.y, path)
@@ -358,14 +367,24 @@ def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
     return _check_targets(SplitInfo(split, x, y, keys if keys in file else None), path)
 
 
+def _spelled(file: Any, name: str, path: Path) -> str | None:
+    """Return how the file spells a name, which may differ in case; `None` where it has no such name."""
+    # scikit-learn's convention is `y_train` beside `X_train`. Names are compared one by one because h5py's `in` answers
+    # False for a link that leads nowhere.
+    found = [one for one in file if one.casefold() == name.casefold()]
+    if len(found) > 1:
+        msg = f"'{path}' has {' and '.join(sorted(found))}; expected one of them. Rename or delete the other."
+        raise PackFormatError(msg)
+    return found[0] if found else None
+
+
 def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
     """Refuse inputs without targets of their name where something else is called labels: targets would all be -1."""
     inputs = {name.casefold() for name in file if split_of(name) is not None}
     for name in file:
         # Those of another split have inputs of their own.
-        if f"x_{name.casefold().removeprefix('y_')}" in inputs or name.casefold() in inputs:
-            continue
-        if _LABEL_WORDS.isdisjoint(_WORD.findall(name.lower())):
+        is_other = f"x_{name.casefold().removeprefix('y_')}" in inputs or name.casefold() in inputs
+        if is_other or _LABEL_WORDS.isdisjoint(_WORD.findall(name.lower())):
             continue
         shape = getattr(file.get(name), "shape", None)
         if shape and shape[0] == x.rows:
@@ -390,133 +409,90 @@ def _check_targets(found: SplitInfo, path: Path) -> SplitInfo:
     return found
 
 
-def _spelled(file: Any, name: str, path: Path) -> str | None:
-    """Return how the file spells a name, which may differ in case; `None` where it has no such name."""
-    # scikit-learn's convention is `y_train` beside `X_train`. Names are compared one by one because h5py's `in` answers
-    # False for a link that leads nowhere.
-    found = [one for one in file if one.casefold() == name.casefold()]
-    if len(found) > 1:
-        msg = f"'{path}' has {' and '.join(sorted(found))}; expected one of them. Rename or delete the other."
-        raise PackFormatError(msg)
-    return found[0] if found else None
-
-
 def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
     import h5py
-    import numpy as np
 
     node = follow(file, name, path)
-    # Before anything else asks for the dtype, which fails without saying which dataset it is.
+    if isinstance(node, h5py.Group):
+        return _read_boxes(node, name) if BOXES in node and OFFSETS in node else _read_encoded(node, name)
     if isinstance(node, h5py.Dataset):
+        # Before anything else asks for the dtype, which fails without saying which dataset it is.
         check_type(node, name, path)
         check_extent(node, name, path)
-    if isinstance(node, h5py.Group) and BOXES in node and OFFSETS in node:
-        return _read_boxes(node, name)
-    if isinstance(node, h5py.Group):
-        # A group may be anything in files from elsewhere; these two datasets make it rows.
-        missing = [part for part in (BYTES, OFFSETS) if part not in node]
-        if missing:
-            msg = f"The group {name} has no {' and no '.join(missing)}; expected both for rows of different lengths."
-            raise PackFormatError(msg)
-        masks = node.attrs.get(MASK_OPTIONS_ATTRIBUTE)
-        return FieldInfo(
-            name=name,
-            kind="encoded",
-            rows=max(0, node[OFFSETS].shape[0] - 1),
-            shape=None,
-            dtype=np.dtype(np.uint8),
-            nbytes=int(node[BYTES].shape[0]),
-            # Masks have an attribute of their own, because their pixels are classes: scaled as images are, classes
-            # would be mixed.
-            image=None if masks is not None else image_options_from_json(node.attrs.get(IMAGE_OPTIONS_ATTRIBUTE, "{}")),
-            mask=None if masks is None else mask_options_from_json(masks),
-        )
     if not getattr(node, "shape", None):
         msg = f"The dataset {name} has no axes; expected its first axis to be the row."
         raise PackFormatError(msg)
-    kind = ragged_kind(node)
-    if kind is not None:
+    if (kind := ragged_kind(node)) is not None:
         dtype = node.dtype if kind == "texts" else element_dtype(node)
         return FieldInfo(name, kind, node.shape[0], None, dtype, estimate_bytes(node))
     return FieldInfo(name, "fixed", node.shape[0], tuple(node.shape[1:]), node.dtype, int(node.nbytes))
 
 
+def _read_encoded(group: Any, name: str) -> FieldInfo:
+    import numpy as np
+
+    # A group may be anything in files from elsewhere; these two datasets make it rows.
+    missing = [part for part in (BYTES, OFFSETS) if part not in group]
+    if missing:
+        msg = f"The group {name} has no {' and no '.join(missing)}; expected both for rows of different lengths."
+        raise PackFormatError(msg)
+    # Masks have an attribute of their own, because their pixels are classes: scaled as images are, they would be mixed.
+    masks = group.attrs.get(MASK_OPTIONS_ATTRIBUTE)
+    image = None if masks is not None else image_options_from_json(group.attrs.get(IMAGE_OPTIONS_ATTRIBUTE, "{}"))
+    mask = None if masks is None else mask_options_from_json(masks)
+    rows, nbytes = max(0, group[OFFSETS].shape[0] - 1), int(group[BYTES].shape[0])
+    return FieldInfo(name, "encoded", rows, None, np.dtype(np.uint8), nbytes, image, mask)
+
+
 def _read_boxes(group: Any, name: str) -> FieldInfo:
     # Boxes first, then further columns by name, so that their order never changes.
-    columns = [BOXES, *sorted(set(group) - {BOXES, OFFSETS})]
+    columns = (BOXES, *sorted(set(group) - {BOXES, OFFSETS}))
     lengths = {column: group[column].shape[0] for column in columns}
     if len(set(lengths.values())) > 1 or group[BOXES].shape[1:] != (4,):
         msg = f"The group {name} holds columns of {lengths} rows; expected as many of each, and four numbers for a box."
         raise PackFormatError(msg)
-    return FieldInfo(
-        name=name,
-        kind="boxes",
-        rows=max(0, group[OFFSETS].shape[0] - 1),
-        shape=None,
-        dtype=group[BOXES].dtype,
-        nbytes=sum(int(group[column].nbytes) for column in columns),
-        columns=tuple(columns),
-    )
+    rows, nbytes = max(0, group[OFFSETS].shape[0] - 1), sum(int(group[column].nbytes) for column in columns)
+    return FieldInfo(name, "boxes", rows, None, group[BOXES].dtype, nbytes, columns=columns)
+
+
+def _size_to_json(size: tuple[int, int] | None) -> list[int] | None:
+    return None if size is None else list(size)
+
+
+def _size_from_json(raw: Mapping[str, Any]) -> tuple[int, int] | None:
+    size = raw.get("size")
+    return None if size is None else (int(size[0]), int(size[1]))
 
 
 def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
     """Return the value of a group's `mask_options` attribute."""
     return {
-        "size": None if options.size is None else list(options.size),
+        "size": _size_to_json(options.size),
         "resize": options.resize,
         "colors": None if options.colors is None else [list(color) for color in options.colors],
         **({"foreground": True} if options.foreground else {}),
     }
 
 
+# Missing options have their defaults, because options were added over time and older packs are still read.
+
+
 def mask_options_from_json(text: str) -> MaskOptions:
-    """Read a group's `mask_options` attribute; missing options have their defaults."""
-    # Defaults, because options were added over time and older packs are still read.
+    """Read a group's `mask_options` attribute."""
     raw = json.loads(text)
-    size, colors = raw.get("size"), raw.get("colors")
-    return MaskOptions(
-        size=None if size is None else (int(size[0]), int(size[1])),
-        resize=raw.get("resize", "stretch"),
-        colors=None if colors is None else tuple((int(red), int(green), int(blue)) for red, green, blue in colors),
-        foreground=bool(raw.get("foreground", False)),
-    )
+    colors = raw.get("colors")
+    colors = None if colors is None else tuple((int(red), int(green), int(blue)) for red, green, blue in colors)
+    return MaskOptions(_size_from_json(raw), raw.get("resize", "stretch"), colors, bool(raw.get("foreground", False)))
 
 
 def image_options_to_json(options: ImageOptions) -> dict[str, Any]:
     """Return the value of a group's `image_options` attribute."""
-    return {
-        "size": None if options.size is None else list(options.size),
-        # Readers of earlier versions do not know "auto", which decodes files to RGB anyway.
-        "color_mode": "rgb" if options.color_mode == "auto" else options.color_mode,
-        "resize": options.resize,
-    }
+    # Readers of earlier versions do not know "auto", which decodes files to RGB anyway.
+    color_mode = "rgb" if options.color_mode == "auto" else options.color_mode
+    return {"size": _size_to_json(options.size), "color_mode": color_mode, "resize": options.resize}
 
 
 def image_options_from_json(text: str) -> ImageOptions:
-    """Read a group's `image_options` attribute; missing options have their defaults."""
+    """Read a group's `image_options` attribute."""
     raw = json.loads(text)
-    size = raw.get("size")
-    return ImageOptions(
-        size=None if size is None else (int(size[0]), int(size[1])),
-        color_mode=raw.get("color_mode", "rgb"),
-        resize=raw.get("resize", "stretch"),
-    )
-
-
-def _texts(file: Any, name: str) -> tuple[str, ...]:
-    if name not in file:
-        return ()
-    check_extent(file[name], name, Path(file.filename))
-    return tuple(raw.decode() if isinstance(raw, bytes) else str(raw) for raw in file[name][()].tolist())
-
-
-def _text_attribute(file: Any, name: str) -> str | None:
-    value = file.attrs.get(name)
-    return None if value is None else str(value)
-
-
-# What people call targets that are not called after their inputs: labels_train, train_label, target.
-_LABEL_WORDS = frozenset({"label", "labels", "target", "targets", "y"})
-_WORD = re.compile(r"[a-z]+")
-# PatchCamelyon, for example, keeps targets in another file than the inputs.
-_IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
+    return ImageOptions(_size_from_json(raw), raw.get("color_mode", "rgb"), raw.get("resize", "stretch"))

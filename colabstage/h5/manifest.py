@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
+from colabstage.errors import NewerFormatError, TargetExistsError
 from colabstage.io.files import block_ranges, hash_ranges, json_text, read_json, write_json
 from colabstage.io.ownership import (
     among_others,
@@ -28,7 +28,6 @@ from colabstage.io.ownership import (
     remove_named,
     remove_vouched,
     sweep_orphans,
-    sync_file,
     whatever_is_there,
 )
 from colabstage.io.records import read_fields
@@ -42,37 +41,6 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation
 
-
-@dataclass(frozen=True, slots=True)
-class ManifestState:
-    """Whether the manifest beside a file can be relied on."""
-
-    state: Literal["agrees", "differs", "missing", "unreadable", "newer"]
-    """`agrees` or `differs`, compared by length; `missing`; `unreadable`; `newer` than this version reads."""
-    detail: str
-    """The same in a sentence."""
-    written_by: str = ""
-    """The version of colabstage that wrote it."""
-
-
-def look_at_manifest(path: Path, nbytes: int) -> ManifestState:
-    """Judge the manifest beside a file of `nbytes` bytes by the length alone; no block is read."""
-    sidecar = manifest_path(path)
-    if not sidecar.exists():
-        return ManifestState("missing", f"none beside it ('{sidecar.name}'), so its bytes cannot be checked")
-    try:
-        manifest = read_manifest(path)
-    except NewerFormatError as error:
-        return ManifestState("newer", str(error))
-    if manifest is None:
-        return ManifestState("unreadable", f"'{sidecar.name}' is there, but is not a whole manifest")
-    if manifest.size != nbytes:
-        detail = f"says {manifest.size:,} bytes, but the file has {nbytes:,}: it is damaged"
-        return ManifestState("differs", detail, manifest.written_by)
-    detail = "agrees with the file's length; 'colabstage verify' compares every byte"
-    return ManifestState("agrees", detail, manifest.written_by)
-
-
 MANIFEST_VERSION = 1
 # 8 MiB: long enough that a mount reads at full speed and the hashes of a 100 GB pack stay under a megabyte, short
 # enough that reading one again costs next to nothing.
@@ -82,6 +50,8 @@ _MOST_BLOCK_BYTES = 256 * 1024 * 1024
 # Every manifest begins like this, so one that was cut off by a full disk is still recognised as ours.
 _BEGINNING = b'{\n "block_bytes": '
 _HASH = re.compile("[0-9a-f]{16}")
+# Units of the times of file systems, in nanoseconds: Windows shares, microseconds, Google Drive, NFS and FAT.
+_TIME_UNITS = (1, 100, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +105,119 @@ def manifest_path(file: Path) -> Path:
     return file.with_name(f"{file.name}.json")
 
 
+def read_manifest(file: Path) -> Manifest | None:
+    """Read the manifest of `file`; `None` when there is none, or it is incomplete."""
+    return parse_manifest(read_json(manifest_path(file)), str(manifest_path(file)))
+
+
+def parse_manifest(raw: object, label: str) -> Manifest | None:
+    """Make a manifest of parsed JSON; `None` where that is not a complete one."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("version"), int):
+        return None
+    if raw["version"] > MANIFEST_VERSION:
+        msg = (
+            f"'{label}' has version {raw['version']}; this colabstage reads up to {MANIFEST_VERSION}. "
+            "Install a newer colabstage, as its README says."
+        )
+        raise NewerFormatError(msg)
+    # Fields that this version does not know are ignored: a new version number announces those that matter.
+    known = {name: value for name, value in raw.items() if name in _FIELDS}
+    manifest = read_fields(Manifest, known) if known.keys() >= _NEEDED else None
+    return manifest if manifest is not None and manifest.agrees else None
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestState:
+    """Whether the manifest beside a file can be relied on."""
+
+    state: Literal["agrees", "differs", "missing", "unreadable", "newer"]
+    """`agrees` or `differs`, compared by length; `missing`; `unreadable`; `newer` than this version reads."""
+    detail: str
+    """The same in a sentence."""
+    written_by: str = ""
+    """The version of colabstage that wrote it."""
+
+
+def look_at_manifest(path: Path, nbytes: int) -> ManifestState:
+    """Judge the manifest beside a file of `nbytes` bytes by the length alone; no block is read."""
+    sidecar = manifest_path(path)
+    if not sidecar.exists():
+        return ManifestState("missing", f"none beside it ('{sidecar.name}'), so its bytes cannot be checked")
+    try:
+        manifest = read_manifest(path)
+    except NewerFormatError as error:
+        return ManifestState("newer", str(error))
+    if manifest is None:
+        return ManifestState("unreadable", f"'{sidecar.name}' is there, but is not a whole manifest")
+    if manifest.size != nbytes:
+        detail = f"says {manifest.size:,} bytes, but the file has {nbytes:,}: it is damaged"
+        return ManifestState("differs", detail, manifest.written_by)
+    detail = "agrees with the file's length; 'colabstage verify' compares every byte"
+    return ManifestState("agrees", detail, manifest.written_by)
+
+
+def manifest_of_bytes(file: Path, cancellation: Cancellation | None = None) -> Manifest:
+    """Hash every block of a finished file; the manifest says nothing about its contents."""
+    # The time before it is read, so that a write meanwhile shows as another one.
+    found = file.stat()
+    ranges = block_ranges(found.st_size, BLOCK_BYTES)
+    hashes = hash_ranges(file, ranges, threads=usable_cores(), cancellation=cancellation)
+    return Manifest(found.st_size, BLOCK_BYTES, tuple(hashes), mtime_ns=found.st_mtime_ns)
+
+
+def manifest_of_pack(
+    file: Path,
+    *,
+    key: str,
+    identity: Mapping[str, Any],
+    samples: Mapping[str, int],
+    skipped: tuple[str, ...],
+    shard: str = "",
+) -> Manifest:
+    """Hash every block of a finished pack; the other arguments are as in `Manifest`."""
+    return replace(
+        manifest_of_bytes(file),
+        key=key,
+        identity=dict(identity),
+        samples=dict(samples),
+        skipped=skipped,
+        written_by=version("colabstage"),
+        shard=shard,
+    )
+
+
+def damaged_blocks(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> list[int]:
+    """Return the numbers of the blocks whose bytes differ from what was written; blocks are read in parallel."""
+    found = hash_ranges(file, manifest.ranges, threads=usable_cores(), cancellation=cancellation)
+    return [number for number, digest in enumerate(found) if digest != manifest.hashes[number]]
+
+
+def verified(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> Manifest | None:
+    """Return the manifest with the time of a file that has every byte of it, and no more; `None` of any other."""
+    # Before it is read, as in `manifest_of_bytes`.
+    found = file.stat()
+    if found.st_size != manifest.size or damaged_blocks(file, manifest, cancellation):
+        return None
+    return replace(manifest, mtime_ns=found.st_mtime_ns)
+
+
+def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> bool:
+    """Tell whether a file has every byte of its manifest, and no more; raises `OSError` where it cannot be read."""
+    return verified(file, manifest, cancellation) is not None
+
+
+def damage_of(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> str:
+    """Compare every byte of `file` with its manifest, and say in a clause how they differ; "" where they do not."""
+    size, bad = file.stat().st_size, damaged_blocks(file, manifest, cancellation)
+    wrong = [f"it has {size:,} bytes instead of {manifest.size:,}"] if size != manifest.size else []
+    if bad:
+        wrong.append(
+            f"{len(bad)} of its {format_count(len(manifest.hashes), 'blocks')} differ from what was written, the first "
+            f"at byte {bad[0] * manifest.block_bytes:,}"
+        )
+    return f"'{file}' is damaged: {' and '.join(wrong)}" if wrong else ""
+
+
 def is_manifest(path: Path) -> bool:
     """Tell whether a file is a manifest that colabstage wrote for this user, of whatever version, or the first part of
     one."""
@@ -143,16 +226,10 @@ def is_manifest(path: Path) -> bool:
     raw = read_json(path)
     if raw is not None:
         return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
-    try:
-        with path.open("rb") as file:
-            return _BEGINNING.startswith(file.read(len(_BEGINNING)))
     # A mount may list for seconds what another machine has removed.
-    except FileNotFoundError:
-        return False
-
-
-# Units of the times of file systems, in nanoseconds: Windows shares, microseconds, Google Drive, NFS and FAT.
-_TIME_UNITS = (1, 100, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        return _BEGINNING.startswith(file.read(len(_BEGINNING)))
+    return False
 
 
 def is_time_as_noted(noted_ns: int, found_ns: int, beside_ns: int) -> bool:
@@ -173,12 +250,11 @@ def is_as_written(file: Path) -> bool:
     it only before it is replaced or removed, so nothing else asks this.
     """
     beside = manifest_path(file)
-    try:
+    # Another process may have cleared it away meanwhile.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, NewerFormatError):
         manifest = read_manifest(file) if is_made_here(beside) else None
         return manifest is not None and _describes(manifest, beside, file)
-    # Another process may have cleared it away meanwhile.
-    except (FileNotFoundError, NotADirectoryError, NewerFormatError):
-        return False
+    return False
 
 
 def _describes(manifest: Manifest, beside: Path, file: Path) -> bool:
@@ -199,17 +275,16 @@ def _has_content(file: Path, _state: tuple[int, ...], size: int, block_bytes: in
     return not damaged_blocks(file, Manifest(size, block_bytes, hashes))
 
 
+def write_manifest(file: Path, manifest: Manifest) -> None:
+    """Write the manifest of `file` atomically; from then on the file counts as complete."""
+    with atomic_path(manifest_path(file), replaces=is_manifest) as temp:
+        temp.write_text(json_text(asdict(manifest)), encoding="utf-8")
+
+
 def remove_manifest(file: Path) -> None:
     """Remove the manifest of `file`, which then no longer counts as complete; a file of that name that is not a
     manifest stays."""
     remove_vouched(manifest_path(file), is_manifest)
-
-
-def sweep_pack_leftovers(file: Path, *, empty: bool = False) -> None:
-    """Remove what dead processes left behind for a file and its manifest; `empty` as for `sweep_orphans`."""
-    for path in (file, manifest_path(file)):
-        sweep_orphans(file.parent, name=path.name, empty=empty)
-    sweep_exchanges(file)
 
 
 def check_place_of_manifest(file: Path) -> None:
@@ -227,36 +302,6 @@ def check_place_of_manifest(file: Path) -> None:
     among_others(check, beside)
 
 
-def write_manifest(file: Path, manifest: Manifest) -> None:
-    """Write the manifest of `file` atomically; from then on the file counts as complete."""
-    with atomic_path(manifest_path(file), replaces=is_manifest) as temp:
-        temp.write_text(json_text(asdict(manifest)), encoding="utf-8")
-
-
-def claim_manifest(file: Path, manifest: Manifest) -> bool:
-    """Write the manifest of a file that is about to be put in its place, unless there is one; return whether it did.
-
-    Of several that claim a place one succeeds. Who is killed meanwhile leaves the first part of a manifest, which
-    counts for nothing and is recognised as ours.
-    """
-    beside = manifest_path(file)
-    try:
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except FileExistsError:
-        return False
-    with open(handle, "w", encoding="utf-8") as written:
-        made = os.fstat(handle)
-        try:
-            written.write(json_text(asdict(manifest)))
-            written.flush()
-            sync_file(beside)
-        except BaseException:
-            # On a full disk it stays empty. Whatever has its name by now, if it is another file, stays.
-            remove_vouched(beside, lambda path: os.path.samestat(path.stat(), made))
-            raise
-    return True
-
-
 def is_replaceable_pack(file: Path) -> bool:
     """Tell whether a file in a dataset's own folder may make room: a pack as written, or none at all.
 
@@ -264,27 +309,33 @@ def is_replaceable_pack(file: Path) -> bool:
     """
     if not os.path.lexists(file) or is_as_written(file):
         return True
-    try:
-        # A whole manifest that the file contradicts is of a pack that somebody wrote to, or put another file over.
+    # A whole manifest that the file contradicts is of a pack that somebody wrote to, or put another file over.
+    with contextlib.suppress(NewerFormatError):
         return read_manifest(file) is None and (_was_exchanged(file) or _is_sealed(file))
-    except NewerFormatError:
-        return False
+    return False
 
 
 def _is_sealed(file: Path) -> bool:
     """Tell whether a file that has no manifest is unchanged since the record of its dataset was written."""
-    if not is_made_here(file):
-        return False
-    record = read_json(file.with_name("stage.json"))
-    seal = record.get("seal") if isinstance(record, dict) else None
-    found = file.lstat()
-    now = {
-        "inode": found.st_ino,
-        "size": found.st_size,
-        "mtime_ns": found.st_mtime_ns,
-        "ctime_ns": found.st_ctime_ns,
-    }
-    return isinstance(seal, dict) and now.items() <= seal.items()
+    record = read_json(file.with_name("stage.json")) if is_made_here(file) else None
+    seal, found = record.get("seal") if isinstance(record, dict) else None, file.lstat()
+    facts = {"inode": found.st_ino, "size": found.st_size, "mtime_ns": found.st_mtime_ns, "ctime_ns": found.st_ctime_ns}
+    return isinstance(seal, dict) and facts.items() <= seal.items()
+
+
+def check_replaceable_pack(file: Path) -> None:
+    """Refuse to stage over a file that is not the pack that colabstage wrote there."""
+
+    def check() -> None:
+        if os.path.lexists(file) and not is_replaceable_pack(file):
+            msg = (
+                f"'{file}' is where the pack goes, and is not as colabstage wrote it: it was written to since, or is "
+                "another file. Move it elsewhere, or delete it if it is of no use, then stage again."
+            )
+            raise TargetExistsError(msg)
+
+    among_others(check, file, manifest_path(file))
+    check_place_of_manifest(file)
 
 
 @contextlib.contextmanager
@@ -294,8 +345,7 @@ def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
     The manifest of the old pack is removed before it is replaced. So whoever is killed meanwhile leaves a pack without
     a manifest, and the next call tells by this which of the two it is.
     """
-    note = owned_name(file, EXCHANGE)
-    before = None
+    note, before = owned_name(file, EXCHANGE), None
     with contextlib.suppress(NewerFormatError):
         before = read_manifest(file)
     write_json(note, [asdict(pack) for pack in (manifest, before) if pack is not None])
@@ -324,43 +374,13 @@ def _was_exchanged(file: Path) -> bool:
     return False
 
 
-def sweep_exchanges(file: Path) -> None:
-    """Remove what dead processes noted of exchanges, unless the pack has no manifest: then it is the only evidence."""
-    for note, owner in list(owned_beside(file, EXCHANGE)) if manifest_path(file).exists() else ():
-        if is_abandoned(note, owner):
-            remove_named(note)
-    # One that was being written.
-    sweep_orphans(file.parent, prefix=f"{OWN_MARK}{shortened(file.name)}.")
-
-
-def check_replaceable_pack(file: Path) -> None:
-    """Refuse to stage over a file that is not the pack that colabstage wrote there."""
-
-    def check() -> None:
-        if os.path.lexists(file) and not is_replaceable_pack(file):
-            msg = (
-                f"'{file}' is where the pack goes, and is not as colabstage wrote it: it was written to since, or is "
-                "another file. Move it elsewhere, or delete it if it is of no use, then stage again."
-            )
-            raise TargetExistsError(msg)
-
-    among_others(check, file, manifest_path(file))
-    check_place_of_manifest(file)
-
-
 def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None) -> None:
     """Move a finished pack with its manifest to its place. None of the steps needs space.
 
-    Args:
-        file: the pack, in a workspace.
-        out: its place.
-        replaces: whether what is there may be replaced; `None` if nothing may. `is_replaceable_pack` in a dataset's own
-            folder, where only a pack of ours makes room.
+    `replaces`: whether what is there may be replaced; `None` if nothing may. `is_replaceable_pack` in a dataset's own
+    folder, where only a pack of ours makes room.
     """
-    if replaces is is_replaceable_pack:
-        check_replaceable_pack(out)
-    else:
-        check_place_of_manifest(out)
+    (check_replaceable_pack if replaces is is_replaceable_pack else check_place_of_manifest)(out)
     if not os.path.lexists(out):
         # Readers of a pattern take what they find, so a new file has to appear in one step, its manifest before it.
         put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
@@ -382,102 +402,17 @@ def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None
     sweep_pack_leftovers(out)
 
 
-def read_manifest(file: Path) -> Manifest | None:
-    """Read the manifest of `file`; `None` when there is none, or it is incomplete."""
-    return parse_manifest(read_json(manifest_path(file)), str(manifest_path(file)))
+def sweep_exchanges(file: Path) -> None:
+    """Remove what dead processes noted of exchanges, unless the pack has no manifest: then it is the only evidence."""
+    for note, owner in list(owned_beside(file, EXCHANGE)) if manifest_path(file).exists() else ():
+        if is_abandoned(note, owner):
+            remove_named(note)
+    # One that was being written.
+    sweep_orphans(file.parent, prefix=f"{OWN_MARK}{shortened(file.name)}.")
 
 
-def parse_manifest(raw: object, label: str) -> Manifest | None:
-    """Make a manifest of parsed JSON; `None` where that is not a complete one."""
-    if not isinstance(raw, dict) or not isinstance(raw.get("version"), int):
-        return None
-    if raw["version"] > MANIFEST_VERSION:
-        msg = (
-            f"'{label}' has version {raw['version']}; this colabstage reads up to {MANIFEST_VERSION}. "
-            "Install a newer colabstage, as its README says."
-        )
-        raise NewerFormatError(msg)
-    # Fields that this version does not know are ignored: a new version number announces those that matter.
-    known = {name: value for name, value in raw.items() if name in _FIELDS}
-    manifest = read_fields(Manifest, known) if known.keys() >= _NEEDED else None
-    return manifest if manifest is not None and manifest.agrees else None
-
-
-def damaged_blocks(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> list[int]:
-    """Return the numbers of the blocks whose bytes differ from what was written; blocks are read in parallel."""
-    found = hash_ranges(file, manifest.ranges, threads=usable_cores(), cancellation=cancellation)
-    return [number for number, digest in enumerate(found) if digest != manifest.hashes[number]]
-
-
-def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> bool:
-    """Tell whether a file has every byte of its manifest, and no more; raises `OSError` where it cannot be read."""
-    return verified(file, manifest, cancellation) is not None
-
-
-def verified(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> Manifest | None:
-    """Return the manifest with the time of a file that has every byte of it, and no more; `None` of any other."""
-    # Before it is read, so that a write meanwhile shows as another time.
-    found = file.stat()
-    if found.st_size != manifest.size or damaged_blocks(file, manifest, cancellation):
-        return None
-    return replace(manifest, mtime_ns=found.st_mtime_ns)
-
-
-def manifest_of_bytes(file: Path, cancellation: Cancellation | None = None) -> Manifest:
-    """Hash every block of a finished file; the manifest says nothing about its contents."""
-    found = file.stat()  # as in `verified`
-    ranges = block_ranges(found.st_size, BLOCK_BYTES)
-    hashes = hash_ranges(file, ranges, threads=usable_cores(), cancellation=cancellation)
-    return Manifest(found.st_size, BLOCK_BYTES, tuple(hashes), mtime_ns=found.st_mtime_ns)
-
-
-def manifest_of_pack(
-    file: Path,
-    *,
-    key: str,
-    identity: Mapping[str, Any],
-    samples: Mapping[str, int],
-    skipped: tuple[str, ...],
-    shard: str = "",
-) -> Manifest:
-    """Hash every block of a finished pack; the other arguments are as in `Manifest`."""
-    return replace(
-        manifest_of_bytes(file),
-        key=key,
-        identity=dict(identity),
-        samples=dict(samples),
-        skipped=skipped,
-        written_by=version("colabstage"),
-        shard=shard,
-    )
-
-
-def damage_of(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> str:
-    """Compare every byte of `file` with its manifest, and say how they differ; "" where they do not.
-
-    The clause names the file and gives no remedy, because callers put it into sentences of their own.
-    """
-    size = file.stat().st_size
-    bad = damaged_blocks(file, manifest, cancellation)
-    if size == manifest.size and not bad:
-        return ""
-    wrong = [f"it has {size:,} bytes instead of {manifest.size:,}"] if size != manifest.size else []
-    if bad:
-        wrong.append(
-            f"{len(bad)} of its {format_count(len(manifest.hashes), 'blocks')} differ from what was written, the first "
-            f"at byte {bad[0] * manifest.block_bytes:,}"
-        )
-    return f"'{file}' is damaged: {' and '.join(wrong)}"
-
-
-def check_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> None:
-    """Refuse a file whose bytes are not those of its manifest."""
-    try:
-        damage = damage_of(file, manifest, cancellation)
-    except FileNotFoundError:
-        msg = f"'{manifest_path(file).name}' is there, but not the file '{file}' that it describes."
-        raise SourceNotFoundError(msg) from None
-    if damage:
-        # Not refresh=True: a pack that somebody wrote to is never replaced.
-        msg = f"{damage}. Delete it, then stage, copy or publish it again; what it was made from is untouched."
-        raise DamagedPackError(msg)
+def sweep_pack_leftovers(file: Path, *, empty: bool = False) -> None:
+    """Remove what dead processes left behind for a file and its manifest; `empty` as for `sweep_orphans`."""
+    for path in (file, manifest_path(file)):
+        sweep_orphans(file.parent, name=path.name, empty=empty)
+    sweep_exchanges(file)

@@ -23,14 +23,15 @@ from colabstage.io.arguments import refuse_argument
 from colabstage.io.given import instead_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from colabstage.h5.info import FieldInfo, PackInfo, SplitInfo
+    from colabstage.h5.info import FieldInfo, PackInfo
 
     Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-_CLASSES_SHOWN = 5
-
+_CLASSES_SHOWN, _NAMES_SHOWN = 5, 3
+# Names have five digits, which makes the order of names that of the rows.
+_MAX_PARTS = 99_999
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)?")
+_APPENDED = re.compile(r"(?P<stem>.+)-append-(?P<number>\d{5})(?P<suffix>\.[^.]+)?")
 
 # What all rows of one side of the samples have in common, by name; `None` where there is no such side.
 FieldSchema = Mapping[str, Any] | None
@@ -40,11 +41,11 @@ class PackSchema(NamedTuple):
     """What all samples of a pack have in common."""
 
     classes: tuple[str, ...]
-    """Names of the classes in label order."""
     x: FieldSchema
-    """The inputs."""
     y: FieldSchema
-    """The targets."""
+
+
+# The same words of a file and of a plan whose file does not exist yet: appending compares these two.
 
 
 def rows_schema(shape: tuple[int, ...], dtype: np.dtype[Any]) -> FieldSchema:
@@ -65,7 +66,6 @@ def encoded_schema(options: Mapping[str, Any], *, masks: bool = False) -> FieldS
 
 def field_schema(info: FieldInfo) -> FieldSchema:
     """Return the schema of one field of a file."""
-    # In the same words as a plan has before its file exists: appending compares a plan with a file.
     if info.kind == "fixed" and info.shape is not None:
         return rows_schema(info.shape, info.dtype)
     if info.kind == "boxes":
@@ -109,26 +109,24 @@ def _list(classes: tuple[str, ...]) -> str:
 
 def check_schemas(infos: list[PackInfo], split: str) -> None:
     """Make sure that files can be read as one."""
-    first = infos[0]
     # The first file decides: with thousands of shards each is compared once.
-    expected = pack_schema(first, split)
+    expected = pack_schema(infos[0], split)
     for other in infos[1:]:
         difference = schema_difference(expected, pack_schema(other, split))
         if difference is not None:
-            msg = f"'{other.path}' cannot be read as one with '{first.path.name}': {difference}."
+            msg = f"'{other.path}' cannot be read as one with '{infos[0].path.name}': {difference}."
             raise PackFormatError(msg)
 
 
 def joined_info(infos: Sequence[PackInfo]) -> PackInfo:
     """Return what several files hold together: the first one's facts, with the rows of all."""
-    splits: dict[str, SplitInfo] = {}
-    for info in infos:
+    splits = dict(infos[0].splits)
+    for info in infos[1:]:
         for name, split in info.splits.items():
-            known = splits.get(name)
-            if known is not None:
+            known = splits.setdefault(name, split)
+            if known is not split:
                 y = None if known.y is None or split.y is None else _joined_field(known.y, split.y)
-                split = replace(known, x=_joined_field(known.x, split.x), y=y)  # noqa: PLW2901
-            splits[name] = split
+                splits[name] = replace(known, x=_joined_field(known.x, split.x), y=y)
     return replace(infos[0], splits=splits, skipped=tuple(text for info in infos for text in info.skipped))
 
 
@@ -136,29 +134,20 @@ def _joined_field(first: FieldInfo, second: FieldInfo) -> FieldInfo:
     return replace(first, rows=first.rows + second.rows, nbytes=first.nbytes + second.nbytes)
 
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)?")
-_APPENDED = re.compile(r"(?P<stem>.+)-append-(?P<number>\d{5})(?P<suffix>\.[^.]+)?")
-# Names have five digits, which makes the order of names that of the rows.
-_MAX_PARTS = 99_999
-_NAMES_SHOWN = 3
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class PartName:
     """The name of a file as part of a dataset; names sort in the order of the rows."""
 
     folder: str
-    """The folder of the dataset, such as "."."""
     stem: str
-    """The name of the dataset without its suffix, such as "NAME"."""
+    """Of the dataset's one file."""
     suffix: str
-    """The suffix of the dataset, such as ".h5"."""
     appended: bool
-    """Whether it was added later."""
+    """Whether it was appended."""
     number: int
-    """Its number among the shards, from 0, or among the appended files, from 1; 0 for a single file."""
+    """Of a shard from 0, of an appended file from 1; 0 for a single file."""
     count: int
-    """How many shards there are; 0 where the file is not a shard."""
+    """How many shards the set has; 0 for other files."""
 
     @classmethod
     def of(cls, path: Path) -> PartName:
@@ -248,41 +237,34 @@ def find_parts(files: Files) -> tuple[Path, ...]:
     every file that matches: for each name the single file, its shards, then the appended files. A list is taken as it
     is.
     """
-    if isinstance(files, str | os.PathLike):
-        # Absolute, because a loader's workers may be started from another folder.
-        path = Path(files).expanduser().absolute()
-        # A file whose name happens to contain a star or a bracket is that file.
-        if path.exists() or not glob.has_magic(str(path)):
-            return (path,)
-        return _matching(path)
-    parts = tuple(Path(part).expanduser().absolute() for part in files)
+    # Absolute, because a loader's workers may be started from another folder.
+    given = [files] if isinstance(files, str | os.PathLike) else files
+    parts = tuple(Path(part).expanduser().absolute() for part in given)
     if not parts:
         msg = "The list of files is empty; expected at least one HDF5 file."
         raise OptionError(msg)
-    return parts
+    # A file whose name happens to contain a star or a bracket is that file.
+    is_pattern = given is not files and glob.has_magic(str(parts[0])) and not parts[0].exists()
+    return _matching(parts[0]) if is_pattern else parts
 
 
 def _matching(pattern: Path) -> tuple[Path, ...]:
     everything = map(Path, glob.glob(str(pattern)))  # noqa: PTH207  # the pattern's folders may have stars too
-    found = [path for path in everything if not path.is_dir()]
     # Manifests match a pattern that ends in a star.
-    names = sorted(PartName.of(path) for path in found if path.suffix != ".json")
-    if not names:
+    found = {PartName.of(path): path for path in everything if path.suffix != ".json" and not path.is_dir()}
+    if not found:
         msg = f"No file matches '{pattern}'."
         raise SourceNotFoundError(msg)
-    for dataset in dict.fromkeys(name.dataset for name in names):
-        _check_whole_set(name for name in names if name.dataset == dataset)
-    order = {PartName.of(path): path for path in found}
-    return tuple(order[name] for name in names)
+    for folder, stem, suffix in {name.dataset for name in found}:
+        target = Path(folder) / f"{stem}{suffix}"
+        _check_whole_set(
+            target, sorted(name for name in found if name.count and name.dataset == (folder, stem, suffix))
+        )
+    return tuple(found[name] for name in sorted(found))
 
 
-def _check_whole_set(names: Iterable[PartName]) -> None:
-    shards = [name for name in names if name.count]
-    if not shards:
-        return
+def _check_whole_set(target: Path, shards: list[PartName]) -> None:
     # A missing shard would only show as fewer rows, and two sets read together as rows that occur twice.
-    first = shards[0]
-    target = Path(first.folder) / f"{first.stem}{first.suffix}"
     counts = sorted({name.count for name in shards})
     if len(counts) > 1:
         msg = (
@@ -290,11 +272,12 @@ def _check_whole_set(names: Iterable[PartName]) -> None:
             f"one, or name one, for example '{shard_pattern(target, counts[-1])}'."
         )
         raise DamagedPackError(msg)
-    missing = sorted(set(range(first.count)) - {name.number for name in shards})
+    count = counts[0] if counts else 0
+    missing = sorted(set(range(count)) - {name.number for name in shards})
     if missing:
-        shown = ", ".join(shard_path(target, number, first.count).name for number in missing[:_NAMES_SHOWN])
+        shown = ", ".join(shard_path(target, number, count).name for number in missing[:_NAMES_SHOWN])
         msg = (
-            f"Of the {first.count} shards of '{target}', {len(missing)} are missing: {shown}"
+            f"Of the {count} shards of '{target}', {len(missing)} are missing: {shown}"
             f"{', …' if len(missing) > _NAMES_SHOWN else ''}. Copy or pack them again, or give a list of those to read."
         )
         raise SourceNotFoundError(msg)

@@ -1,6 +1,6 @@
 """The form of a packed file: the names that it uses, and where its bytes go.
 
-The names are the customary ones (`X_train`, `Y_train`, …), so that plain h5py code reads it. `create_file` lays a file
+The names are the customary ones (`X_train`, `Y_train`, …), so that plain h5py code reads it. `create_pack` lays a file
 out so that its bytes can be written without HDF5: every large dataset is contiguous, unfiltered, page-aligned,
 allocated at once and never filled. Its offset in the file is therefore final before the first sample is decoded: any
 number of threads write samples straight to their positions with `pwrite`, without HDF5's global lock and in any order.
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import OptionError
 
@@ -43,9 +44,10 @@ LABELS = "labels"
 FAMILIAR_SPLITS = ("train", "dev", "val", "valid", "validation", "test")
 
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_ERRNO = re.compile(r"errno = (\d+)")
 # One page: what a memory map of the dataset has to start on, and what direct reads are aligned to.
 _ALIGNMENT_BYTES = 4096
-# Strings are encoded and written in slices, so that the keys of millions of samples never exist twice in memory.
+# Texts are encoded and written in slices, so that the keys of millions of samples never exist twice in memory.
 _TEXTS_AT_ONCE = 16_384
 
 
@@ -69,9 +71,8 @@ def split_of(name: str) -> str | None:
 
     With a small x, as scikit-learn's users write it, only of splits that everybody has: x_offset is something else.
     """
-    if name.startswith("X_") or (name.startswith("x_") and name[2:] in FAMILIAR_SPLITS):
-        return name[2:] or None
-    return None
+    is_inputs = name.startswith("X_") or (name.startswith("x_") and name[2:] in FAMILIAR_SPLITS)
+    return name[2:] or None if is_inputs else None
 
 
 def check_split_name(split: str) -> str:
@@ -82,24 +83,19 @@ def check_split_name(split: str) -> str:
     return split
 
 
-@dataclass(frozen=True, slots=True)
-class ReservedDataset:
+class ReservedDataset(NamedTuple):
     """A dataset whose bytes are written later."""
 
     name: str
     """Path in the file; missing groups are created."""
     shape: tuple[int, ...]
-    """As HDF5 stores it."""
     dtype: np.dtype[Any]
-    """As HDF5 stores it, in native byte order."""
+    """In native byte order."""
 
     @property
     def nbytes(self) -> int:
         """Return the length of its bytes in the file."""
-        count = self.dtype.itemsize
-        for side in self.shape:
-            count *= side
-        return count
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,24 +104,20 @@ class PackContent:
 
     reserved: Sequence[ReservedDataset]
     """Datasets to be written later, in file order."""
-    arrays: Mapping[str, NDArray[Any]]
-    """Small datasets written now, by name; str arrays (`dtype=object` or `"U"`) become fixed-length UTF-8."""
+    arrays: Mapping[str, NDArray[Any] | Sequence[str]]
+    """Datasets written now, by name; texts become fixed-length UTF-8, which every HDF5 reader understands."""
     attributes: Mapping[str, Any]
     """Attributes of the root; mappings and sequences are stored as JSON."""
     group_attributes: Mapping[str, Mapping[str, Any]]
     """Attributes of groups, by the group's name; stored like those of the root."""
-    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Columns of text by name, stored as fixed-length UTF-8 slice by slice, so that millions of rows are fine."""
 
     @property
     def nbytes(self) -> int:
         """Return the length of all its datasets in the file."""
-        reserved = sum(spec.nbytes for spec in self.reserved)
-        arrays = sum(
-            array.nbytes if array.dtype.kind not in "OU" else len(array) * _longest(array.tolist())
-            for array in self.arrays.values()
-        )
-        return reserved + arrays + sum(len(texts) * _longest(texts) for texts in self.texts.values())
+        lengths = [
+            rows.nbytes if hasattr(rows, "nbytes") else len(rows) * _longest(rows) for rows in self.arrays.values()
+        ]
+        return sum(spec.nbytes for spec in self.reserved) + sum(lengths)
 
 
 def create_pack(path: Path, content: PackContent) -> dict[str, int]:
@@ -138,32 +130,42 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
     Returns:
         Offset in the file, in bytes, of each reserved dataset. Datasets without elements are left out.
     """
-    offsets: dict[str, int] = {}
     with _disk_errors(path), _new_file(path) as file:
         file.attrs[FORMAT_ATTRIBUTE] = FORMAT_VERSION
         _set_attributes(file, content.attributes)
         # Sorted here and below: HDF5 lays objects out in the order of their creation, and that of a set of strings
         # differs from one process to the next.
-        for name in sorted({spec.name for spec in content.reserved} | content.arrays.keys() | content.texts.keys()):
+        for name in sorted({spec.name for spec in content.reserved} | content.arrays.keys()):
             _make_group(file, name.rpartition("/")[0])
-        for name in sorted(content.arrays.keys() | content.texts.keys()):
-            array = content.arrays.get(name)
-            # Text becomes fixed-length UTF-8, which every HDF5 reader understands.
-            if array is None or array.dtype.kind in "OU":
-                _write_texts(file, name, content.texts[name] if array is None else array.tolist())
+        for name, rows in sorted(content.arrays.items(), key=lambda item: item[0]):
+            if hasattr(rows, "dtype"):
+                file.create_dataset(name, data=rows, track_times=False)
             else:
-                file.create_dataset(name, data=array, track_times=False)
-        for spec in content.reserved:
-            offset = _reserve(file, spec)
-            if offset is not None:
-                offsets[spec.name] = offset
+                _write_texts(file, name, rows)
+        offsets = {spec.name: _reserve(file, spec) for spec in content.reserved}
         for name, attributes in content.group_attributes.items():
             _make_group(file, name)
             _set_attributes(file[name], attributes)
-    return offsets
+    return {name: offset for name, offset in offsets.items() if offset is not None}
 
 
-_ERRNO = re.compile(r"errno = (\d+)")
+def reserved_offsets(path: Path, content: PackContent) -> dict[str, int] | None:
+    """Return the offsets that `create_pack` returned for this content, read from the file it created.
+
+    `None` when the file no longer is that file.
+    """
+    import h5py
+
+    try:
+        # As it was created: HDF5 opens a file a second time in one process only with the same choice.
+        with h5py.File(path, "r", locking=False) as file:
+            nodes = [(spec, file[spec.name]) for spec in content.reserved]
+            if any((node.shape, node.dtype) != (spec.shape, spec.dtype) for spec, node in nodes):
+                return None
+            return {spec.name: node.id.get_offset() for spec, node in nodes if spec.nbytes}
+    # The process that wrote it may have been killed at any byte, and h5py answers that in all of these ways.
+    except (OSError, KeyError, RuntimeError, AttributeError):
+        return None
 
 
 @contextlib.contextmanager
@@ -175,8 +177,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
         found = _ERRNO.search(str(error))
         if found is None:
             raise
-        number = int(found[1])
-        raise OSError(number, os.strerror(number), str(path)) from error
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 def _new_file(path: Path) -> Any:
@@ -211,29 +212,6 @@ def _make_group(file: Any, name: str) -> None:
         h5g.create(file.id, name.encode(), gcpl=creation)
 
 
-def reserved_offsets(path: Path, content: PackContent) -> dict[str, int] | None:
-    """Return the offsets that `create_pack` returned for this content, read from the file it created.
-
-    `None` when the file no longer is that file.
-    """
-    import h5py
-
-    try:
-        # As it was created: HDF5 opens a file a second time in one process only with the same choice.
-        with h5py.File(path, "r", locking=False) as file:
-            offsets: dict[str, int] = {}
-            for spec in content.reserved:
-                dataset = file[spec.name]
-                if (dataset.shape, dataset.dtype) != (spec.shape, spec.dtype):
-                    return None
-                if spec.nbytes:
-                    offsets[spec.name] = dataset.id.get_offset()
-            return offsets
-    # The process that wrote it may have been killed at any byte, and h5py answers that in all of these ways.
-    except (OSError, KeyError, RuntimeError, AttributeError):
-        return None
-
-
 def _reserve(file: Any, spec: ReservedDataset) -> int | None:
     """Allocate one contiguous dataset that HDF5 neither fills nor touches; return its offset."""
     from h5py import h5d, h5p, h5s, h5t
@@ -247,39 +225,36 @@ def _reserve(file: Any, spec: ReservedDataset) -> int | None:
     properties.set_obj_track_times(False)
     links = h5p.create(h5p.LINK_CREATE)
     links.set_create_intermediate_group(True)
-    dataset = h5d.create(
-        file.id,
-        spec.name.encode(),
-        h5t.py_create(spec.dtype, logical=True),
-        h5s.create_simple(spec.shape),
-        dcpl=properties,
-        lcpl=links,
-    )
+    kind, space = h5t.py_create(spec.dtype, logical=True), h5s.create_simple(spec.shape)
+    dataset = h5d.create(file.id, spec.name.encode(), kind, space, dcpl=properties, lcpl=links)
     offset: int | None = dataset.get_offset() if spec.nbytes else None
     return offset
 
 
-def _utf8_pages(texts: Sequence[object]) -> Iterator[list[str] | list[bytes]]:
+def _encode(text: str) -> bytes:
+    # A file name need not be UTF-8; a string that is declared as UTF-8 has to be.
+    return text.encode(errors="backslashreplace")
+
+
+def _utf8_pages(texts: Sequence[str]) -> Iterator[list[str] | list[bytes]]:
     """Yield texts in pages, as UTF-8; plain ASCII, which numpy converts itself, stays text."""
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         page = list(map(str, texts[start : start + _TEXTS_AT_ONCE]))
-        # A file name need not be UTF-8; a string that is declared as UTF-8 has to be.
-        yield page if "".join(page).isascii() else [text.encode(errors="backslashreplace") for text in page]
+        yield page if "".join(page).isascii() else list(map(_encode, page))
 
 
-def _longest(texts: Sequence[object]) -> int:
-    return max((max(map(len, page)) for page in _utf8_pages(texts)), default=1)
+def _longest(texts: Sequence[str]) -> int:
+    # HDF5 has no strings of zero bytes.
+    return max((max(map(len, page)) for page in _utf8_pages(texts)), default=1) or 1
 
 
-def _write_texts(file: Any, name: str, texts: Sequence[object]) -> None:
+def _write_texts(file: Any, name: str, texts: Sequence[str]) -> None:
     import h5py
     import numpy as np
 
-    # HDF5 has no strings of zero bytes.
-    length = _longest(texts) or 1
-    dataset = file.create_dataset(
-        name, shape=(len(texts),), dtype=h5py.string_dtype("utf-8", length), track_times=False
-    )
+    length = _longest(texts)
+    kind = h5py.string_dtype("utf-8", length)
+    dataset = file.create_dataset(name, shape=(len(texts),), dtype=kind, track_times=False)
     start = 0
     for page in _utf8_pages(texts):
         # The padded bytes go in as they are: h5py's own conversion of a million strings takes seconds.
@@ -291,9 +266,8 @@ def _write_texts(file: Any, name: str, texts: Sequence[object]) -> None:
 
 
 def _set_attributes(target: Any, attributes: Mapping[str, Any]) -> None:
-    for name in sorted(attributes):
-        value = attributes[name]
+    for name, value in sorted(attributes.items()):
         if isinstance(value, str):
-            target.attrs[name] = value.encode(errors="backslashreplace").decode()
+            target.attrs[name] = _encode(value).decode()
         else:
             target.attrs[name] = value if isinstance(value, (int, float)) else json.dumps(value, sort_keys=True)

@@ -32,6 +32,10 @@ _MOST_PACKED = 2000
 _HEAP = b"GCOL\x01\0\0\0"
 _HEAP_HEAD_BYTES = 16
 _OBJECT_HEAD = struct.Struct("<HHIQ")
+# HDF5 keeps metadata at the two ends of a file, except in files of very many datasets.
+_LOOKED_BYTES = 1024 * 1024
+# Rows whose lengths are read for an estimate.
+_PROBED = 128
 
 
 def open_with_any_locking(path: Path, *, allow_external: bool = False) -> Any:
@@ -64,9 +68,7 @@ def follow(file: Any, name: str, path: Path) -> Any:
         # A hard link points into the same file, so this is damage and not a missing file.
         if isinstance(link, h5py.HardLink):
             raise
-        where = f"'{link.path}'"
-        if isinstance(link, h5py.ExternalLink):
-            where += f" in '{link.filename}'"
+        where = f"'{link.path}' in '{link.filename}'" if isinstance(link, h5py.ExternalLink) else f"'{link.path}'"
         msg = (
             f"{name} in '{path}' is a link to {where}, which cannot be opened ({error}). Put what it leads to where "
             "the link says, or copy all of it into one file."
@@ -95,17 +97,17 @@ def check_type(dataset: Any, name: str, path: Path) -> None:
 
 def check_extent(dataset: Any, name: str, path: Path) -> None:
     """Make sure that an open dataset of very many, or very long, rows has been written: reading them takes memory."""
-    rows = dataset.shape[0] if dataset.shape else 0
+    shape = dataset.shape or ()
     # Neither many rows nor long ones.
-    if max(rows, math.prod(dataset.shape[1:])) <= _FEW:
+    if max(math.prod(shape[:1]), math.prod(shape[1:])) <= _FEW:
         return
     # Those of virtual ones and in external storage have no bytes of their own; no filter packs as much as this.
-    held = _MOST_ELSEWHERE if dataset.is_virtual or dataset.external else _MOST_PACKED * dataset.id.get_storage_size()
-    if math.prod(dataset.shape) * dataset.dtype.itemsize > held:
+    stored = dataset.id.get_storage_size()
+    held = _MOST_ELSEWHERE if dataset.is_virtual or dataset.external else _MOST_PACKED * stored
+    if math.prod(shape) * dataset.dtype.itemsize > held:
         msg = (
-            f"{name} in '{path}' claims to be of the shape {dataset.shape}, which was not written: it has "
-            f"{format_bytes(dataset.id.get_storage_size())} in the file. Write it first, or copy what was written into "
-            "another file."
+            f"{name} in '{path}' claims to be of the shape {shape}, which was not written: it has "
+            f"{format_bytes(stored)} in the file. Write it first, or copy what was written into another file."
         )
         raise PackFormatError(msg)
 
@@ -117,10 +119,6 @@ def home_of(dataset: Any, path: Path) -> Path | None:
         return None
     home = Path(dataset.file.filename).absolute()
     return None if home == path or home.samefile(path) else home
-
-
-# HDF5 keeps metadata at the two ends of a file, except in files of very many datasets.
-_LOOKED_BYTES = 1024 * 1024
 
 
 def check_heaps(path: Path) -> None:
@@ -170,23 +168,14 @@ def reading_contents(path: Path) -> Iterator[None]:
         yield
     except ColabstageError:
         raise
-    except OSError as error:
-        raise (
-            _damaged_file(path, error) if error.errno is None else translate_read_error(error, str(path), 1)
-        ) from error
-    except (LookupError, RuntimeError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise _damaged_file(path, error) from error
-
-
-def _damaged_file(path: Path, error: Exception) -> DamagedPackError:
-    return DamagedPackError(
-        f"'{path}' is an HDF5 file whose table of contents is damaged ({error}). "
-        "Stage or copy it again; what it was made from is untouched."
-    )
-
-
-# Rows whose lengths are read for an estimate.
-_PROBED = 128
+    except (OSError, LookupError, RuntimeError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise translate_read_error(error, str(path), 1) from error
+        msg = (
+            f"'{path}' is an HDF5 file whose table of contents is damaged ({error}). "
+            "Stage or copy it again; what it was made from is untouched."
+        )
+        raise DamagedPackError(msg) from error
 
 
 def ragged_kind(dataset: Any) -> Literal["ragged", "texts"] | None:
@@ -230,13 +219,13 @@ def _element_trouble(dataset: Any) -> str | None:
     if base is None:
         return None
     if not isinstance(base, np.dtype) or base.kind not in "biufc":
-        return f"The values inside its rows are {_name_of_type(base)}; expected numbers."
-    stored = dataset.id.get_type().get_super()
-    if base.kind in "bc":
-        same = stored.get_size() == base.itemsize
-    else:
-        same = stored.equal(h5t.py_create(np.dtype(base.str)))
-        same = same or (stored.get_class() == h5t.ENUM and stored.get_super().equal(h5t.py_create(np.dtype(base.str))))
+        names, is_array = getattr(base, "names", None), getattr(base, "subdtype", None)
+        nested = "arrays" if is_array else "rows of variable length again, or strings"
+        kind = f"compounds of {', '.join(names)}" if names else nested
+        return f"The values inside its rows are {kind}; expected numbers."
+    stored, native = dataset.id.get_type().get_super(), h5t.py_create(np.dtype(base.str))
+    same = stored.get_size() == base.itemsize if base.kind in "bc" else stored.equal(native)
+    same = same or (stored.get_class() == h5t.ENUM and stored.get_super().equal(native))
     if base.isnative and same:
         return ""
     # h5py 3.16 returns the bytes of such values as they are stored, labelled as native.
@@ -244,12 +233,6 @@ def _element_trouble(dataset: Any) -> str | None:
         "The values inside its rows are stored in another form than this machine's, perhaps in the other byte order, "
         "and h5py returns wrong numbers for them. Write them as native numbers."
     )
-
-
-def _name_of_type(base: Any) -> str:
-    if getattr(base, "names", None):
-        return f"compounds of {', '.join(base.names)}"
-    return "arrays" if getattr(base, "subdtype", None) else "rows of variable length again, or strings"
 
 
 def estimate_bytes(dataset: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,8 +107,7 @@ def verify_file(path: str | os.PathLike[str], *, progress: bool | Progress = Tru
         NewerFormatError: a newer colabstage wrote the manifest.
     """
     check_argument("path", path, "path")
-    shown = resolve_progress(progress)
-    file = Path(path)
+    shown, file = resolve_progress(progress), Path(path)
     if file.is_dir():
         msg = f"'{path}' is a folder; expected a packed file, for example the .path of a staged dataset."
         raise PackFormatError(msg)
@@ -123,25 +123,18 @@ def verify_file(path: str | os.PathLike[str], *, progress: bool | Progress = Tru
             "should be. Packs and published files of colabstage have one."
         )
         raise PackFormatError(msg)
-    began = time.monotonic()
-    ranges, damaged = manifest.ranges, list[int]()
+    began, damaged = time.monotonic(), list[int]()
+    blocks = list(zip(manifest.ranges, manifest.hashes, strict=True))
     with shown.step(f"verify {file.name}", total=manifest.size, unit="B") as step:
         # In parts, so that the bar moves and Ctrl-C works.
-        for first in range(0, len(ranges), _BLOCKS_AT_ONCE):
-            part = ranges[first : first + _BLOCKS_AT_ONCE]
+        for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
             cancellation_of(shown).check()
-            found = hash_ranges(file, part, threads=usable_cores())
-            damaged += [first + at for at, own in enumerate(found) if own != manifest.hashes[first + at]]
-            step.advance(sum(length for _, length in part))
-    return VerifiedFile(
-        path=file,
-        nbytes=file.stat().st_size,
-        expected_bytes=manifest.size,
-        block_bytes=manifest.block_bytes,
-        blocks=len(manifest.hashes),
-        damaged=tuple(damaged),
-        seconds=time.monotonic() - began,
-    )
+            ranges, hashes = zip(*blocks[first : first + _BLOCKS_AT_ONCE], strict=True)
+            found = hash_ranges(file, ranges, threads=usable_cores())
+            damaged += [first + at for at, pair in enumerate(zip(found, hashes, strict=True)) if pair[0] != pair[1]]
+            step.advance(sum(length for _, length in ranges))
+    seconds, size = time.monotonic() - began, file.stat().st_size
+    return VerifiedFile(file, size, manifest.size, manifest.block_bytes, len(blocks), tuple(damaged), seconds)
 
 
 def join_ranges(numbers: Sequence[int]) -> str:
@@ -151,11 +144,6 @@ def join_ranges(numbers: Sequence[int]) -> str:
     '0-2, 7'
     """
     # Damage often covers whole ranges; their ends say more than thousands of numbers.
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MOST_RANGES]]
+    runs = [list(run) for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    texts = [str(run[0][1]) if len(run) == 1 else f"{run[0][1]}-{run[-1][1]}" for run in runs[:_MOST_RANGES]]
     return ", ".join(texts) + (", …" if len(runs) > _MOST_RANGES else "")

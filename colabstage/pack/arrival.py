@@ -55,9 +55,16 @@ _FAR_UNIT_BYTES, _MOST_FAR_UNITS = 3 * 2**18, 2**18
 # Rows that are packed one by one, as a reader needs them, before whole units are: where each file costs a round trip,
 # the first batch does not wait for its rows' neighbours. Few, because a kill loses what units lack rows of by then.
 FIRST_ROWS = 128
+# Neighbours in a source are often of one class, so training begins when so many units are here; the first batches come
+# of twice as many where a unit has fewer rows than a batch.
+FIRST_UNITS = 4
 # Of an archive that is here: a disk with a head, too, reads so much in the time of a few seeks.
 _NEAR_BYTES = 2**18
 _LEAST_WINDOW, _MOST_WINDOW = 64, 512
+# Waiting means looking at a row's byte: often at first, because a batch that is nearly complete should not lose time.
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
+# Whether the packing process is alive is a question to the system, and only of interest when nothing arrives.
+_LOOK_AT_OWNER_S = 1.0
 
 
 def window_units(units: int) -> int:
@@ -98,13 +105,11 @@ def pack_units(costs: NDArray[np.int64], most_bytes: int) -> NDArray[np.int32]:
         most_bytes: how many of them arrive sooner together, as in an archive; 0 for files of a folder, whose units are
             as small as the journal allows.
     """
-    count = len(costs)
     # Whole blocks of the journal, because a kill loses the unfinished ones.
-    blocks = np.arange(count) // BLOCK_SAMPLES
-    if not most_bytes or not count:
+    blocks = np.arange(len(costs)) // BLOCK_SAMPLES
+    if not most_bytes or not len(costs):
         return blocks.astype(np.int32)
-    starts = np.concatenate([[0], np.cumsum(costs)[:-1]])
-    at_block = starts[::BLOCK_SAMPLES] // most_bytes
+    at_block = (np.cumsum(costs) - costs)[::BLOCK_SAMPLES] // most_bytes
     # Numbers without gaps, even where one sample is longer than a unit.
     numbers = np.concatenate([[0], np.cumsum(np.diff(at_block) > 0)])
     return numbers[blocks].astype(np.int32)
@@ -112,10 +117,15 @@ def pack_units(costs: NDArray[np.int64], most_bytes: int) -> NDArray[np.int32]:
 
 def number_units(units: NDArray[np.int32]) -> NDArray[np.intp]:
     """Return the unit of each row, `(N,)`, counted from 0 without those that none of these rows is of."""
-    found = np.zeros(int(units.max(initial=-1)) + 1, np.bool_)
-    found[units] = True
     # Sorting millions of rows would take as long as a round trip to the source.
-    return (np.cumsum(found) - 1)[units]
+    return (np.cumsum(_are_among(units, int(units.max(initial=-1)) + 1)) - 1)[units]
+
+
+def _are_among(units: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
+    """Return for each of `count` units whether any of some rows is of it."""
+    found = np.zeros(count, np.bool_)
+    found[units] = True
+    return found
 
 
 def units_in_turn(units: NDArray[np.int32]) -> NDArray[np.intp]:
@@ -170,9 +180,7 @@ class PackingOrder(Sequence[int]):
         """Return which units have samples that were not taken yet."""
         with self._lock:
             rest = self._left[self._taken :]
-        found = np.zeros(int(self._units.max(initial=-1)) + 1, np.bool_)
-        found[self._units[rest]] = True
-        return found
+        return _are_among(self._units[rest], int(self._units.max(initial=-1)) + 1)
 
 
 class Needs:
@@ -180,58 +188,47 @@ class Needs:
 
     def __init__(self, units: int, changed: Callable[[NDArray[np.int64], NDArray[np.int64]], None]) -> None:
         """Call `changed` whenever needs change, with the turn of each unit, and with the rows that come first."""
-        self._units = units
-        self._changed = changed
+        self._units, self._changed = units, changed
         self._lock = threading.Lock()
         self._needs: list[_Need] = []
 
     def add(self, rows: NDArray[np.int64], units: NDArray[np.int32]) -> _Need:
         """Add rows that a reader will read, in order, and the unit of each; both may be repeated."""
-        need = _Need(self, rows[:FIRST_ROWS].copy(), units)
+        need = _Need(self, rows[:FIRST_ROWS].copy(), units_in_turn(units))
         with self._lock:
             self._needs.append(need)
-        self._tell()
+        self._announce()
         return need
 
     def drop(self, need: _Need) -> None:
         """Remove the needs of a reader that stopped."""
         with self._lock:
-            if need not in self._needs:
-                return
-            self._needs.remove(need)
+            was_needed = need in self._needs
+            self._needs = [other for other in self._needs if other is not need]
             others = bool(self._needs)
         # Without any needs the last order stays.
-        if others:
-            self._tell()
+        if was_needed and others:
+            self._announce()
 
-    def _tell(self) -> None:
-        last = self._units
-        turns = np.full(self._units, last, np.int64)
+    def _announce(self) -> None:
+        turns = np.full(self._units, self._units, np.int64)
         with self._lock:
             needs = list(self._needs)
         for need in needs:
-            np.minimum(turns, need.turns(self._units), out=turns)
+            turns[need.units] = np.minimum(turns[need.units], np.arange(len(need.units)))
         # The first row of each reader, then the second of each, and so on.
-        together = np.argsort(np.concatenate([np.arange(len(need.first)) for need in needs]), kind="stable")
-        self._changed(turns, np.concatenate([need.first for need in needs])[together])
+        by_turn = np.argsort(np.concatenate([np.arange(len(need.first)) for need in needs]), kind="stable")
+        self._changed(turns, np.concatenate([need.first for need in needs])[by_turn])
 
 
 class _Need:
-    """Units that one reader will read, in order, and the `first` of its rows."""
+    """The units that one reader will read, each once, in order, and the `first` of its rows."""
 
-    def __init__(self, needs: Needs, first: NDArray[np.int64], units: NDArray[np.int32]) -> None:
+    def __init__(self, needs: Needs, first: NDArray[np.int64], units: NDArray[np.intp]) -> None:
         # A finalizer of the reader refers to this object. A strong reference would keep the packing alive, and with it
         # the reader.
         self._needs = weakref.ref(needs)
-        self.first = first
-        self._units = units
-
-    def turns(self, count: int) -> NDArray[np.int64]:
-        """Return the turn in which each of `count` units is first read, from 0; `count` for those that are not read."""
-        turns = np.full(count, count, np.int64)
-        named = units_in_turn(self._units)
-        turns[named] = np.arange(len(named))
-        return turns
+        self.first, self.units = first, units
 
     def reached(self, rows: int) -> None:
         """Do nothing, because rows that were read have been packed."""
@@ -241,6 +238,16 @@ class _Need:
         needs = self._needs()
         if needs is not None:
             needs.drop(self)
+
+
+class _Nothing:
+    """An expectation without effect."""
+
+    def reached(self, rows: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 _HEAD_BYTES = 16_384
@@ -327,8 +334,7 @@ class RowMap:
         if self.state is PackState.PLACED:
             return
         kind, message = error_to_json(error)
-        kept = isinstance(error, KEPT_AFTER)
-        self._write_text(_ERROR_AT, json.dumps([[kind, message[:_LONGEST_MESSAGE]], kept]))
+        self._write_text(_ERROR_AT, json.dumps([[kind, message[:_LONGEST_MESSAGE]], isinstance(error, KEPT_AFTER)]))
         # The state is written last, so that a process that sees it also finds the reason.
         self._bytes[0] = PackState.FAILED
 
@@ -345,16 +351,17 @@ class RowMap:
             here = f"{self.kept:,} of {total} are here, and are kept"
         else:
             here = f"{self.here:,} of {total} are here, too few to be kept"
-        again += ": it continues from there." if kept else ": it packs them again."
+        goes_on = "it continues from there" if kept else "it packs them again"
         if not text:
-            return NotStagedError(f"The process that packed has ended before all was here. {here}. {again}")
+            msg = f"The process that packed has ended before all was here. {here}. {again}: {goes_on}."
+            return NotStagedError(msg)
         kind, message = error_from_json(raw, NotStagedError)
         if issubclass(kind, SourceChangedError):
             # Of a folder that may be one file, of an archive it is all.
-            again = "Call stage_dataset with the same arguments again: it packs again what has changed."
+            goes_on = "it packs again what has changed"
         # The message of another library's error does not say what failed.
         what = message if raw[0] else f"Packing has ended: {message}"
-        return kind(f"{ended(what)} {here}. {again}")
+        return kind(f"{ended(what)} {here}. {again}: {goes_on}.")
 
     def _write_text(self, at: int, text: str) -> None:
         data = text.encode(errors="backslashreplace")
@@ -364,17 +371,6 @@ class RowMap:
     def _read_text(self, at: int) -> str:
         length = int.from_bytes(self._bytes[at : at + 4].tobytes(), "little")
         return self._bytes[at + 4 : at + 4 + length].tobytes().decode()
-
-
-# Waiting means looking at a row's byte: often at first, because a batch that is nearly complete should not lose time.
-_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
-# Whether the packing process is alive is a question to the system, and only of interest when nothing arrives.
-_LOOK_AT_OWNER_S = 1.0
-
-
-# Neighbours in a source are often of one class, so training begins when so many units are here; the first batches come
-# of twice as many where a unit has fewer rows than a batch.
-FIRST_UNITS = 4
 
 
 class SplitRows(NamedTuple):
@@ -392,21 +388,11 @@ class ArrivalPlan(NamedTuple):
     unit: str
     """What samples are called."""
     window_units: int
-    """How many units one window of the first epoch may hold."""
+    """How many units one window of the first epoch may hold: a function of the source's layout."""
     together: int
-    """How many neighbouring units are visited shortly after each other."""
+    """How many neighbouring units are visited shortly after each other, so that one request can bring them."""
     knows_targets: bool
     """Whether targets are in the file from the beginning."""
-
-
-class _Nothing:
-    """An expectation without effect."""
-
-    def reached(self, rows: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class PackArrival:
@@ -416,33 +402,23 @@ class PackArrival:
     process that packs.
     """
 
+    # Only the first epoch is read unit by unit: at its end the whole split is there.
+    first_epoch_only = True
+    # Once all is packed, nobody knows any more how the source was laid out.
+    order_lasts = False
+    verb = "packed"
+    reason = "the source is packed while it is read, neighbours together"
+    first_units = FIRST_UNITS
+
     def __init__(
         self, data: Path, place: Path, rows: RowMap, path: Path, splits: Mapping[str, SplitRows], *, plan: ArrivalPlan
     ) -> None:
-        self.path = data
-        """The file while it is written."""
-        self.place = place
-        """Where the file will be."""
-        self.unit = plan.unit
-        """What samples are called."""
-        self.window_units = plan.window_units
-        """How many units one window of the first epoch may hold: a function of the source's layout."""
-        self.together = plan.together
-        """How many neighbouring units are visited shortly after each other, so that one request can bring them."""
-        self.first_epoch_only = True
-        """Only the first epoch is read unit by unit: at its end the whole split is there."""
-        self.order_lasts = False
-        """Once all is packed, nobody knows any more how the source was laid out."""
-        self.verb = "packed"
-        """What is done with rows, so that they are here."""
-        self._knows_targets = plan.knows_targets
-        self._map_path = path
-        self._splits = dict(splits)
+        """Take the file while it is written, and where it will be; the map, and its path."""
+        self.path, self.place = data, place
+        self.unit, self.window_units, self.together, self._knows_targets = plan
+        self._map_path, self._splits = path, dict(splits)
         self._map: RowMap | None = rows
-        self.first_units = FIRST_UNITS
-        """How many units the first batch may wait for."""
         self.handed_out = HandedOut()
-        """What readers in this process have got."""
         self._needs: Needs | None = None
         self._figures: Callable[[], Mapping[str, int]] = dict
         self._waits_for: Callable[[], str] = str
@@ -472,11 +448,6 @@ class PackArrival:
         """Tell whether the file is complete, and in its place."""
         rows = self._rows()
         return rows is None or rows.state is PackState.PLACED
-
-    @property
-    def reason(self) -> str:
-        """Return the reason for the size of windows, for the loader's plan."""
-        return "the source is packed while it is read, neighbours together"
 
     def check(self) -> None:
         """Raise the error that ended packing, if there is one; as `hold`."""
@@ -552,14 +523,12 @@ class PackArrival:
         while len(wanted := wanted[known.rows[wanted] == RowState.MISSING]):
             if cancellation is not None:
                 cancellation.check()
-            # Only where a row is missing: those that were packed before the failure can still be read.
-            if known.state is PackState.FAILED:
-                raise known.failure(self.unit)
             now = SYSTEM_CLOCK.now()
-            if now - looked_at > _LOOK_AT_OWNER_S:
-                looked_at = now
-                if known.abandoned:
-                    raise known.failure(self.unit)
+            looks = now - looked_at > _LOOK_AT_OWNER_S
+            looked_at = now if looks else looked_at
+            # Only where a row is missing: those that were packed before the failure can still be read.
+            if known.state is PackState.FAILED or (looks and known.abandoned):
+                raise known.failure(self.unit)
             SYSTEM_CLOCK.sleep(look_s)
             look_s = min(1.5 * look_s, _LONGEST_LOOK_S)
 

@@ -31,15 +31,16 @@ from colabstage.io.workspace import disk_use, find_orphans, link_own, only_for, 
 from colabstage.layouts.mask_values import compare_with_all
 from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
-from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, OddBoxes, finish_pack
+from colabstage.pack.finish import OVERHEAD_BYTES, OddBoxes, finish_pack
 from colabstage.pack.job import ReplanError, settled, with_foreground
 from colabstage.pack.journal import FACTS, KEPT_AFTER, PackJournal, SampleColumn, Spool, spool_end
 from colabstage.pack.plan import pack_content
-from colabstage.pack.repeated import ContentDigests, repeated_notes
+from colabstage.pack.repeated import repeated_notes
 from colabstage.pack.rows import put_rows, sweep_rows, write_rows
 from colabstage.pack.set_stores import STAMPS
 from colabstage.pack.takeover import plan_takeover, rows_made, take_over
 from colabstage.pack.writer import (
+    CONTENT,
     LEVELS,
     WriteJob,
     array_bytes,
@@ -146,6 +147,19 @@ class PackReport:
         return page(headline, notes([*further, f"in {self.path}"]))
 
 
+def notes_on_losses(found: PackReport) -> tuple[str, ...]:
+    """Return notes on images of which a part is not stored."""
+    table = (
+        (found.animated, "several frames or pages", "the first of each counts"),
+        (found.reduced, "16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
+    )
+    return tuple(
+        f"{counted(len(names), 'images', 'have')} {what} (first '{names[0]}'): {kept}"
+        for names, what, kept in table
+        if names
+    )
+
+
 def run_pack(
     job: PackJob,
     out: Path,
@@ -182,30 +196,15 @@ def run_pack(
     began = time.monotonic()
     # Batches of the planned form may have been returned already.
     fixed = "" if stream is None else ", which is what streaming=True began with"
-    job = settled(job)
+    job, address = settled(job), address or job.label
     while True:
-        run = _PackRun(
-            job, out, slow, key, identity, address or job.label, shard, stream, overwrite, records_rows, base
-        )
+        run = _PackRun(job, out, slow, key, identity, address, shard, stream, overwrite, records_rows, base)
         try:
             return run.execute(progress, cancellation, began)
         except ReplanError as found:
             if shard is not None:
                 raise
-            job = found.plan_again(job, fixed=fixed)
-
-
-def notes_on_losses(found: PackReport) -> tuple[str, ...]:
-    """Return notes on images of which a part is not stored."""
-    table = (
-        (found.animated, "several frames or pages", "the first of each counts"),
-        (found.reduced, "16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
-    )
-    return tuple(
-        f"{counted(len(names), 'images', 'have')} {what} (first '{names[0]}'): {kept}"
-        for names, what, kept in table
-        if names
-    )
+            job = replace(found.plan_again(job, fixed=fixed), takeover=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,76 +231,25 @@ class _PackRun:
             open_workspace(self.out, keeps=only_for(*KEPT_AFTER, TargetExistsError)) as workspace,
             typed_write_errors(self.out),  # also inside, since the type of the error decides whether work is kept
         ):
-            _take_back(self.out, workspace.path)
+            folder = workspace.path
+            _take_back(self.out, folder)
             # An incomplete copy of the final file, or the manifest of one that was never moved to its place.
-            for leftover in (workspace.path / "final.h5", workspace.path / _ROWS, *workspace.path.glob("*.json")):
+            for leftover in (folder / "final.h5", folder / _ROWS, *folder.glob("*.json")):
                 remove_own(leftover)
-            return self._fill(workspace.path, progress, cancellation, began)
-
-    def _attributes(self) -> dict[str, Any]:
-        shard = self.shard
-        return {
-            **({} if shard is None else {SHARD_SET_ATTRIBUTE: shard.made_of, "shard": [shard.number, shard.total]}),
-            "source": self.address,
-            "encoding": self.job.plan.encoding,
-            "encoding_reason": self.job.plan.reason,
-            **({} if self.job.plan.resizer is None else {RESIZER_ATTRIBUTE: self.job.plan.resizer}),
-        }
-
-    def _fingerprint(self, order: NDArray[np.int64]) -> str:
-        """Return digits that change whenever this run would write other bytes than an earlier one to the same places.
-
-        Samples that changed do not matter here, because the journal compares the stamp of each.
-        """
-        table, plan = self.job.table, self.job.plan
-        # Not for folders: their identity includes the times of folders, which change when a file is added.
-        is_archive = self.job.tree is not None and self.job.tree.kind != "folder"
-        archive = dict(self.identity()) if is_archive else None
-        # The version of colabstage is part of it: another one may decode pixels differently, and one file would then
-        # hold both. So is the form of the records beside it, which an install from the repository may change without
-        # another version.
-        digest = hashlib.sha256()
-        options = self.job.options.places_fingerprint()
-        fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
-        masks = (table.targets.colors, table.targets.foreground) if isinstance(table.targets, Masks) else None
-        written = (
-            FORMAT_VERSION,
-            version("colabstage"),
-            FACTS.descr,
-            options,
-            plan.resizer,
-            fields,
-            masks,
-            self.shard,
-        )
-        for fact in (self.address, archive, *written):
-            digest.update(repr(fact).encode(errors="surrogateescape"))
-        for texts in (table.classes, table.keys):
-            encoded = [text.encode(errors="surrogatepass") for text in texts]
-            digest.update(b"".join(encoded))
-            digest.update(np.fromiter(map(len, encoded), np.int64, len(encoded)).tobytes())
-        # A listing may have another order, or an archive may have been made again: the journal's positions then stand
-        # for other samples.
-        lengths = [part.lengths for part in plan.fields if part.lengths is not None]
-        for rows in (order, *lengths, *target_arrays(table), *(split.samples for split in plan.splits)):
-            digest.update(array_bytes(rows))
-        return digest.hexdigest()
-
-    def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
-        try:
-            file, report = self._write(workspace, progress, cancellation)
-        except BaseException as error:
+            try:
+                file, report = self._write(folder, progress, cancellation)
+            except BaseException as error:
+                if self.stream is not None:
+                    # Before the workspace is removed, or readers would only find that the file is gone.
+                    self.stream.failed(error)
+                raise
+            # The memory of decoding would otherwise stay with the process while the whole file is hashed.
+            release_freed_memory()
+            self._publish(file, report)
             if self.stream is not None:
-                # Before the workspace is removed, or readers would only find that the file is gone.
-                self.stream.failed(error)
-            raise
-        # The memory of decoding would otherwise stay with the process while the whole file is hashed.
-        release_freed_memory()
-        self._publish(file, report)
-        if self.stream is not None:
-            # Before the workspace is removed, where a process that opens the file now would still look for it.
-            self.stream.placed()
-        return replace(report, seconds=time.monotonic() - began)
+                # Before the workspace is removed, where a process that opens the file now would still look for it.
+                self.stream.placed()
+            return replace(report, seconds=time.monotonic() - began)
 
     def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> tuple[Path, PackReport]:
         """Make the final file, which is not in its place yet. Data about single samples is freed when this returns."""
@@ -320,44 +268,126 @@ class _PackRun:
             ) as journal,
             ExitStack() as stack,
         ):
-            facts = None
-            # Of most packs every byte has its place from the start, and nothing is learnt that is needed at the end.
-            if self.job.plan.is_open or isinstance(table.targets, Boxes):
-                facts = stack.enter_context(SampleColumn(workspace / "facts", FACTS, len(order)))
-            places, offsets = self._lay_out(workspace, journal, facts, len(order))
+            work = self._open_work(workspace, stack, order, journal)
             release_freed_memory()  # of planning, sorting and writing names, before hours of packing
-            resumed = journal.finished_samples
-            packing = time.monotonic()
-            work = self._open_work(workspace, stack, order, places, facts)
+            resumed, began = journal.finished_samples, time.monotonic()
             left = journal.unfinished()
             takeover = self._take_over(work, journal, left, progress, cancellation)
-            if self.stream is not None:
-                self.stream.begin(workspace, self.out, self.job, order, journal, left)
-                self.stream.let_in()
-            # In the order of the source, unless readers ask for another: one pass over an archive, and no seeking on a
-            # mount. A new pack of millions of samples needs no list of them.
-            in_order: Sequence[int] = range(len(left)) if left.all() else array("q", np.flatnonzero(left).tobytes())
-            with progress.step("pack", total=len(order), unit=table.unit) as step:
-                result = write_samples(
-                    work,
-                    journal,
-                    left=in_order if self.stream is None else self.stream.left,
-                    limits=self._limits(takeover),
-                    step=step,
-                    cancellation=cancellation,
-                    stream=self.stream,
-                )
-            packing_s = time.monotonic() - packing
-            decoded = DecodedPack(workspace / "data.h5", places, offsets, workspace / "spool", facts)
-            final, plan, odd = self._finish(decoded, journal, order)
-            learnt = (
-                *self._compare_masks(work),
-                *(() if work.contents is None else repeated_notes(work.contents.read(), table, plan.splits)),
-            )
-            report = self._report(final, plan, journal, order, result, odd, learnt)
-            if self.records_rows and (rows := rows_made(work, plan, journal)) is not None:
+            result = self._pack(work, journal, left, takeover, progress, cancellation)
+            packing_s = time.monotonic() - began
+            final, plan, odd = self._finish(work, journal)
+            learnt = self._learn(work, plan)
+            if self.records_rows and (rows := rows_made(work, plan, journal, takeover)) is not None:
                 write_rows(workspace / _ROWS, rows)
-        return final, replace(report, packing_s=packing_s, resumed=resumed, takeover=takeover)
+        report = PackReport(
+            path=self.out,
+            encoding=plan.encoding,
+            reason=plan.reason,
+            samples={split.name: len(split.samples) for split in plan.splits},
+            classes=table.classes,
+            skipped=_reasons(journal),
+            nbytes=final.stat().st_size,
+            seconds=0.0,
+            packing_s=packing_s,
+            resumed=resumed,
+            readers=result.readers,
+            notes=(),
+            animated=_names_of(work, journal, "frames"),
+            reduced=_names_of(work, journal, "bits"),
+            resizer=plan.resizer,
+            odd_boxes=odd,
+            learnt=learnt,
+            takeover=takeover,
+            unit=table.unit,
+        )
+        return final, replace(report, notes=(*self.job.notes, *notes_on_losses(report), *odd.notes(), *learnt))
+
+    def _attributes(self) -> dict[str, Any]:
+        shard, plan = self.shard, self.job.plan
+        return {
+            **({} if shard is None else {SHARD_SET_ATTRIBUTE: shard.made_of, "shard": [shard.number, shard.total]}),
+            "source": self.address,
+            "encoding": plan.encoding,
+            "encoding_reason": plan.reason,
+            **({} if plan.resizer is None else {RESIZER_ATTRIBUTE: plan.resizer}),
+        }
+
+    def _fingerprint(self, order: NDArray[np.int64]) -> str:
+        """Return digits that change whenever this run would write other bytes than an earlier one to the same places.
+
+        Samples that changed do not matter here, because the journal compares the stamp of each.
+        """
+        table, plan = self.job.table, self.job.plan
+        # Not for folders: their identity includes the times of folders, which change when a file is added.
+        is_archive = self.job.tree is not None and self.job.tree.kind != "folder"
+        fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
+        facts = (
+            self.address,
+            dict(self.identity()) if is_archive else None,
+            FORMAT_VERSION,
+            # Another version may decode pixels differently, and one file would then hold both; and an install from the
+            # repository may change the form of the records beside it without another version.
+            version("colabstage"),
+            FACTS.descr,
+            self.job.options.places_fingerprint(),
+            plan.resizer,
+            fields,
+            (table.targets.colors, table.targets.foreground) if isinstance(table.targets, Masks) else None,
+            self.shard,
+        )
+        digest = hashlib.sha256()
+        for fact in facts:
+            digest.update(repr(fact).encode(errors="surrogateescape"))
+        for texts in (table.classes, table.keys):
+            encoded = [text.encode(errors="surrogatepass") for text in texts]
+            digest.update(b"".join(encoded))
+            digest.update(np.fromiter(map(len, encoded), np.int64, len(encoded)).tobytes())
+        # A listing may have another order, or an archive may have been made again: the journal's positions then stand
+        # for other samples.
+        lengths = [part.lengths for part in plan.fields if part.lengths is not None]
+        for rows in (order, *lengths, *target_arrays(table), *(split.samples for split in plan.splits)):
+            digest.update(array_bytes(rows))
+        return digest.hexdigest()
+
+    def _open_work(self, workspace: Path, stack: ExitStack, order: NDArray[np.int64], journal: PackJournal) -> WriteJob:
+        """Make the file that samples are written to, unless an earlier run did, and the columns of facts beside it."""
+        data, table, plan, count = workspace / "data.h5", self.job.table, self.job.plan, len(order)
+        content = pack_content(table, plan, self.job.options, attributes=self._attributes())
+        offsets = reserved_offsets(data, content) if journal.finished_samples else None
+        if offsets is None:
+            journal.forget()
+            for leftover in ("data.h5", "spool", "facts", "contents", "values"):
+                remove_own(workspace / leftover)
+        # What has unknown lengths takes its space twice, in the spool, and then in the file. Boxes are small, but the
+        # file that has room for them is another one.
+        copied = content.nbytes if plan.y is not None and plan.y.is_open else 0
+        needed = content.nbytes + copied + 2 * plan.open_bytes + OVERHEAD_BYTES
+        check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
+        if offsets is None:
+            release_freed_memory()  # of finding and sorting samples: from here on packing takes most
+            offsets = create_pack(data, content)
+
+        def column(name: str, dtype: np.dtype[Any], *, if_needed: bool) -> SampleColumn | None:
+            return stack.enter_context(SampleColumn(workspace / name, dtype, count)) if if_needed else None
+
+        # Of most packs every byte has its place from the start, and nothing is learnt that is needed at the end.
+        facts = column("facts", FACTS, if_needed=plan.is_open or isinstance(table.targets, Boxes))
+        spool = None
+        if facts is not None and plan.is_open:
+            spool = stack.enter_context(Spool(workspace / "spool", start=spool_end(facts)))
+        # A shard has some of the samples, and would find what is in it alone.
+        compares = self.shard is None and isinstance(table.inputs, Images) and not table.inputs.decoded
+        return WriteJob(
+            self.job,
+            order,
+            data,
+            offsets,
+            tuple(part.places(plan.splits, offsets, count) for part in plan.fields),
+            facts,
+            spool,
+            contents=column("contents", CONTENT, if_needed=compares),
+            levels=column("values", LEVELS, if_needed=compares_masks(table)),
+        )
 
     def _take_over(
         self,
@@ -370,133 +400,30 @@ class _PackRun:
         """Copy what an earlier pack has of the samples that are `left`, which are fewer then."""
         if self.base is None:
             return None
-        takeover = plan_takeover(self.job, self.base.rows)
+        takeover = self.job.takeover or plan_takeover(self.job, self.base.rows)
         if takeover.taken:
             with progress.step("take over", total=takeover.taken, unit=self.job.table.unit) as step:
                 take_over(work, journal, self.base, takeover, left=left, step=step, cancellation=cancellation)
         return takeover
 
-    def _lay_out(
-        self, workspace: Path, journal: PackJournal, facts: SampleColumn | None, count: int
-    ) -> tuple[tuple[NDArray[np.int64], ...], dict[str, int]]:
-        """Make the file that samples are written to, unless an earlier run did.
-
-        Returns:
-            Where in it each field's samples begin, and its datasets.
-        """
-        data, plan = workspace / "data.h5", self.job.plan
-        content = pack_content(self.job.table, plan, self.job.options, attributes=self._attributes())
-        offsets = reserved_offsets(data, content) if journal.resumed else None
-        if offsets is None:
-            journal.forget()
-            if facts is not None:
-                facts.forget()
-            for leftover in ("data.h5", "spool", "contents", "values"):
-                remove_own(workspace / leftover)
-        # What has unknown lengths takes its space twice, in the spool, and then in the file. Boxes are small, but the
-        # file that has room for them is another one.
-        copied = content.nbytes if plan.y is not None and plan.y.is_open else 0
-        needed = content.nbytes + copied + 2 * plan.open_bytes + OVERHEAD_BYTES
-        check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
-        if offsets is None:
-            release_freed_memory()  # of finding and sorting samples: from here on packing takes most
-            offsets = create_pack(data, content)
-        return tuple(part.places(plan.splits, offsets, count) for part in plan.fields), offsets
-
-    def _open_work(
+    def _pack(  # noqa: PLR0917 - the parts of one step, each named once
         self,
-        workspace: Path,
-        stack: ExitStack,
-        order: NDArray[np.int64],
-        places: tuple[NDArray[np.int64], ...],
-        facts: SampleColumn | None,
-    ) -> WriteJob:
-        """Return what the writer works on, with the columns that it notes facts in."""
-        table = self.job.table
-        work = WriteJob(self.job, order, places, workspace / "data.h5", facts=facts)
-        if facts is not None and self.job.plan.is_open:
-            spool = stack.enter_context(Spool(workspace / "spool", start=spool_end(facts)))
-            work = replace(work, spool=spool)
-        # A shard has some of the samples, and would find what is in it alone.
-        if self.shard is None and isinstance(table.inputs, Images) and not table.inputs.decoded:
-            contents = stack.enter_context(ContentDigests(workspace / "contents", len(order)))
-            work = replace(work, contents=contents)
-        if compares_masks(table):
-            work = replace(work, levels=stack.enter_context(SampleColumn(workspace / "values", LEVELS, len(order))))
-        return work
-
-    def _finish(
-        self, decoded: DecodedPack, journal: PackJournal, order: NDArray[np.int64]
-    ) -> tuple[Path, PackPlan, OddBoxes]:
-        positions = sorted(journal.skipped)
-        # Usually every sample is in its final place now.
-        if not positions and decoded.facts is None:
-            return decoded.data, self.job.plan, OddBoxes()
-        return finish_pack(
-            self.job,
-            decoded,
-            left_out=order[positions],
-            skipped=tuple(journal.skipped[position] for position in positions),
-            attributes=self._attributes(),
-        )
-
-    def _compare_masks(self, work: WriteJob) -> tuple[str, ...]:
-        """Return notes on the values of all masks."""
-        if work.levels is None:
-            return ()
-        masks = self.job.table.targets
-        assert isinstance(masks, Masks)
-        is_foreground, found = compare_with_all(masks, work.levels.read())
-        if is_foreground:
-            msg = (
-                "The masks have the values 0 and 255 alone, which is a foreground, and those that were looked at first "
-                "had no 255. Pack them into one file, without streaming=True."
-            )
-            # All shards have to mean the same, and this one knows its own masks alone.
-            raise ReplanError(msg, with_foreground if self.shard is None else None)
-        return found
-
-    def _report(  # noqa: PLR0917 - what one run has found, each named once
-        self,
-        final: Path,
-        plan: PackPlan,
+        work: WriteJob,
         journal: PackJournal,
-        order: NDArray[np.int64],
-        result: PipelineResult,
-        odd: OddBoxes,
-        learnt: tuple[str, ...],
-    ) -> PackReport:
-        table = self.job.table
-
-        def names(part: Loss) -> tuple[str, ...]:
-            positions = sorted(journal.lost.get(part, ()))
-            return tuple(table.inputs.source.name(int(order[position])) for position in positions)
-
-        report = PackReport(
-            path=self.out,
-            encoding=plan.encoding,
-            reason=plan.reason,
-            samples={split.name: len(split.samples) for split in plan.splits},
-            classes=table.classes,
-            skipped=tuple(journal.skipped[position] for position in sorted(journal.skipped)),
-            nbytes=final.stat().st_size,
-            seconds=0.0,
-            packing_s=0.0,
-            resumed=0,
-            readers=result.readers,
-            notes=(),
-            animated=names("frames"),
-            reduced=names("bits"),
-            odd_boxes=odd,
-            learnt=learnt,
-            resizer=plan.resizer,
-            unit=table.unit,
-        )
-        return replace(report, notes=(*self.job.notes, *notes_on_losses(report), *odd.notes(), *learnt))
-
-    def _limits(self, takeover: Takeover | None) -> PipelineLimits:
+        left: NDArray[np.bool_],
+        takeover: Takeover | None,
+        progress: Progress,
+        cancellation: Cancellation,
+    ) -> PipelineResult:
+        """Read, decode and write what is `left`."""
+        if self.stream is not None:
+            self.stream.begin(work, self.out, journal, left)
+            self.stream.let_in()
+        # In the order of the source, unless readers ask for another: one pass over an archive, and no seeking on a
+        # mount. A new pack of millions of samples needs no list of them.
+        in_order: Sequence[int] = range(len(left)) if left.all() else array("q", np.flatnonzero(left).tobytes())
         table, kept = self.job.table, self.job.plan.x.lengths is not None
-        return pipeline_limits(
+        limits = pipeline_limits(
             self.job.tree,
             slow=self.slow,
             # Images that are stored as files are looked through as well, to find broken ones.
@@ -504,6 +431,42 @@ class _PackRun:
             tiny=int(sample_costs(table).sum()) < len(table) * (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES),
             is_part=self.shard is not None or (takeover is not None and takeover.taken > 0),
         )
+        with progress.step("pack", total=len(left), unit=table.unit) as step:
+            return write_samples(
+                work,
+                journal,
+                left=in_order if self.stream is None else self.stream.left,
+                limits=limits,
+                step=step,
+                cancellation=cancellation,
+                stream=self.stream,
+            )
+
+    def _finish(self, work: WriteJob, journal: PackJournal) -> tuple[Path, PackPlan, OddBoxes]:
+        """Return the final file, the plan without the samples that were left out, and their odd boxes."""
+        # Usually every sample is in its final place now.
+        if not journal.skipped and work.facts is None:
+            return work.target, self.job.plan, OddBoxes()
+        left_out = work.order[sorted(journal.skipped)]
+        return finish_pack(work, left_out=left_out, skipped=_reasons(journal), attributes=self._attributes())
+
+    def _learn(self, work: WriteJob, plan: PackPlan) -> tuple[str, ...]:
+        """Return notes on the values of all masks, and on images that are there several times."""
+        found: tuple[str, ...] = ()
+        if work.levels is not None:
+            masks = self.job.table.targets
+            assert isinstance(masks, Masks)
+            is_foreground, found = compare_with_all(masks, work.levels.read())
+            if is_foreground:
+                msg = (
+                    "The masks have the values 0 and 255 alone, which is a foreground, and those that were looked at "
+                    "first had no 255. Pack them into one file, without streaming=True."
+                )
+                # All shards have to mean the same, and this one knows its own masks alone.
+                raise ReplanError(msg, with_foreground if self.shard is None else None)
+        if work.contents is not None:
+            found = (*found, *repeated_notes(work.contents.read(), self.job.table, plan.splits))
+        return found
 
     def _publish(self, file: Path, report: PackReport) -> None:
         state = {STAMPS: self.shard.state} if self.shard is not None and self.shard.state else {}
@@ -524,6 +487,17 @@ class _PackRun:
         place_pack(file, self.out, replaces=may_replace)
         if self.key:
             sweep_rows(self.out)
+
+
+def _reasons(journal: PackJournal) -> tuple[str, ...]:
+    """Return why samples were left out, in the order of the source."""
+    return tuple(why for _, why in sorted(journal.skipped.items()))
+
+
+def _names_of(work: WriteJob, journal: PackJournal, part: Loss) -> tuple[str, ...]:
+    """Return the names of the images of which this part is not stored."""
+    name, positions = work.job.table.inputs.source.name, sorted(journal.lost.get(part, ()))
+    return tuple(name(int(work.order[position])) for position in positions)
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:

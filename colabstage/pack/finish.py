@@ -1,74 +1,53 @@
-"""What may be left to do when every sample is written: one file is made of what there is.
+"""What is left to do when every sample is written: one file is made of what there is.
 
 Of decoded samples gaps are closed, spooled bytes are moved into place, and boxes are written; when samples are left
-out, the others keep their split, their label and their order.
-
-Shards are joined into the rows and the bytes that a single process would have written. They hold consecutive rows of
-each split, so each dataset of the joined file is theirs one after the other. Only offsets, which count from the
-beginning of a file, have to be shifted; and unused rows of boxes are moved to the end.
+out, the others keep their split, their label and their order. Shards are joined by `joining`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.h5.manifest import is_replaceable_pack, manifest_of_pack, place_pack, write_manifest
-from colabstage.h5.schema import (
-    BOXES,
-    BYTES,
-    CLASSES,
-    FORMAT_ATTRIBUTE,
-    OFFSETS,
-    SHARD_SET_ATTRIBUTE,
-    SKIPPED,
-    PackContent,
-    ReservedDataset,
-    create_pack,
-    key_name,
-    split_of,
-    x_name,
-    y_name,
-)
-from colabstage.h5.untrusted import open_with_any_locking
+from colabstage.h5.schema import BOXES, OFFSETS, create_pack, y_name
 from colabstage.images.geometry import ImageOptions, fit_boxes
-from colabstage.io.files import TargetFile, block_ranges, pread_exactly, typed_write_errors
-from colabstage.io.ownership import whatever_is_there
+from colabstage.io.files import TargetFile, block_ranges, pread_exactly
 from colabstage.io.units import counted
 from colabstage.layouts.evidence import take_targets
 from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space
-from colabstage.pack.plan import SplitPlan, pack_content
+from colabstage.pack.plan import pack_content
+from colabstage.pack.splits import SplitPlan
 from colabstage.pack.writer import array_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.manifest import Manifest
     from colabstage.pack.job import PackJob
-    from colabstage.pack.journal import SampleColumn
     from colabstage.pack.plan import PackPlan
+    from colabstage.pack.writer import WriteJob
 
 # For HDF5's own structures around the samples.
 OVERHEAD_BYTES = 4 * 1024 * 1024
 # Large enough for a disk's full rate, and little beside the memory of one decoder.
-_COPY_BYTES = 8 * 1024 * 1024
+COPY_BYTES = 8 * 1024 * 1024
+# The value of other columns in rows that cropping left without a box; these rows come last.
+_UNUSED = -1
+# Formats that count from 1, and coordinates that were rounded, put an edge as far outside; in pixels, and in parts.
+_EDGE_SLACK, _EDGE_SLACK_OF_PARTS = 1.0, 0.01
 
 
 def without_samples(plan: PackPlan, left_out: NDArray[np.int64]) -> PackPlan:
     """Return the plan without some samples; splits that become empty are removed."""
-    keep = [split.samples[~np.isin(split.samples, left_out)] for split in plan.splits]
-    splits = (SplitPlan(split.name, samples) for split, samples in zip(plan.splits, keep, strict=True) if len(samples))
-    return replace(plan, splits=tuple(splits))
+    splits = [SplitPlan(one.name, one.samples[~np.isin(one.samples, left_out)]) for one in plan.splits]
+    return replace(plan, splits=tuple(split for split in splits if len(split.samples)))
 
 
 def copy_rows(
@@ -91,7 +70,7 @@ def copy_runs(
 ) -> None:
     """Copy rows from where they begin in an open file to their places in a new one."""
     for start, length, place in _runs_of_rows(starts, places, lengths):
-        for offset, size in block_ranges(length, _COPY_BYTES):
+        for offset, size in block_ranges(length, COPY_BYTES):
             new.write(pread_exactly(old, size, start + offset), place + offset)
 
 
@@ -106,80 +85,73 @@ def _runs_of_rows(
     yield from zip(old[first].tolist(), totals.tolist(), new[first].tolist(), strict=True)
 
 
-class DecodedPack(NamedTuple):
-    """All samples, decoded and written."""
-
-    data: Path
-    """The file."""
-    places: tuple[NDArray[np.int64], ...]
-    """Byte offsets of each field's samples in it."""
-    offsets: dict[str, int]
-    """Byte offsets of its datasets."""
-    spool: Path
-    """The file of bytes that had no place yet."""
-    facts: SampleColumn | None
-    """What was recorded about each sample; `None` where nothing had to be."""
-
-    @property
-    def noted(self) -> NDArray[np.void]:
-        """Return all records, `(N,)`."""
-        assert self.facts is not None
-        return self.facts.read()
-
-
 def finish_pack(
-    job: PackJob,
-    decoded: DecodedPack,
-    *,
-    left_out: NDArray[np.int64],
-    skipped: tuple[str, ...],
-    attributes: Mapping[str, Any],
+    work: WriteJob, *, left_out: NDArray[np.int64], skipped: tuple[str, ...], attributes: Mapping[str, Any]
 ) -> tuple[Path, PackPlan, OddBoxes]:
     """Make the final file from decoded samples. May be called again after it was interrupted.
 
     Returns:
         The file to publish; the plan that it follows, without the samples that were left out; and their odd boxes.
     """
+    job, data = work.job, work.target
     # Every sample is in its final place, so nothing has to be copied.
     if not skipped and not job.plan.is_open:
-        return decoded.data, job.plan, _write_boxes(job, job.plan, decoded.data, decoded.offsets, decoded)
+        return data, job.plan, _write_boxes(work, job, job.plan, data, work.offsets)
     # Gaps are closed, so that the file is byte for byte that of a source without the broken samples.
     plan = without_samples(job.plan, left_out)
     if not plan.splits:
         msg = f"None of the {len(job.table):,} {job.table.unit} can be decoded. The first: {skipped[0]}"
         raise LayoutError(msg)
-    copies = [(decoded.data, places) for places in decoded.places]
+    copies, spool = [(data, places) for places in work.places], data.with_name("spool")
     # JPEGs made while packing were spooled in the order in which workers finished; only now that all their lengths are
     # known do they have places.
     if plan.x.is_open:
-        noted = decoded.noted
+        noted = _noted(work)
         plan = replace(plan, x=replace(plan.x, lengths=noted["length"][:, 0].astype(np.int64)))
-        copies[0] = decoded.spool, noted["start"][:, 0].astype(np.int64)
+        copies[0] = spool, noted["start"][:, 0].astype(np.int64)
     # Boxes too: from here on they are those of a source that had them in files of their own.
     if isinstance(job.table.targets, UnreadBoxes):
-        job = replace(job, table=replace(job.table, targets=_spooled_boxes(job.table.targets, decoded)))
+        job = replace(job, table=replace(job.table, targets=_spooled_boxes(job.table.targets, spool, _noted(work))))
         plan, copies = replace(plan, y=None), copies[:1]
     # Before a byte is written; what is decoded stays for the next attempt.
-    check_space(decoded.data.parent, plan.nbytes + OVERHEAD_BYTES, f"The final pack of '{job.label}'")
-    final = decoded.data.with_name("final.h5")
-    content = pack_content(job.table, plan, job.options, attributes=attributes, skipped=skipped)
-    offsets = create_pack(final, content)
+    check_space(data.parent, plan.nbytes + OVERHEAD_BYTES, f"The final pack of '{job.label}'")
+    final = data.with_name("final.h5")
+    offsets = create_pack(final, pack_content(job.table, plan, job.options, attributes=attributes, skipped=skipped))
     copy_rows(plan, copies, target=final, offsets=offsets)
-    return final, plan, _write_boxes(job, plan, final, offsets, decoded)
+    return final, plan, _write_boxes(work, job, plan, final, offsets)
 
 
-def _spooled_boxes(targets: UnreadBoxes, decoded: DecodedPack) -> Boxes:
+def _noted(work: WriteJob) -> NDArray[np.void]:
+    """Return what was recorded of each sample, `(N,)`."""
+    assert work.facts is not None
+    return work.facts.read()
+
+
+def _spooled_boxes(targets: UnreadBoxes, spool: Path, noted: NDArray[np.void]) -> Boxes:
     """Return the boxes of all samples, none for those that were left out."""
-    noted = decoded.noted
-    starts, lengths = noted["start"][:, 1], noted["length"][:, 1]
-    with open(decoded.spool, "rb") as spool:
-        pieces = [
-            pread_exactly(spool.fileno(), length, start)
-            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
-            if length
-        ]
+    starts, lengths = noted["start"][:, 1].tolist(), noted["length"][:, 1].tolist()
+    with open(spool, "rb") as file:
+        pieces = [pread_exactly(file.fileno(), *at) for at in zip(lengths, starts, strict=True) if at[0]]
     rows = np.frombuffer(b"".join(pieces), targets.dtype)
-    return targets.read(rows, (lengths // targets.dtype.itemsize).astype(np.int64))
+    return targets.read(rows, np.array(lengths, np.int64) // targets.dtype.itemsize)
+
+
+def _write_boxes(work: WriteJob, job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int]) -> OddBoxes:
+    """Write the boxes of all samples, now that every image's own size is known; return what is odd about them."""
+    boxes = job.table.targets
+    if not isinstance(boxes, Boxes):
+        return OddBoxes()
+    noted = _noted(work)
+    sizes = np.stack([noted["height"], noted["width"]], axis=1).astype(np.int64)
+    # Images stored as files are resized when they are read, and their boxes with them; arrays are not resized.
+    image = ImageOptions() if plan.encoding in ("encoded", "arrays") else job.options.image
+    with TargetFile(file, fresh=False) as target:
+        for split in plan.splits:
+            for name, values in _split_boxes(boxes, split, sizes, image).items():
+                if values.nbytes:
+                    target.write(array_bytes(values), offsets[name])
+    samples = np.concatenate([split.samples for split in plan.splits])
+    return odd_boxes(boxes, sizes, samples, job.table.inputs.source.name)
 
 
 def _split_boxes(
@@ -193,29 +165,28 @@ def _split_boxes(
     assert isinstance(own_boxes, Boxes)
     owner = np.repeat(np.arange(len(own_boxes)), np.diff(own_boxes.offsets))
     own = sizes[split.samples][owner]
-    places = own_boxes.boxes.astype(np.float64)
+    corners = own_boxes.boxes.astype(np.float64)
     # YOLO and others give fractions of the image's sides.
     if boxes.relative:
-        places *= own[:, [1, 0, 1, 0]]
+        corners *= own[:, [1, 0, 1, 0]]
     # Only now that the size of every image is known, because cropping and padding move boxes by it.
-    places, kept = fit_boxes(places, own, options.size, options.resize)
+    corners, kept = fit_boxes(corners, own, options.size, options.resize)
     kept_counts = np.bincount(owner[kept], minlength=len(split.samples))
+
+    def filled(values: NDArray[Any], unused: int) -> NDArray[Any]:
+        # The dataset was allocated before anybody knew how many boxes cropping would leave.
+        rest = np.full((len(owner) - len(values), *values.shape[1:]), unused, values.dtype)
+        return np.ascontiguousarray(np.concatenate([values, rest]))
+
     group = y_name(split.name)
-    found: dict[str, NDArray[Any]] = {
+    return {
         f"{group}/{OFFSETS}": np.concatenate([[0], np.cumsum(kept_counts)]).astype(np.int64),
-        f"{group}/{BOXES}": _filled(places[kept].astype(np.float32), len(owner), 0),
+        f"{group}/{BOXES}": filled(corners[kept].astype(np.float32), 0),
+        **{
+            f"{group}/{name}": filled(values[kept], 0 if values.dtype.kind in "bu" else _UNUSED)
+            for name, values in own_boxes.columns.items()
+        },
     }
-    for name, values in own_boxes.columns.items():
-        unused = 0 if values.dtype.kind in "bu" else _UNUSED
-        found[f"{group}/{name}"] = _filled(values[kept], len(owner), unused)
-    return found
-
-
-def _filled(values: NDArray[Any], count: int, unused: int) -> NDArray[Any]:
-    """Return the values, followed by unused rows up to `count`."""
-    # The dataset was allocated before anybody knew how many boxes cropping would leave.
-    rest = np.full((count - len(values), *values.shape[1:]), unused, values.dtype)
-    return np.ascontiguousarray(np.concatenate([values, rest]))
 
 
 class OddBoxes(NamedTuple):
@@ -237,25 +208,20 @@ class OddBoxes(NamedTuple):
 
     def notes(self) -> tuple[str, ...]:
         """Return a note for each kind that there is."""
-        told = (
+        kinds = (
             (self.outside, f"partly or wholly outside of the image (first in '{self.first_outside}')"),
             (self.flat, f"without any width or height (first in '{self.first_flat}')"),
         )
         return tuple(
-            f"{counted(count, 'boxes', 'are', which=which)} kept as written." for count, which in told if count
+            f"{counted(count, 'boxes', 'are', which=which)} kept as written." for count, which in kinds if count
         )
-
-
-# Formats that count from 1, and coordinates that were rounded, put an edge as far outside; in pixels, and in parts.
-_EDGE_SLACK, _EDGE_SLACK_OF_PARTS = 1.0, 0.01
 
 
 def odd_boxes(
     boxes: Boxes, sizes: NDArray[np.int64], samples: NDArray[np.int64], name: Callable[[int], str]
 ) -> OddBoxes:
     """Count the odd boxes of some samples; `sizes`: as for `_split_boxes`, zeros where a sample is no image."""
-    counts = np.zeros(len(boxes), np.bool_)
-    counts[samples] = True
+    counts = np.isin(np.arange(len(boxes)), samples)
     of_image = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets))
     first, last = boxes.boxes[:, :2], boxes.boxes[:, 2:]
     own = sizes[of_image][:, ::-1]
@@ -264,197 +230,3 @@ def odd_boxes(
     flat = (last == first).any(axis=1) & counts[of_image]
     firsts = (name(int(of_image[np.argmax(which)])) if which.any() else "" for which in (outside, flat))
     return OddBoxes(int(np.count_nonzero(outside)), int(np.count_nonzero(flat)), *firsts)
-
-
-def _write_boxes(
-    job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int], decoded: DecodedPack
-) -> OddBoxes:
-    """Write the boxes of all samples, now that every image's own size is known; return what is odd about them."""
-    boxes = job.table.targets
-    if not isinstance(boxes, Boxes):
-        return OddBoxes()
-    noted = decoded.noted
-    sizes = np.stack([noted["height"], noted["width"]], axis=1).astype(np.int64)
-    # Images stored as files are resized when they are read, and their boxes with them; arrays are not resized.
-    image = ImageOptions() if plan.encoding in ("encoded", "arrays") else job.options.image
-    with TargetFile(file, fresh=False) as target:
-        for split in plan.splits:
-            for name, values in _split_boxes(boxes, split, sizes, image).items():
-                if values.nbytes:
-                    target.write(array_bytes(values), offsets[name])
-    samples = np.concatenate([split.samples for split in plan.splits])
-    return odd_boxes(boxes, sizes, samples, job.table.inputs.source.name)
-
-
-def place_joined(
-    shards: Sequence[Path],
-    folder: Path,
-    out: Path,
-    *,
-    samples: Mapping[str, int],
-    skipped: tuple[str, ...],
-    key: str,
-    identity: Mapping[str, Any],
-    address: str,
-) -> Manifest:
-    """Join all shards of a set in `folder`, and put the pack with its manifest, which is returned, in its place.
-
-    `samples`: rows of each split, in the order of the file.
-    """
-    nbytes = sum(shard.stat().st_size for shard in shards)
-    check_space(out.parent, nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
-    joined = folder / "joined.h5"
-    with typed_write_errors(joined):
-        join_shards(shards, joined, splits=tuple(samples), attributes={"source": address})
-    # Hashed again: blocks of the joined file begin elsewhere than those of the shards.
-    stored = {name: rows for name, rows in samples.items() if rows}
-    manifest = manifest_of_pack(joined, key=key, identity=identity, samples=stored, skipped=skipped)
-    write_manifest(joined, manifest)
-    place_pack(joined, out, replaces=is_replaceable_pack if key else whatever_is_there)
-    return manifest
-
-
-def splits_in_order(shards: Sequence[Path]) -> list[str]:
-    """Return the splits of a set in the order in which its shards have them, which that of manifests is not."""
-    orders: list[list[str]] = []
-    for path in shards:
-        with open_with_any_locking(path) as file:
-            # Each was reserved before those that come after it.
-            places = {split: _first_byte(file[name]) for name in file if (split := split_of(name)) is not None}
-        orders.append(sorted(places, key=places.__getitem__))
-    # A small split has fewer rows than there are shards; hardly ever are two so small that no shard has both.
-    most = max(orders, key=len)
-    return [*most, *sorted({split for order in orders for split in order} - {*most})]
-
-
-def _first_byte(node: Any) -> int:
-    """Return where the rows of a dataset, or of a group of bytes, begin in the file."""
-    data = node[BYTES] if hasattr(node, "keys") else node
-    return int(data.id.get_offset() or 0)
-
-
-# The value of other columns in rows that cropping left without a box; these rows come last.
-_UNUSED = -1
-
-
-class _Column(NamedTuple):
-    """A dataset of a joined file."""
-
-    name: str
-    """Its path."""
-    nodes: list[Any]
-    """The datasets of the shards that it is made of, in order."""
-    used: list[int]
-    """How many rows of each come first; unused ones of all come last."""
-    values: NDArray[Any] | None
-    """All of it, where it is not copied."""
-
-    @property
-    def is_reserved(self) -> bool:
-        """Return whether it was created to be written without HDF5."""
-        from h5py import h5d
-
-        # HDF5 stores this property, and for small datasets it is another one.
-        found: bool = self.nodes[0].id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
-        return found
-
-    @property
-    def reserved(self) -> ReservedDataset:
-        """Return the dataset to be written later."""
-        rows = sum(len(node) for node in self.nodes) if self.values is None else len(self.values)
-        return ReservedDataset(self.name, (rows, *self.nodes[0].shape[1:]), self.nodes[0].dtype)
-
-    def write(self, target: TargetFile, place: int) -> None:
-        """Write it from a byte on, without HDF5, which would copy through its own buffers, holding its lock."""
-        if self.values is not None:
-            target.write(array_bytes(self.values), place)
-            return
-        first = [(node, 0, used) for node, used in zip(self.nodes, self.used, strict=True)]
-        last = [(node, used, len(node)) for node, used in zip(self.nodes, self.used, strict=True)]
-        for node, begin, end in (*first, *last):
-            row_bytes = node.dtype.itemsize * int(np.prod(node.shape[1:], dtype=np.int64))
-            start, nbytes = (node.id.get_offset() or 0) + begin * row_bytes, (end - begin) * row_bytes
-            with open(os.fsdecode(node.file.filename), "rb") as file:
-                for offset, length in block_ranges(nbytes, _COPY_BYTES):
-                    target.write(pread_exactly(file.fileno(), length, start + offset), place + offset)
-            place += nbytes
-
-
-def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:
-    """Write the file that the shards are parts of.
-
-    `splits`: in the order of the file. `attributes`: of its root, in place of the shards' own.
-    """
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(open_with_any_locking(path)) for path in shards]
-        columns = [column for split in splits for column in _columns_of(split, files)]
-        large = [column for column in columns if column.is_reserved]
-        arrays = {column.name: _values(column) for column in columns if not column.is_reserved}
-        # All shards of a set have the same classes: they were planned together.
-        arrays[CLASSES] = _decoded_texts(files[0][CLASSES][()].tolist())
-        skipped = [text for file in files if SKIPPED in file for text in file[SKIPPED][()].tolist()]
-        if skipped:
-            arrays[SKIPPED] = _decoded_texts(skipped)
-        # The format is written by `create_pack`; the other two would make the file a shard.
-        left_out = {FORMAT_ATTRIBUTE, SHARD_SET_ATTRIBUTE, "shard"}
-        own = {name: value for name, value in _attributes(files[0]).items() if name not in left_out}
-        groups: dict[str, dict[str, Any]] = {}
-        for column in columns:
-            top = column.name.partition("/")[0]
-            if len(found := _attributes(column.nodes[0].file[top])):
-                groups[top] = found
-        content = PackContent([column.reserved for column in large], arrays, {**own, **attributes}, groups)
-        offsets = create_pack(out, content)
-        with TargetFile(out, fresh=False) as target:
-            for column in large:
-                column.write(target, offsets.get(column.name, 0))
-
-
-def _columns_of(split: str, files: Sequence[Any]) -> list[_Column]:
-    """Return the datasets of a split, in the order in which a single process lays them out, since the bytes must not
-    show who wrote the parts."""
-    # A small split may have fewer rows than there are shards.
-    having = [file for file in files if key_name(split) in file]
-    columns = []
-    for top in (key_name(split), x_name(split), y_name(split)):
-        if not having or top not in having[0]:
-            continue
-        if not hasattr(having[0][top], "keys"):
-            nodes = [file[top] for file in having]
-            columns.append(_Column(top, nodes, [len(node) for node in nodes], None))
-            continue
-        # Offsets count from 0 in each shard; in the joined file each continues where the one before ends.
-        counted = [file[top][OFFSETS][()] for file in having]
-        used = [int(offsets[-1]) for offsets in counted]
-        starts = np.cumsum([0, *used])[:-1]
-        parts = [offsets[1:] + start for offsets, start in zip(counted, starts, strict=True)]
-        whole = np.concatenate([[0], *parts]).astype(np.int64)
-        for name in having[0][top]:
-            nodes = [file[top][name] for file in having]
-            columns.append(_Column(f"{top}/{name}", nodes, used, whole if name == OFFSETS else None))
-    return sorted(columns, key=lambda column: _rank(column.name, split))
-
-
-def _values(column: _Column) -> NDArray[Any]:
-    if column.values is not None:
-        return column.values
-    if column.nodes[0].dtype.kind == "S":
-        return _decoded_texts([text for node in column.nodes for text in node[()].tolist()])
-    return np.concatenate([node[()] for node in column.nodes])
-
-
-def _rank(path: str, split: str) -> tuple[int, int, str]:
-    """Return the key that sorts datasets of a split as `pack_content` reserves them: boxes, then x, then y."""
-    top, _, name = path.partition("/")
-    if top == x_name(split):
-        return 1, 0, name
-    in_boxes = {OFFSETS: 0, BOXES: 1}
-    return (2, 0, name) if name in ("", BYTES) else (0, in_boxes.get(name, 2), name)
-
-
-def _attributes(node: Any) -> dict[str, Any]:
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in node.attrs.items()}
-
-
-def _decoded_texts(encoded: Sequence[bytes]) -> NDArray[Any]:
-    return np.array([text.decode() for text in encoded], dtype=object)

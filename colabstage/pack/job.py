@@ -16,7 +16,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,6 @@ from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
-    SplitPlan,
     gains_by_torch,
     image_options,
     needs_facts,
@@ -44,6 +43,7 @@ from colabstage.pack.plan import (
     plan_target,
     why_kept,
 )
+from colabstage.pack.splits import SplitPlan
 from colabstage.sources.opening import OpenedSource, Opening
 from colabstage.sources.parse import LocalSource
 
@@ -58,10 +58,17 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import Inputs, SampleTable
     from colabstage.machine.mounts import InCaller
     from colabstage.pack.options import PackOptions
+    from colabstage.pack.takeover import Takeover
     from colabstage.trees.listing import Tree
 
     PackSource = str | os.PathLike[str] | IndexableDataset
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]
+
+# Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
+SAMPLES = 16
+# Of as many of 16 bits the upper half has four at the most: 16 greys, all of them nearly black.
+_DARK_BITS = 12
+_AS_THEY_ARE = ImageOptions(color_mode="keep")
 
 
 class ReplanError(LayoutError):
@@ -85,22 +92,12 @@ class ReplanError(LayoutError):
         return self.again(job)
 
 
-# Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
-SAMPLES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class CallersDataset:
+class CallersDataset(NamedTuple):
     """The caller's dataset, while another thread packs it."""
 
     dataset: IndexableDataset
-    """The dataset."""
     in_caller: InCaller
     """Calls functions in the caller's own thread, where the dataset's code would otherwise run."""
-
-    def table(self) -> SampleTable:
-        """Return its items as samples, as `read_dataset`."""
-        return self.in_caller(lambda: read_dataset(self.dataset, self.in_caller))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +109,9 @@ class OpenSource:
     dataset: IndexableDataset | CallersDataset | None
     """The dataset; `None` for files."""
     layout: str | LayoutFunction | TableFile
-    """How samples are found in the files."""
-    slow: bool
+    slow: bool = False
     """Whether reads take long."""
-    identity: Callable[[], Mapping[str, int]]
+    identity: Callable[[], Mapping[str, int]] = dict
     """Returns size and time of an archive, which tell it from one that has members of the same names, sizes and times;
     `SourceChangedError` if it was written to since it was opened."""
 
@@ -124,7 +120,10 @@ class OpenSource:
         if self.tree is not None:
             return detect_layout(self.tree, self.layout, is_more=is_more)
         assert self.dataset is not None
-        return self.dataset.table() if isinstance(self.dataset, CallersDataset) else read_dataset(self.dataset)
+        if not isinstance(self.dataset, CallersDataset):
+            return read_dataset(self.dataset)
+        dataset, in_caller = self.dataset
+        return in_caller(lambda: read_dataset(dataset, in_caller))
 
 
 @contextmanager
@@ -134,7 +133,7 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
     `beside`: a file on the disk that has space for the unpacked form of a compressed tar, which goes beside it.
     """
     if not isinstance(source, str | os.PathLike):
-        yield OpenSource(None, source, options.layout, slow=False, identity=dict)
+        yield OpenSource(None, source, options.layout)
         return
     place, layout = Path(source), options.layout
     if is_table_file(place, layout):
@@ -206,11 +205,11 @@ class PackJob:
     tree: Tree | None
     """The source's files; `None` where samples come from Python objects."""
     table: SampleTable
-    """The samples."""
     plan: PackPlan
-    """How they will be stored."""
     options: PackOptions
     """The options that the plan was made for."""
+    takeover: Takeover | None = None
+    """What is taken over of an earlier pack, once that is decided."""
 
     @property
     def label(self) -> str:
@@ -231,47 +230,23 @@ def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) ->
     return plan_job(tree, detect_layout(tree, options.layout), options, free_bytes=free_bytes)
 
 
-def plan_job(
-    tree: Tree | None,
-    table: SampleTable,
-    options: PackOptions,
-    *,
-    free_bytes: int | None,
-    facts: Sequence[ImageFacts] | None = None,
-    has_torch: bool | None = None,
-) -> PackJob:
+def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, free_bytes: int | None) -> PackJob:
     """Plan the pack of a table of samples, as `prepare_pack`.
 
-    `facts`: those of a few images, where they were examined before. `has_torch`: whether torch may resize, where that
-    is decided; `None` to go by whether it is installed, which has to be settled before packing (`settled`).
+    Whether torch resizes goes by whether it is installed, which has to be settled before packing (`settled`).
     """
-    if isinstance(table.inputs, Arrays):
-        shape = "x".join(map(str, table.inputs.shape)) or "one number"
-        arrays = f"the inputs are arrays ({shape} of {table.inputs.dtype}) and no images, and are stored as they are"
-        image, notes = options.image, list(table.notes)
-        if image.size is not None:
-            notes.append(f"image_size={image.size} changes nothing: {arrays}; prepare= may resize them")
-        if image.color_mode in ("rgb", "grayscale"):
-            notes.append(f"color_mode={image.color_mode!r} changes nothing: {arrays}; prepare= may convert them")
-        table = replace(table, notes=tuple(notes))
+    table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options)))
+    facts: Sequence[ImageFacts] = ()
     if options.prepare is not None:
         table = prepared_table(table, options.prepare, options.image)
-    if facts is None:
-        facts = seen_facts(tree, table, options)
+    elif needs_facts(table, options):
+        # Items of a Python dataset are taken in order, each once, and the first ones are kept for packing.
+        facts = look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
     table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts)))
-    if has_torch is None:
-        has_torch = gains_by_torch(table, options) and expects_torch()
+    has_torch = gains_by_torch(table, options) and expects_torch()
     release_freed_memory()  # of listing and sorting, as planning takes some for each sample again
     plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
     return PackJob(tree, table, plan, options)
-
-
-def seen_facts(tree: Tree | None, table: SampleTable, options: PackOptions) -> Sequence[ImageFacts]:
-    """Examine a few images, where that is needed to plan their pack."""
-    if options.prepare is not None or not needs_facts(table, options):
-        return ()
-    # Items of a Python dataset are taken in order, each once, and the first ones are kept for packing.
-    return look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
 
 
 def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False) -> Sequence[ImageFacts]:
@@ -311,12 +286,11 @@ def _evenly(things: int, count: int) -> list[int]:
 
 
 def _image_facts(content: Content) -> ImageFacts:
-    keep = ImageOptions(color_mode="keep")
     if isinstance(content, bytes):
         facts = probe_image(content)
         # Headers say 16 bits also where a camera of 12 wrote them.
-        return facts if facts.dtype != np.uint16 else replace(facts, peak=_peak(decode_image(content, keep)))
-    pixels = fit_pixels(content, keep)
+        return facts if facts.dtype != np.uint16 else replace(facts, peak=_peak(decode_image(content, _AS_THEY_ARE)))
+    pixels = fit_pixels(content, _AS_THEY_ARE)
     height, width, channels = pixels.shape
     return ImageFacts(height, width, channels, pixels.dtype, "array", _peak(pixels))
 
@@ -325,13 +299,20 @@ def _peak(pixels: NDArray[Any]) -> int | None:
     return int(pixels.max()) if pixels.dtype == np.uint16 and pixels.size else None
 
 
-# Of as many of 16 bits the upper half has four at the most: 16 greys, all of them nearly black.
-_DARK_BITS = 12
+def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
+    """Yield which options change nothing, as the inputs are arrays."""
+    if not isinstance(table.inputs, Arrays):
+        return
+    shape = "x".join(map(str, table.inputs.shape)) or "one number"
+    arrays = f"the inputs are arrays ({shape} of {table.inputs.dtype}) and no images, and are stored as they are"
+    if options.image.size is not None:
+        yield f"image_size={options.image.size} changes nothing: {arrays}; prepare= may resize them"
+    if options.image.color_mode in ("rgb", "grayscale"):
+        yield f"color_mode={options.image.color_mode!r} changes nothing: {arrays}; prepare= may convert them"
 
 
-def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts]) -> list[str]:
-    """Return what may be said of images before any is packed: files of 0 bytes, and values that 8 bits would lose."""
-    notes = []
+def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts]) -> Iterator[str]:
+    """Yield what may be said of images before any is packed: files of 0 bytes, and values that 8 bits would lose."""
     for what, part in (("images", table.inputs), ("masks", table.targets)):
         # Of other sources a size of 0 may mean that it is not known.
         if not isinstance(part, Images | Masks) or not isinstance(part.source, TreeFiles):
@@ -339,26 +320,27 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
         empty = np.flatnonzero(part.source.sizes == 0)
         if len(empty):
             does = "stops at the first" if options.skip_share is None else "leaves such out"
-            notes.append(
+            yield (
                 f"{counted(len(empty), what, 'have', of=len(part.source))} 0 bytes, the first "
                 f"'{part.source.name(int(empty[0]))}'; packing {does}. Bring them again, or take them out"
             )
+    if image_options(table, options).color_mode == "keep":
+        return
     with_alpha = sum(one.channels in (2, 4) for one in facts)
-    if with_alpha and image_options(table, options).color_mode != "keep":
+    if with_alpha:
         have = counted(with_alpha, "images", "have", of=len(facts), which="that were examined")
-        notes.append(
+        yield (
             f"{have} an alpha channel, which is left out: what is transparent has the colour that is stored behind it. "
             "Pass color_mode='keep' to keep the channel"
         )
     peaks = [one.peak for one in facts if one.peak is not None]
     bits = max(peaks, default=0).bit_length()
-    if peaks and bits <= _DARK_BITS and image_options(table, options).color_mode != "keep":
-        notes.append(
+    if peaks and bits <= _DARK_BITS:
+        yield (
             f"The images have 16 bits a pixel, but in those examined the largest value is {max(peaks):,}, which takes "
             f"{bits}; 8 bits are made of the upper half, so they become nearly black. Pass color_mode='keep' to keep "
             "their values, or scale them by prepare="
         )
-    return notes
 
 
 def settled(job: PackJob) -> PackJob:
@@ -394,11 +376,8 @@ def take_rows(plan: PackPlan, chosen: NDArray[np.int64], splits: Sequence[SplitP
     `splits`: with the samples' numbers in the whole table, each of them in `chosen`, which ascends.
     """
     renumbered = tuple(SplitPlan(split.name, np.searchsorted(chosen, split.samples)) for split in splits)
-    fields = [
-        part if part is None or part.lengths is None else replace(part, lengths=part.lengths[chosen])
-        for part in (plan.x, plan.y)
-    ]
+    x, *y = (part if part.lengths is None else replace(part, lengths=part.lengths[chosen]) for part in plan.fields)
     everything = sum(len(split.samples) for split in plan.splits)
     # An estimate over all samples, shared out by number.
     open_bytes = plan.open_bytes * len(chosen) // max(1, everything)
-    return replace(plan, x=fields[0] or plan.x, y=fields[1], splits=renumbered, open_bytes=open_bytes)
+    return replace(plan, x=x, y=y[0] if y else None, splits=renumbered, open_bytes=open_bytes)

@@ -11,9 +11,8 @@ outlive a boot anyway.
 from __future__ import annotations
 
 import threading
-from array import array
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -23,7 +22,7 @@ from colabstage.io.files import Closing, TargetFile
 from colabstage.io.workspace import Journal, current_world, cut_own, walk_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -59,26 +58,19 @@ class PackJournal(Closing):
         earlier run left out may stay out; otherwise they are tried again.
         """
         self._lock = threading.Lock()
-        self._samples = samples
-        self._stamp = stamp
+        self._samples, self._stamp, self._path = samples, stamp, path
         self._head = {"fingerprint": fingerprint, "samples": samples, "world": current_world()}
-        self._path = path
         self._clear()
-        self._read()
-        # With on_error="raise" a broken sample has to be met again.
-        if not keep_skipped:
-            for position in self.skipped:
-                self._stamps[position // BLOCK_SAMPLES] = _NO_STAMP
-            self.skipped.clear()
+        self._read(keep_skipped=keep_skipped)
         self._lines = self._begin()
 
     def _clear(self) -> None:
         # The stamp of each block that an earlier run finished, or `_NO_STAMP`.
-        self._stamps = array("Q", bytes(8 * -(-self._samples // BLOCK_SAMPLES)))
+        self._stamps = np.full(-(-self._samples // BLOCK_SAMPLES), _NO_STAMP, np.uint64)
         self.skipped: dict[int, str] = {}
         self.lost: dict[str, set[int]] = {}
 
-    def _read(self) -> None:
+    def _read(self, *, keep_skipped: bool) -> None:
         """Take over what the journal says, where it belongs to this work, of blocks whose samples have not changed."""
         try:
             for value in walk_journal(self._path, self._head):
@@ -93,59 +85,60 @@ class PackJournal(Closing):
         # Whatever else is in the file: packing again is always right, so nothing is worth an error.
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             self._clear()
-        for block, noted in enumerate(self._stamps):
-            # The source has changed since, and what was packed of it is of the old one.
-            if noted != _NO_STAMP and noted != self._block_stamp(block):
+        for block in np.flatnonzero(self._stamps != _NO_STAMP).tolist():
+            # The source may have changed since, and what was packed of it is of the old one then.
+            if self._stamps[block] != self._block_stamp(block):
                 self._stamps[block] = _NO_STAMP
+        # With on_error="raise" a broken sample has to be met again.
+        for position in () if keep_skipped else self.skipped:
+            self._stamps[position // BLOCK_SAMPLES] = _NO_STAMP
         # The blocks of the others are packed again, and with them these samples.
-        self.skipped = {position: why for position, why in self.skipped.items() if self._is_kept(position)}
-        self.lost = {part: set(filter(self._is_kept, positions)) for part, positions in self.lost.items()}
+        kept = {position for position in chain(self.skipped, *self.lost.values()) if self._is_finished(position)}
+        self.skipped = {position: why for position, why in self.skipped.items() if position in kept}
+        self.lost = {part: positions & kept for part, positions in self.lost.items()}
 
-    @property
-    def resumed(self) -> bool:
-        """Return whether an earlier run finished anything."""
-        return self.finished_samples > 0
+    def _is_finished(self, position: int) -> bool:
+        return bool(self._stamps[position // BLOCK_SAMPLES] != _NO_STAMP)
+
+    def _begin(self) -> Journal:
+        # How many samples of each block are not finished; one byte each, since there may be millions of blocks.
+        self._left = self._lengths()
+        finished = np.flatnonzero(self._stamps != _NO_STAMP)
+        blocks = zip(finished.tolist(), self._stamps[finished].tolist(), strict=True)
+        kept = chain(
+            ({"block": block, "stamp": stamp} for block, stamp in blocks),
+            ({"skipped": position, "why": why} for position, why in sorted(self.skipped.items())),
+            ({"lost": part, "of": position} for part, lost in self.lost.items() for position in sorted(lost)),
+        )
+        return Journal(self._path, self._head, kept)
+
+    def _lengths(self) -> NDArray[np.uint8]:
+        """Return how many samples each block has."""
+        lengths = np.full(len(self._stamps), BLOCK_SAMPLES, np.uint8)
+        lengths[-1:] = self._samples - BLOCK_SAMPLES * (len(lengths) - 1)
+        return lengths
+
+    def _block_stamp(self, block: int) -> int:
+        stamps = "\n".join(map(self._stamp, self._positions(block)))
+        return xxhash.xxh3_64_intdigest(stamps.encode(errors="surrogateescape")) or 1
+
+    def _positions(self, block: int) -> range:
+        return range(block * BLOCK_SAMPLES, min((block + 1) * BLOCK_SAMPLES, self._samples))
 
     @property
     def finished_samples(self) -> int:
         """Return how many samples an earlier run has finished."""
-        finished = np.frombuffer(self._stamps, np.uint64) != _NO_STAMP
-        return int(np.frombuffer(self._lengths(), np.uint8)[finished].sum())
+        return int(self._lengths()[self._stamps != _NO_STAMP].sum())
+
+    def unfinished(self) -> NDArray[np.bool_]:
+        """Return which positions the next run would pack again, `(N,)`."""
+        return np.repeat(self._stamps == _NO_STAMP, BLOCK_SAMPLES)[: self._samples]
 
     def forget(self) -> None:
         """Start over with nothing finished; only before the first `finish`."""
         self._clear()
         self._lines.close()
         self._lines = self._begin()
-
-    def _begin(self) -> Journal:
-        kept: Iterator[dict[str, object]] = chain(
-            ({"block": block, "stamp": stamp} for block, stamp in enumerate(self._stamps) if stamp != _NO_STAMP),
-            ({"skipped": position, "why": why} for position, why in sorted(self.skipped.items())),
-            ({"lost": part, "of": position} for part, lost in self.lost.items() for position in sorted(lost)),
-        )
-        # How many samples of each block are not finished; one byte each, since there may be millions of blocks.
-        self._left = self._lengths()
-        return Journal(self._path, self._head, kept)
-
-    def _lengths(self) -> bytearray:
-        """Return how many samples each block has."""
-        lengths = bytearray([BLOCK_SAMPLES]) * len(self._stamps)
-        lengths[-1:] = [self._samples - BLOCK_SAMPLES * (len(lengths) - 1)] if lengths else []
-        return lengths
-
-    def _block_stamp(self, block: int) -> int:
-        first = block * BLOCK_SAMPLES
-        stamps = "\n".join(self._stamp(i) for i in range(first, min(first + BLOCK_SAMPLES, self._samples)))
-        return xxhash.xxh3_64_intdigest(stamps.encode(errors="surrogateescape")) or 1
-
-    def _is_kept(self, position: int) -> bool:
-        return self._stamps[position // BLOCK_SAMPLES] != _NO_STAMP
-
-    def unfinished(self) -> NDArray[np.bool_]:
-        """Return which positions the next run would pack again, `(N,)`."""
-        blocks = np.frombuffer(self._stamps, np.uint64) == _NO_STAMP
-        return np.repeat(blocks, BLOCK_SAMPLES)[: self._samples]
 
     def finish(self, position: int, *, skipped: str | None = None, lost: Iterable[str] = ()) -> range:
         """Record that a sample is in its place, or was left out for the reason `skipped`; once for each sample.
@@ -155,7 +148,6 @@ class PackJournal(Closing):
         thread.
         """
         block = position // BLOCK_SAMPLES
-        first = block * BLOCK_SAMPLES
         with self._lock:
             for part in lost:
                 self.lost.setdefault(part, set()).add(position)
@@ -165,11 +157,12 @@ class PackJournal(Closing):
                 self._lines.append({"skipped": position, "why": skipped})
             self._left[block] -= 1
             # Workers finish in any order; the line is written by whoever finishes the block's last sample.
-            if self._left[block] == 0:
-                self._stamps[block] = self._block_stamp(block)
-                self._lines.append({"block": block, "stamp": self._stamps[block]})
-                return range(first, min(first + BLOCK_SAMPLES, self._samples))
-        return range(first, first)
+            if self._left[block]:
+                return range(position, position)
+            stamp = self._block_stamp(block)
+            self._stamps[block] = stamp
+            self._lines.append({"block": block, "stamp": stamp})
+        return self._positions(block)
 
     def a_reason(self) -> str:
         """Return why one of the samples was left out."""
@@ -181,7 +174,7 @@ class PackJournal(Closing):
         self._lines.close()
 
 
-class Spool:
+class Spool(Closing):
     """Appends pieces to a file, from any thread. The caller remembers where each begins."""
 
     def __init__(self, path: Path, *, start: int) -> None:
@@ -199,12 +192,9 @@ class Spool:
         self._file.write(data, start)
         return start
 
-    def __enter__(self) -> Self:
-        self._file.__enter__()
-        return self
-
-    def __exit__(self, *how: Any) -> None:
-        self._file.__exit__(*how)
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 class SampleColumn(Closing):
@@ -225,14 +215,19 @@ class SampleColumn(Closing):
         """Write the bytes of one sample's fact."""
         self._file.write(value, index * self._dtype.itemsize)
 
-    def read(self, first: int = 0, count: int = -1) -> NDArray[Any]:
-        """Return the facts of all samples, or of `count` from `first` on."""
-        return np.fromfile(self._path, self._dtype, count, offset=first * self._dtype.itemsize)
+    def put(self, indices: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Write the facts of some samples, while nothing else writes."""
+        mapped = np.memmap(self._path, self._dtype.base, "r+", shape=(self._count, *self._dtype.shape))
+        mapped[indices] = values
+
+    def read(self) -> NDArray[Any]:
+        """Return the facts of all samples."""
+        return np.fromfile(self._path, self._dtype)
 
     def forget(self) -> None:
         """Remove all facts."""
-        cut_own(self._path, 0)
-        cut_own(self._path, self._count * self._dtype.itemsize)
+        for nbytes in (0, self._count * self._dtype.itemsize):
+            cut_own(self._path, nbytes)
 
     def close(self) -> None:
         """Let go of the file, which can still be read."""

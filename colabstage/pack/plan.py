@@ -1,7 +1,4 @@
-"""Decide what a pack will be before a byte of it is written: the split and row of each sample, and how it is stored.
-
-Both orders, of splits and of rows, come from a hash of (seed, sample key), not from a random generator: they are the
-same on every version of every library, and a sample that is added later moves few of the others.
+"""Decide what a pack will be before a byte of it is written: how each sample is stored, and where.
 
 Where a box is in the stored image depends on how large the image was, which is known only once it has been decoded. So
 packing records every image's size, and the boxes, which are small, are computed and written at the end (`finish`), for
@@ -10,12 +7,10 @@ a whole split at once.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import xxhash
 
 from colabstage.errors import LayoutError, OptionError
 from colabstage.h5.info import image_options_to_json, mask_options_to_json
@@ -35,8 +30,8 @@ from colabstage.h5.schema import (
 )
 from colabstage.images.geometry import MaskOptions
 from colabstage.io.units import format_bytes
-from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes, Values
+from colabstage.pack.splits import SplitPlan, split_rows
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
@@ -52,208 +47,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.options import PackOptions
 
-
-_GOLDEN = (5**0.5 - 1) / 2
-
-
-@dataclass(frozen=True, slots=True)
-class SplitPlan:
-    """Say which samples a split holds."""
-
-    name: str
-    """The split's name."""
-    samples: NDArray[np.int64]
-    """int64, indices into the table, in row order."""
-
-
-def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.uint64]:
-    """Return one hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
-    # The purpose is in the hash, so that the order of rows tells nothing of who is in which split.
-    prefix = f"{seed}/{purpose}/".encode()
-    encoded = (prefix + key.encode(errors="surrogateescape") for key in keys)
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, encoded), np.uint64, len(keys))
-
-
-def assign_splits(
-    keys: Sequence[str], labels: NDArray[np.int64], fractions: Sequence[tuple[str, float]], *, seed: int
-) -> NDArray[np.int64]:
-    """Divide samples among splits, stratified: every class has every split's fraction, within one sample.
-
-    Args:
-        keys: N sample keys.
-        labels: int64 `(N,)`.
-        fractions: `(split name, fraction)`, adding up to 1.
-        seed: of the division.
-
-    Returns:
-        int64 `(N,)`, index into `fractions` of each sample's split.
-    """
-    # Each class is rounded by itself, so a sample that is added moves only samples of its own class. They are rounded
-    # in different ways, so that errors cancel out and the totals are right as well.
-    hashes = key_hashes(keys, seed=seed, purpose="split")
-    edges = np.cumsum([fraction for _, fraction in fractions])[:-1]
-    assigned = np.empty(len(keys), dtype=np.int64)
-    order = np.lexsort((hashes, labels))
-    starts = np.unique(labels[order], return_index=True)[1]
-    for number, members in enumerate(np.split(order, starts)[1:]):
-        # With one rounding for all edges of a class, what lies between two of them is rounded up or down, no further.
-        # Half for the first class is rounding to the nearest; the golden ratio spreads those of any number of classes.
-        rounding = (0.5 + number * _GOLDEN) % 1
-        # A product that is whole but for a float's last bit is meant to be whole.
-        cuts = np.floor(edges * len(members) + rounding + 1e-9).astype(np.int64)
-        assigned[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
-    return assigned
-
-
-def split_rows(
-    table: SampleTable, fractions: Sequence[tuple[str, float]] | None, *, seed: int, group_by: str | None = None
-) -> dict[str, NDArray[np.int64]]:
-    """Return which samples each split holds, in row order: a seeded random order for `train`, the source's for others.
-
-    Samples of one file are always in one split.
-
-    Returns:
-        Split name to int64 sample indices into `table`; no split is empty.
-    """
-    if len(table) == 0:
-        msg = "The source has no samples to split."
-        raise LayoutError(msg)
-    keys = table.keys
-    if table.splits is not None:
-        if fractions is not None:
-            found = ", ".join(sorted(set(table.splits)))
-            msg = (
-                f"The source already has splits ({found}); leave splits= out to use them, or stage one of its folders. "
-                "Splits that lists say, beside folders of classes, are not read with layout='image_folder'."
-            )
-            raise OptionError(msg)
-        # In the order in which they first occur, which is that of the source.
-        names: list[str] = list(dict.fromkeys(table.splits))
-        index = {name: number for number, name in enumerate(names)}
-        assigned = np.fromiter((index[name] for name in table.splits), dtype=np.int64, count=len(table))
-        _check_whole_files(table, table.splits, "splits")
-    elif fractions is not None:
-        names = [name for name, _ in fractions]
-        assigned = _divide(table, fractions, seed=seed, group_by=group_by)
-        _check_shares(fractions, np.bincount(assigned, minlength=len(names)))
-    else:
-        names = ["train"]
-        assigned = np.zeros(len(table), np.uint8)
-    rows: dict[str, NDArray[np.int64]] = {}
-    for number, name in enumerate(names):
-        members = np.flatnonzero(assigned == number)
-        # So that any range of `train` is a fair sample. Other splits keep the source's order, in which predictions are
-        # usually submitted.
-        if name == "train":
-            own = keys if len(members) == len(keys) else take_strings(keys, members)
-            # In one expression, so that the hashes of millions are gone before the rows are there twice.
-            members = members[np.argsort(key_hashes(own, seed=seed, purpose="row"), kind="stable")]
-        rows[name] = members
-    return rows
-
-
-def _divide(
-    table: SampleTable, fractions: Sequence[tuple[str, float]], *, seed: int, group_by: str | None
-) -> NDArray[np.int64]:
-    """Return the split of each sample, an index into `fractions`."""
-    groups = table.groups if group_by is None else groups_of_keys(table.keys, group_by)
-    if groups is not None:
-        _check_whole_files(table, groups, "groups")
-        return assign_groups(groups, fractions, seed=seed)
-    files = _files(table)
-    strata = _strata(table)
-    if files is None:
-        return assign_splits(table.keys, strata, fractions, seed=seed)
-    # A file goes where its first sample would.
-    _, firsts = np.unique(files, return_index=True)
-    of_file = assign_splits(take_strings(table.keys, firsts), strata[firsts], fractions, seed=seed)
-    return of_file[files]
-
-
-def _files(table: SampleTable) -> NDArray[np.int64] | None:
-    """Return the number of the file that each sample is made of, int64 `(N,)`; `None` where no two are of one file."""
-    source = table.inputs.source
-    # Most layouts use the files' names as keys, which are unique: then nothing need be counted.
-    if not isinstance(source, TreeFiles) or source.entries.names is table.keys:
-        return None
-    numbers: dict[str, int] = {}
-    files = np.fromiter((numbers.setdefault(n, len(numbers)) for n in source.entries.names), np.int64, len(table))
-    return files if len(numbers) < len(table) else None
-
-
-def _check_whole_files(table: SampleTable, parts: Sequence[str], what: str) -> None:
-    """Refuse a file whose samples are in two splits or groups, so that it would be trained on and tested with."""
-    files = _files(table)
-    if files is None:
-        return
-    seen: dict[int, str] = {}
-    for sample, (file, part) in enumerate(zip(files.tolist(), parts, strict=True)):
-        if seen.setdefault(file, part) != part:
-            name = table.inputs.source.name(sample)
-            msg = f"'{name}' has samples in the {what} '{seen[file]}' and '{part}'. Take it out of one of them."
-            raise LayoutError(msg)
-
-
-def _strata(table: SampleTable) -> NDArray[np.int64]:
-    """Return what every split should have its part of: the class of each sample where it has one, else one for all.
-
-    Whole numbers are classes whatever they are called, unless most samples have one of their own.
-    """
-    targets = table.targets
-    if isinstance(targets, Values) and targets.values.ndim == 1 and targets.values.dtype.kind in "biu":
-        labels = targets.values.astype(np.int64)
-        # Whole numbers may also be counts or prices, of which most are single.
-        if table.classes or 2 * len(np.unique(labels)) <= len(labels):
-            return labels
-    return np.zeros(len(table), np.int64)
-
-
-def groups_of_keys(keys: Sequence[str], pattern: str) -> tuple[str, ...]:
-    """Return what a regular expression finds in each key: its first group where it has one, else all that matches."""
-    found = [re.search(pattern, key) for key in keys]
-    missing = next((key for key, match in zip(keys, found, strict=True) if match is None), None)
-    if missing is not None:
-        msg = f"group_by={pattern!r} finds nothing in '{missing}'; expected a part of every sample's name."
-        raise OptionError(msg)
-    return tuple((match[1] or "") if match.re.groups else match[0] for match in found if match is not None)
-
-
-def assign_groups(groups: Sequence[str], fractions: Sequence[tuple[str, float]], *, seed: int) -> NDArray[np.int64]:
-    """Divide samples among splits so that no group is in two: whole groups, in an order given by a hash.
-
-    The fractions hold as closely as the groups allow: each group goes where its middle sample would. A group that is
-    added, or grows, moves few of the others.
-
-    Args:
-        groups: the group of each of N samples.
-        fractions: `(split name, fraction)`, adding up to 1.
-        seed: of the division.
-
-    Returns:
-        int64 `(N,)`, index into `fractions` of each sample's split.
-    """
-    # As objects: numpy's own texts take four bytes a character and the longest one's length for each.
-    names, members, counts = np.unique(np.array(groups, dtype=object), return_inverse=True, return_counts=True)
-    order = np.argsort(key_hashes(names.tolist(), seed=seed, purpose="group"), kind="stable")
-    middles = np.cumsum(counts[order]) - counts[order] / 2
-    edges = np.cumsum([fraction for _, fraction in fractions])[:-1] * len(groups)
-    of_group = np.empty(len(names), np.int64)
-    of_group[order] = np.searchsorted(edges, middles, side="right")
-    # numpy's versions differ in the shape of the inverse.
-    return of_group[members.reshape(-1)]
-
-
-def _check_shares(fractions: Sequence[tuple[str, float]], counts: NDArray[np.int64]) -> None:
-    for (name, fraction), count in zip(fractions, counts.tolist(), strict=True):
-        # An empty split is found here and not in the first epoch that asks for it.
-        if count == 0:
-            msg = (
-                f"splits gives '{name}' the fraction {fraction}, which of {counts.sum():,} samples comes to none. "
-                "Give it more, or leave it out."
-            )
-            raise OptionError(msg)
-
-
+_UINT8 = np.dtype(np.uint8)
 # Enough that a step costs nothing beside its samples.
 _PLACED_TOGETHER = 1 << 14
 # Left free on the disk: the rest of the session needs some, and a full disk fails in ways that nobody has tested.
@@ -276,11 +70,9 @@ class StoredField:
     """How one side of all N samples is stored in the file; each sample has a place of its own."""
 
     side: Literal["x", "y"]
-    """Inputs or targets."""
     shape: tuple[int, ...] | None
     """Shape of one row; `None` for bytes whose length differs from sample to sample."""
     dtype: np.dtype[Any]
-    """Type of one row."""
     lengths: NDArray[np.int64] | None = None
     """int64 `(N,)`, bytes of each sample, where `shape` is `None`; `None` until all samples have been encoded."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -302,9 +94,9 @@ class StoredField:
 
     def lengths_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many bytes each of some samples has."""
-        if self.shape is not None:
+        if self.lengths is None:
             return np.full(len(samples), self.row_bytes, np.int64)
-        return np.zeros(len(samples), np.int64) if self.lengths is None else self.lengths[samples]
+        return self.lengths[samples]
 
     def reserve(self, split: SplitPlan) -> ReservedDataset:
         """Return the dataset that holds a split's samples, to be written later."""
@@ -343,10 +135,46 @@ class StoredField:
         return places
 
 
+@dataclass(frozen=True, slots=True)
+class PackPlan:
+    """What will be written."""
+
+    encoding: str
+    """How inputs are stored, with `"auto"` decided: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` where they are
+    not images.
+    """
+    reason: str
+    """The reason for that, in a sentence."""
+    x: StoredField
+    """The inputs. Where only a few images were examined, another one may still contradict their shape."""
+    y: StoredField | None
+    """Targets that are read with the samples; `None` where they are known beforehand."""
+    splits: tuple[SplitPlan, ...]
+    open_bytes: int = 0
+    """An estimate of the size of inputs whose lengths are not known yet."""
+    resizer: Resizer | None = None
+    """What resizes the images, which shows in the bytes; `None` where they are not resized."""
+
+    @property
+    def fields(self) -> tuple[StoredField, ...]:
+        """Return the fields that each sample is written to."""
+        return (self.x,) if self.y is None else (self.x, self.y)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the places of something are known only when all samples have been read."""
+        return any(part.is_open for part in self.fields)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the length of all samples in the file, in bytes."""
+        known = sum(int(part.lengths_of(split.samples).sum()) for part in self.fields for split in self.splits)
+        return known + (self.open_bytes if self.x.is_open else 0)
+
+
 def reserve_boxes(boxes: Boxes, split: SplitPlan) -> list[ReservedDataset]:
     """Return the datasets of a split's boxes: offsets, coordinates and each further column."""
-    group = y_name(split.name)
-    count = int(np.diff(boxes.offsets)[split.samples].sum())
+    group, count = y_name(split.name), int(np.diff(boxes.offsets)[split.samples].sum())
     return [
         ReservedDataset(f"{group}/{OFFSETS}", (len(split.samples) + 1,), np.dtype(np.int64)),
         ReservedDataset(f"{group}/{BOXES}", (count, 4), np.dtype(np.float32)),
@@ -370,75 +198,28 @@ def pack_content(
     `skipped` has one sentence for each sample that was left out.
     """
     reserved: list[ReservedDataset] = []
-    arrays: dict[str, NDArray[Any]] = {CLASSES: np.array(table.classes, dtype=object)}
-    if skipped:
-        arrays[SKIPPED] = np.array(skipped, dtype=object)
-    texts: dict[str, Sequence[str]] = {}
-    groups: dict[str, Mapping[str, Any]] = {}
+    arrays: dict[str, NDArray[Any] | Sequence[str]] = {
+        CLASSES: table.classes,
+        **({SKIPPED: skipped} if skipped else {}),
+    }
+    # Bytes of unknown lengths are spooled first, and get a dataset in the final file.
+    known = [part for part in plan.fields if not part.is_open]
     for split in plan.splits:
-        texts[key_name(split.name)] = take_strings(table.keys, split.samples)
+        arrays[key_name(split.name)] = take_strings(table.keys, split.samples)
         if isinstance(table.targets, Values):
             arrays[y_name(split.name)] = table.targets.values[split.samples]
         elif isinstance(table.targets, Boxes):
             reserved += reserve_boxes(table.targets, split)
-        for part in plan.fields:
-            # Its bytes are spooled first, and get a dataset in the final file.
-            if part.is_open:
-                continue
+        reserved += [part.reserve(split) for part in known]
+        for part in known:
             arrays.update(part.offsets(split))
-            reserved.append(part.reserve(split))
-            if part.attributes:
-                groups[part.name(split.name)] = part.attributes
-    return PackContent(
-        reserved=reserved,
-        arrays=arrays,
-        texts=texts,
-        attributes={"layout": table.layout, "options": options.to_json(), **attributes},
-        group_attributes=groups,
-    )
+    groups = {part.name(split.name): part.attributes for split in plan.splits for part in known if part.attributes}
+    return PackContent(reserved, arrays, {"layout": table.layout, "options": options.to_json(), **attributes}, groups)
 
 
 def lacked_room(info: PackInfo) -> bool:
     """Return whether `encoding="auto"` stored a pack's original files only because pixels did not fit on that disk."""
     return info.encoding == "encoded" and _NO_ROOM in (info.encoding_reason or "")
-
-
-@dataclass(frozen=True, slots=True)
-class PackPlan:
-    """What will be written."""
-
-    encoding: str
-    """How inputs are stored, with `"auto"` decided: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` where they are
-    not images.
-    """
-    reason: str
-    """The reason for that, in a sentence."""
-    x: StoredField
-    """The inputs. Where only a few images were examined, another one may still contradict their shape."""
-    y: StoredField | None
-    """Targets that are read with the samples; `None` where they are known beforehand."""
-    splits: tuple[SplitPlan, ...]
-    """The samples of each split, in row order."""
-    open_bytes: int = 0
-    """An estimate of the size of inputs whose lengths are not known yet."""
-    resizer: Resizer | None = None
-    """What resizes the images, which shows in the bytes; `None` where they are not resized."""
-
-    @property
-    def fields(self) -> tuple[StoredField, ...]:
-        """Return the fields that each sample is written to."""
-        return (self.x,) if self.y is None else (self.x, self.y)
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether the places of something are known only when all samples have been read."""
-        return any(part.is_open for part in self.fields)
-
-    @property
-    def nbytes(self) -> int:
-        """Return the length of all samples in the file, in bytes."""
-        known = sum(int(part.lengths_of(split.samples).sum()) for part in self.fields for split in self.splits)
-        return known + (self.open_bytes if self.x.is_open else 0)
 
 
 def image_options(table: SampleTable, options: PackOptions) -> ImageOptions:
@@ -451,14 +232,23 @@ def image_options(table: SampleTable, options: PackOptions) -> ImageOptions:
     return replace(options.image, color_mode="keep" if keeps else "rgb")
 
 
+def mask_options(masks: Masks, options: PackOptions) -> MaskOptions:
+    """Return how masks become class indices, with the geometry of their images."""
+    return MaskOptions(options.image.size, options.image.resize, masks.colors, masks.foreground)
+
+
+def has_files(table: SampleTable) -> bool:
+    """Return whether images, and masks if there are any, come as files that can be stored unchanged."""
+    parts = (table.inputs, table.targets) if isinstance(table.targets, Masks) else (table.inputs,)
+    return all(isinstance(part, Images | Masks) and not part.decoded for part in parts)
+
+
 def needs_facts(table: SampleTable, options: PackOptions) -> bool:
-    """Return whether some images have to be examined before planning."""
-    return isinstance(table.inputs, Images) and not knows_form(image_options(table, options), options)
-
-
-def knows_form(image: ImageOptions, options: PackOptions) -> bool:
-    """Return whether options alone say in which form and shape images are stored."""
-    return options.encoding not in ("auto", "pixels") or (image.size is not None and image.color_mode != "keep")
+    """Return whether some images have to be examined before planning: options alone do not say in which form and shape
+    they are stored."""
+    image = image_options(table, options)
+    knows = options.encoding not in ("auto", "pixels") or (image.size is not None and image.color_mode != "keep")
+    return isinstance(table.inputs, Images) and not knows
 
 
 def gains_by_torch(table: SampleTable, options: PackOptions) -> bool:
@@ -493,7 +283,15 @@ def plan_pack(
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())
     if isinstance(table.inputs, Arrays):
         return _plan_arrays(table.inputs, table, options, splits)
-    plan = _plan_images(table.inputs, table, options, splits, facts, free_bytes)
+    if options.jpeg_quality is not None:
+        plan = _plan_jpeg(table.inputs, table, options, splits)
+    elif options.encoding != "encoded":
+        plan = _plan_pixels(table, options, splits, facts, free_bytes)
+    elif has_files(table):
+        plan = _plan_files(table, options, splits, "encoding='encoded' was asked for")
+    else:
+        msg = f"The layout '{table.layout}' gives decoded arrays, no image files to keep. Use encoding='pixels'."
+        raise OptionError(msg)
     if options.image.size is None or plan.encoding == "encoded":
         return plan
     # Decided before anything is written, and recorded in the file: the two filters differ by a grey level.
@@ -511,61 +309,51 @@ def _plan_arrays(inputs: Arrays, table: SampleTable, options: PackOptions, split
     return PackPlan("arrays", "the samples are arrays of one shape", x, plan_target(table, options, None), splits)
 
 
-def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on once
-    images: Images,
-    table: SampleTable,
-    options: PackOptions,
-    splits: tuple[SplitPlan, ...],
-    facts: Sequence[ImageFacts],
-    free_bytes: int | None,
-) -> PackPlan:
-    def encoded(reason: str) -> PackPlan:
-        group = {IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
-        # The listing has the lengths of the files, so their places are known before one is read.
-        x = StoredField("x", None, np.dtype(np.uint8), lengths=images.source.sizes, attributes=group)
-        return PackPlan("encoded", reason, x, plan_target(table, options, None), splits)
-
-    if options.jpeg_quality is not None:
-        return _plan_jpeg(images, table, options, splits)
-    if options.encoding == "encoded":
-        if not has_files(table):
-            msg = f"The layout '{table.layout}' gives decoded arrays, no image files to keep. Use encoding='pixels'."
-            raise OptionError(msg)
-        return encoded("encoding='encoded' was asked for")
-    shape, dtype, trouble, remedy = _row_shape(image_options(table, options), facts)
-    if shape is None:
-        if options.encoding == "pixels" or not has_files(table):
-            msg = f"{trouble}, so they cannot be pixels. Give {remedy}, or encoding='encoded'."
-            raise LayoutError(msg)
-        return encoded(f"{trouble}, so they are kept as they are{LISTS.format(remedy)}")
-    x = StoredField("x", shape, dtype)
-    pixels = PackPlan("pixels", "", x, plan_target(table, options, shape), splits)
-    if options.encoding == "pixels":
-        return replace(pixels, reason="encoding='pixels' was asked for")
-    size = f"{shape[0]}x{shape[1]}x{shape[2]}"
-    nbytes = pixels.nbytes
-    if free_bytes is not None and nbytes > free_bytes * (1 - _SPARE_FRACTION) and has_files(table):
-        return encoded(
-            f"as {size} pixels they would take {format_bytes(nbytes)} and {format_bytes(free_bytes)} {_NO_ROOM} and "
-            "decoded on every read"
-        )
-    return replace(
-        pixels,
-        reason=f"as {size} pixels they take {format_bytes(nbytes)}, which fits on the disk; no image is decoded again",
-    )
+def _plan_files(table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...], reason: str) -> PackPlan:
+    """Plan images whose files are kept as they are."""
+    group = {IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
+    # The listing has the lengths of the files, so their places are known before one is read.
+    x = StoredField("x", None, _UINT8, table.inputs.source.sizes, group)
+    return PackPlan("encoded", reason, x, plan_target(table, options, None), splits)
 
 
 def _plan_jpeg(images: Images, table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...]) -> PackPlan:
     """Plan images that are encoded again, whose lengths are known only afterwards."""
     size = options.image.size
     # Stored images have the final size already; resizing them again when they are read changes nothing.
-    x = StoredField(
-        "x", None, np.dtype(np.uint8), attributes={IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
-    )
+    x = StoredField("x", None, _UINT8, attributes={IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)})
     y = plan_target(table, options, None if size is None else (*size, 3))
     # Only for the check of free space; the file becomes as large as its JPEGs are.
     guess = int(images.source.sizes.sum()) if size is None else len(table) * size[0] * size[1] // _PIXELS_OF_A_BYTE
     return PackPlan(options.encoding, f"encoding='{options.encoding}' was asked for", x, y, splits, guess)
+
+
+def _plan_pixels(
+    table: SampleTable,
+    options: PackOptions,
+    splits: tuple[SplitPlan, ...],
+    facts: Sequence[ImageFacts],
+    free_bytes: int | None,
+) -> PackPlan:
+    """Plan images that are decoded, or kept as files where `encoding="auto"` and they have no form or no room."""
+    shape, dtype, trouble, remedy = _row_shape(image_options(table, options), facts)
+    if shape is None:
+        if options.encoding == "pixels" or not has_files(table):
+            msg = f"{trouble}, so they cannot be pixels. Give {remedy}, or encoding='encoded'."
+            raise LayoutError(msg)
+        return _plan_files(table, options, splits, f"{trouble}, so they are kept as they are{LISTS.format(remedy)}")
+    plan = PackPlan("pixels", "", StoredField("x", shape, dtype), plan_target(table, options, shape), splits)
+    if options.encoding == "pixels":
+        return replace(plan, reason="encoding='pixels' was asked for")
+    size, nbytes = f"{shape[0]}x{shape[1]}x{shape[2]}", plan.nbytes
+    if free_bytes is not None and nbytes > free_bytes * (1 - _SPARE_FRACTION) and has_files(table):
+        reason = (
+            f"as {size} pixels they would take {format_bytes(nbytes)} and {format_bytes(free_bytes)} {_NO_ROOM} and "
+            "decoded on every read"
+        )
+        return _plan_files(table, options, splits, reason)
+    reason = f"as {size} pixels they take {format_bytes(nbytes)}, which fits on the disk; no image is decoded again"
+    return replace(plan, reason=reason)
 
 
 def plan_target(table: SampleTable, options: PackOptions, image_shape: tuple[int, ...] | None) -> StoredField | None:
@@ -579,21 +367,9 @@ def plan_target(table: SampleTable, options: PackOptions, image_shape: tuple[int
     if not isinstance(targets, Masks):
         return None
     if image_shape is not None:
-        return StoredField("y", image_shape[:2], np.dtype(np.uint8))
+        return StoredField("y", image_shape[:2], _UINT8)
     group = {MASK_OPTIONS_ATTRIBUTE: mask_options_to_json(mask_options(targets, options))}
-    return StoredField("y", None, np.dtype(np.uint8), lengths=targets.source.sizes, attributes=group)
-
-
-def mask_options(masks: Masks, options: PackOptions) -> MaskOptions:
-    """Return how masks become class indices, with the geometry of their images."""
-    return MaskOptions(options.image.size, options.image.resize, masks.colors, masks.foreground)
-
-
-def has_files(table: SampleTable) -> bool:
-    """Return whether images, and masks if there are any, come as files that can be stored unchanged."""
-    if not isinstance(table.inputs, Images) or table.inputs.decoded:
-        return False
-    return not (isinstance(table.targets, Masks) and table.targets.decoded)
+    return StoredField("y", None, _UINT8, targets.source.sizes, group)
 
 
 def why_kept(image: ImageOptions) -> str:
@@ -604,28 +380,31 @@ def why_kept(image: ImageOptions) -> str:
     return f"the images have {what}, so they are kept as they are{LISTS.format(remedy)}"
 
 
-def _row_shape(
-    image: ImageOptions, facts: Sequence[ImageFacts]
-) -> tuple[tuple[int, int, int] | None, np.dtype[Any], str, str]:
-    """Return the common shape and dtype of the images that `facts` describe; or no shape, with the reason and the
-    options that give them one."""
-    uint8 = np.dtype(np.uint8)
+class _RowShape(NamedTuple):
+    """The common shape and dtype of images; or no shape, with the reason and the options that give them one."""
+
+    shape: tuple[int, int, int] | None
+    dtype: np.dtype[Any] = _UINT8
+    trouble: str = ""
+    remedy: str = ""
+
+
+def _row_shape(image: ImageOptions, facts: Sequence[ImageFacts]) -> _RowShape:
+    """Return the form of the images that `facts` describe."""
     channels = {"rgb": 3, "grayscale": 1}.get(image.color_mode)
     if image.size is not None and channels is not None:
-        return (*image.size, channels), uint8, "", ""
+        return _RowShape((*image.size, channels))
     sizes = {image.size or (fact.height, fact.width) for fact in facts}
-    depths = {channels or fact.channels for fact in facts}
-    dtypes = {uint8 if channels else np.dtype(fact.dtype) for fact in facts}
+    forms = {(channels or fact.channels, _UINT8 if channels else np.dtype(fact.dtype)) for fact in facts}
     # Rows of one shape are what makes reading fast; several shapes would need padding, or a size that nobody asked for.
-    several = len(depths) > 1 or len(dtypes) > 1
     if len(sizes) > 1:
         (a, b), (c, d) = min(sizes), max(sizes)
-        remedy = f"{_ONE_SIZE} and {_ONE_FORM}" if several else _ONE_SIZE
-        return None, uint8, f"the images have many sizes ({a}x{b} to {c}x{d})", remedy
-    if several:
+        remedy = f"{_ONE_SIZE} and {_ONE_FORM}" if len(forms) > 1 else _ONE_SIZE
+        return _RowShape(None, trouble=f"the images have many sizes ({a}x{b} to {c}x{d})", remedy=remedy)
+    if len(forms) > 1:
         kinds = ", ".join(sorted({f"{fact.channels} x {np.dtype(fact.dtype)}" for fact in facts}))
-        return None, uint8, f"the images have different channels ({kinds})", _ONE_FORM
+        return _RowShape(None, trouble=f"the images have different channels ({kinds})", remedy=_ONE_FORM)
     if not facts:
-        return None, uint8, "no image could be looked at", _ONE_SIZE
-    height, width = sizes.pop()
-    return (height, width, depths.pop()), dtypes.pop(), "", ""
+        return _RowShape(None, trouble="no image could be looked at", remedy=_ONE_SIZE)
+    (height, width), (depth, dtype) = sizes.pop(), forms.pop()
+    return _RowShape((height, width, depth), dtype)

@@ -11,11 +11,11 @@ import contextlib
 import glob
 import io
 import json
+import re
 import zipfile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
-import xxhash
 
 from colabstage.errors import NewerFormatError
 from colabstage.h5.manifest import read_manifest
@@ -26,9 +26,9 @@ from colabstage.io.workspace import is_made_here
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Arrays, Images, Masks
 from colabstage.pack.job import Prepared, target_source
+from colabstage.trees.listing import hash_rows, hash_texts, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -37,21 +37,18 @@ if TYPE_CHECKING:
     from colabstage.layouts.samples import SampleSource
     from colabstage.layouts.table import SampleTable
 
-_SUFFIX = ".rows"
-_FORMAT = "colabstage rows 1"
+_SUFFIX = re.compile(r"\.[0-9a-f]{16}\.rows")
+_KIND, _FORMAT = "colabstage rows ", "colabstage rows 2"
 # What numpy, zipfile and json raise of a file that anybody may have written; the last one of flags that none can read.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, RuntimeError)
 # Of one row: hashes of the names of its files, and of these with what shows their state (0 where nothing does); a hash
 # of the image file, where it was taken; the size of the upright image, where it was noted; and what of its file
 # is not stored.
+_STATES = ("name", "digest", "version")
 ROW = np.dtype(
     [
-        ("name", "<u8"),
-        ("digest", "<u8"),
-        ("version", "<u8"),
-        ("content", "<u8"),
-        ("height", "<i4"),
-        ("width", "<i4"),
+        *((state, "<u8") for state in (*_STATES, "content")),
+        *((side, "<i4") for side in ("height", "width")),
         *((part, "?") for part in LOSSES),
     ]
 )
@@ -73,13 +70,12 @@ class PackRows(NamedTuple):
 def rows_name(pack: str, manifest: Manifest) -> str:
     """Return the name of the record of the pack that has this name and manifest."""
     digits = hash_block(f"{manifest.size} {' '.join(manifest.hashes)}".encode())
-    return f"{pack}.{digits}{_SUFFIX}"
+    return f"{pack}.{digits}.rows"
 
 
 def is_rows_name(name: str, pack: str) -> bool:
     """Tell whether a file has the name of a record of some pack that was, or is, called `pack`."""
-    digits = name.removeprefix(f"{pack}.").removesuffix(_SUFFIX)
-    return name == f"{pack}.{digits}{_SUFFIX}" and len(digits) == 16 and set(digits) <= set("0123456789abcdef")
+    return name.startswith(pack) and _SUFFIX.fullmatch(name[len(pack) :]) is not None
 
 
 def write_rows(path: Path, found: PackRows) -> None:
@@ -92,10 +88,23 @@ def write_rows(path: Path, found: PackRows) -> None:
 
 def parse_rows(content: bytes, manifest: Manifest) -> PackRows | None:
     """Return the record of a pack; `None` for anything that is not a whole one, or of other rows."""
+    return _load_rows(io.BytesIO(content), manifest)
+
+
+def read_rows(pack: Path, manifest: Manifest) -> PackRows | None:
+    """Return the record beside a pack; `None` where there is none."""
+    path = pack.with_name(rows_name(pack.name, manifest))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if is_made_here(path):
+            with path.open("rb") as file:
+                return _load_rows(file, manifest)
+    return None
+
+
+def _load_rows(file: BinaryIO, manifest: Manifest) -> PackRows | None:
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            head, rows = json.loads(stored["head"].tobytes()), stored["rows"]
-            levels = stored.get("levels")
+        with np.load(file, allow_pickle=False) as stored:
+            head, rows, levels = json.loads(stored["head"].tobytes()), stored["rows"], stored.get("levels")
         splits = {str(name): int(count) for name, count in head["splits"]}
         found = PackRows(str(head["form"]), splits, rows, levels)
     except _UNREADABLE:
@@ -105,17 +114,8 @@ def parse_rows(content: bytes, manifest: Manifest) -> PackRows | None:
     return found if fits and head.get("format") == _FORMAT else None
 
 
-def read_rows(pack: Path, manifest: Manifest) -> PackRows | None:
-    """Return the record beside a pack; `None` where there is none."""
-    path = pack.with_name(rows_name(pack.name, manifest))
-    try:
-        return parse_rows(path.read_bytes(), manifest) if is_made_here(path) else None
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
 def is_rows(path: Path) -> bool:
-    """Tell whether a file is a record of rows that colabstage wrote for this user."""
+    """Tell whether a file is a record of rows that colabstage wrote for this user, of whatever version."""
     if not is_made_here(path) or not path.is_file():
         return False
     try:
@@ -124,7 +124,7 @@ def is_rows(path: Path) -> bool:
             head = json.loads(stored["head"].tobytes())
     except _UNREADABLE:
         return False
-    return isinstance(head, dict) and head.get("format") == _FORMAT
+    return isinstance(head, dict) and str(head.get("format")).startswith(_KIND)
 
 
 def put_rows(made: Path, pack: Path, manifest: Manifest) -> None:
@@ -134,34 +134,15 @@ def put_rows(made: Path, pack: Path, manifest: Manifest) -> None:
 
 def sweep_rows(pack: Path) -> None:
     """Remove the records of packs that had this name before; all of them where there is none now."""
-    found = [
-        path for path in pack.parent.glob(f"{glob.escape(pack.name)}.*{_SUFFIX}") if is_rows_name(path.name, pack.name)
-    ]
-    if not found:
+    records = [one for one in pack.parent.glob(f"{glob.escape(pack.name)}.*.rows") if is_rows_name(one.name, pack.name)]
+    if not records:
         return
     with contextlib.suppress(NewerFormatError):
         manifest = read_manifest(pack)
         kept = None if manifest is None else rows_name(pack.name, manifest)
-        for path in found:
+        for path in records:
             if path.name != kept:
                 remove_vouched(path, is_rows)
-
-
-def states_of(table: SampleTable) -> NDArray[np.void] | None:
-    """Return the names and states of the files of each sample, `(N,)` of `ROW`; `None` where its samples are no files
-    that can be compared."""
-    sources = [inputs_of(table).source, target_source(table)]
-    parts = [_file_states(source) for source in sources if source is not None]
-    found = np.zeros(len(table), ROW)
-    for field in ("name", "digest", "version"):
-        columns = [part[field] for part in parts if part is not None]
-        if len(columns) < len(parts):
-            return None
-        # What is proved of one of two files proves nothing of the sample.
-        proved = np.all([column != 0 for column in columns], axis=0)
-        mixed = columns[0] if len(columns) == 1 else _hash_each(zip(*(one.tolist() for one in columns), strict=True))
-        found[field] = np.where(proved, mixed, 0)
-    return found
 
 
 def inputs_of(table: SampleTable) -> Images | Arrays:
@@ -178,39 +159,41 @@ def are_files(table: SampleTable) -> bool:
     )
 
 
-def _file_states(source: SampleSource) -> dict[str, NDArray[np.uint64]] | None:
-    if not isinstance(source, TreeFiles):
+def states_of(table: SampleTable) -> NDArray[np.void] | None:
+    """Return the names and states of the files of each sample, `(N,)` of `ROW`; `None` where its samples are no files
+    that can be compared."""
+    sources = [source for source in (inputs_of(table).source, target_source(table)) if source is not None]
+    parts = [_file_states(source) for source in sources]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
         return None
+    found = np.zeros(len(table), ROW)
+    for state, columns in zip(_STATES, zip(*known, strict=True), strict=True):
+        # What is proved of one of two files proves nothing of the sample.
+        found[state] = np.where(np.all([column != 0 for column in columns], axis=0), hash_rows(*columns), 0)
+    return found
+
+
+def _file_states(source: SampleSource) -> tuple[NDArray[np.uint64], ...] | None:
+    """Return a hash of each file's name, and what shows its state, by its bare name and by its whole name."""
+    places = _places(source) if isinstance(source, TreeFiles) else None
+    if not isinstance(source, TreeFiles) or places is None:
+        return None
+    entries = source.entries
+    digests, versions = (states[places] for states in source.tree.file_states())
+    names = hash_texts(entries.names)
+    # By the bare name too, as 32 bits alone would be equal by chance among many files.
+    bare = hash_texts(name.rpartition("/")[2] for name in entries.names) if digests.any() else names
+    return names, hash_rows(bare, entries.sizes, digests), hash_rows(names, entries.sizes, versions)
+
+
+def _places(source: TreeFiles) -> NDArray[np.int64] | None:
+    """Return the number of each file among those of its tree; `None` where one is not listed."""
     entries, listing = source.entries, source.tree.entries
-    states = source.tree.file_states()
-    numbers = range(len(entries)) if entries.places is None else entries.places.tolist()
-    known = listing.names
+    places = np.arange(len(entries)) if entries.places is None else entries.places
     # A part of a tree numbers its files as the whole does, and some listings do not number them.
-    found = (
-        number if 0 <= number < len(known) and known[number] == name else listing.find(name)
-        for number, name in zip(numbers, entries.names, strict=True)
-    )
-    places = [place for place in found if place is not None]
-    if len(places) < len(entries):
-        return None
-    names, sizes = entries.names, entries.sizes.tolist()
-    return {
-        "name": _hash_each(zip(names)),
-        # By the bare name too, as 32 bits alone would be equal by chance among many files.
-        "digest": _hash_proofs((name.rpartition("/")[2] for name in names), sizes, states.digests, places),
-        "version": _hash_proofs(names, sizes, states.versions, places),
-    }
-
-
-def _hash_proofs(
-    names: Iterable[str], sizes: Sequence[int], proofs: Sequence[str], places: Sequence[int]
-) -> NDArray[np.uint64]:
-    hashes = _hash_each(zip(names, sizes, (proofs[place] for place in places), strict=True))
-    known = np.fromiter((proofs[place] != "" for place in places), np.bool_, len(places))
-    return np.where(known, hashes, np.uint64(0))
-
-
-def _hash_each(values: Iterable[tuple[Any, ...]]) -> NDArray[np.uint64]:
-    texts = ("\n".join(map(str, value)).encode(errors="surrogateescape") for value in values)
-    # 0 stands for none.
-    return np.fromiter((xxhash.xxh3_64_intdigest(text) or 1 for text in texts), np.uint64)
+    is_numbered = places.min(initial=0) >= 0 and places.max(initial=-1) < len(listing)
+    if is_numbered and take_strings(listing.names, places) == entries.names:
+        return places
+    found = [listing.find(name) for name in entries.names]
+    return None if None in found else np.array(found, np.int64)

@@ -34,7 +34,7 @@ from colabstage.pack.finish import OddBoxes
 from colabstage.sources.buckets import ObjectStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from colabstage.h5.manifest import Manifest
@@ -77,11 +77,10 @@ class ShardName(NamedTuple):
         return result_of(manifest)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardResult:
-    """What one task has written."""
+class ShardResult(NamedTuple):
+    """What one task has written; the last three as far as this run has seen them."""
 
-    samples: dict[str, int]
+    samples: Mapping[str, int]
     """Rows of each split."""
     skipped: tuple[str, ...]
     """One sentence for each sample that was left out."""
@@ -90,25 +89,13 @@ class ShardResult:
     readers: int
     """The largest number of reads in flight."""
     animated: tuple[str, ...] = ()
-    """The names of animations, as far as this run has seen them."""
     reduced: tuple[str, ...] = ()
-    """The names of images of 16 bits that became 8, as far as this run has seen them."""
-    odd_boxes: OddBoxes = field(default_factory=OddBoxes)
-    """How many boxes a model may refuse or misread, as far as this run has seen them."""
+    odd_boxes: OddBoxes = OddBoxes()
 
     @classmethod
     def of(cls, report: PackReport) -> ShardResult:
         """Return the result of a shard that was written now."""
-        samples = dict(report.samples)
-        return cls(
-            samples,
-            report.skipped,
-            report.resumed,
-            report.readers,
-            report.animated,
-            report.reduced,
-            report.odd_boxes,
-        )
+        return cls._make(getattr(report, name) for name in cls._fields)
 
     @property
     def rows(self) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from colabstage.layouts.samples import TreeFiles
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.execute import PackReport, notes_on_losses, run_pack, target_arrays
-from colabstage.pack.finish import OddBoxes, place_joined
+from colabstage.pack.finish import OddBoxes
 from colabstage.pack.job import (
     CallersDataset,
     PackJob,
@@ -44,8 +44,9 @@ from colabstage.pack.job import (
     take_rows,
     target_source,
 )
-from colabstage.pack.plan import SplitPlan
+from colabstage.pack.joining import place_joined
 from colabstage.pack.set_stores import LocalStore, RemoteStore, ShardName, ShardResult
+from colabstage.pack.splits import SplitPlan
 from colabstage.pack.writer import check_share, sample_stamp
 
 if TYPE_CHECKING:
@@ -62,11 +63,12 @@ if TYPE_CHECKING:
     from colabstage.pack.plan import PackPlan
     from colabstage.pack.set_stores import SetStore
 
+    Written = Generator[tuple[ShardName, ShardResult]]
+
 # Large enough that opening and uploading a file does not count, small enough that a lost one is soon written again.
 _SHARD_BYTES = 1_000_000_000
 # Fewer shards would leave workers of a small cluster idle; with too few samples, a shard costs more than it gains.
-_FEWEST = 8
-_FEWEST_SAMPLES = 64
+_FEWEST, _FEWEST_SAMPLES = 8, 64
 # Names have five digits.
 _MOST = 99_999
 # Rows that are sent to a worker; more for each sample would be a whole listing or the contents themselves.
@@ -94,19 +96,16 @@ def check_shards(count: int, job: PackJob) -> int:
 
 def shard_splits(splits: Sequence[SplitPlan], number: int, count: int) -> list[SplitPlan]:
     """Return the rows of one shard: a consecutive part of every split."""
-    # Consecutive, so that the shards one after the other are the rows of the single file.
-    parts = []
-    for split in splits:
-        rows = len(split.samples)
-        # Integer arithmetic: shards differ by at most one row, and together have each row once.
-        own = split.samples[rows * number // count : rows * (number + 1) // count]
-        if len(own):
-            parts.append(SplitPlan(split.name, own))
-    return parts
+    # Consecutive, so that the shards one after the other are the rows of the single file. By integer arithmetic: shards
+    # differ by at most one row, and together have each row once.
+    parts = [
+        SplitPlan(name, rows[len(rows) * number // count : len(rows) * (number + 1) // count])
+        for name, rows in ((split.name, split.samples) for split in splits)
+    ]
+    return [part for part in parts if len(part.samples)]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardRows:
+class ShardRows(NamedTuple):
     """The samples of one shard."""
 
     chosen: NDArray[np.int64]
@@ -116,7 +115,7 @@ class ShardRows:
     """The plan for them."""
 
     @classmethod
-    def of(cls, plan: PackPlan, name: ShardName) -> Self:
+    def of(cls, plan: PackPlan, name: ShardName) -> ShardRows:
         """Return the rows of a shard, given the plan of all samples."""
         splits = shard_splits(plan.splits, name.number, name.total)
         chosen = np.sort(np.concatenate([split.samples for split in splits]))
@@ -125,47 +124,13 @@ class ShardRows:
 
 def shard_job(job: PackJob, name: ShardName) -> PackJob:
     """Return the part of a job that is one shard."""
-    rows = ShardRows.of(job.plan, name)
-    return replace(job, table=take_rows_of_table(job.table, rows.chosen), plan=rows.plan, options=_shard_options(job))
+    chosen, plan = ShardRows.of(job.plan, name)
+    return PackJob(job.tree, take_rows_of_table(job.table, chosen), plan, _shard_options(job))
 
 
 def _shard_options(job: PackJob) -> PackOptions:
     # How many samples may be left out, all shards say together.
     return job.options if job.options.skip_share is None else replace(job.options, on_error="skip")
-
-
-def made_of(job: PackJob, count: int) -> str:
-    """Return 16 hexadecimal digits that change whenever any shard of the set would."""
-    digest = hashlib.sha256()
-    facts = (
-        # Another version may write other bytes for the same samples.
-        version("colabstage"),
-        job.label,
-        job.options.places_fingerprint(),
-        job.plan.encoding,
-        job.plan.resizer,
-        count,
-    )
-    digest.update(repr(facts).encode(errors="surrogateescape"))
-    _hash_table(digest, job.table)
-    for split in job.plan.splits:
-        digest.update(np.ascontiguousarray(split.samples).tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _hash_table(digest: hashlib._Hash, table: SampleTable) -> None:
-    # A key may hold what is not UTF-8, as file names on Linux can.
-    for text in (*table.classes, *table.keys):
-        digest.update(f"{text}\n".encode(errors="surrogateescape"))
-    # Lengths stand for contents: hashing all images would read the source twice.
-    for values in (table.inputs.source.sizes, *target_arrays(table)):
-        digest.update(np.ascontiguousarray(values).tobytes())
-
-
-def _digest_of_table(table: SampleTable) -> str:
-    digest = hashlib.sha256()
-    _hash_table(digest, table)
-    return digest.hexdigest()
 
 
 def shard_names(job: PackJob, count: int, identity: Mapping[str, Any] | None = None) -> list[ShardName]:
@@ -175,16 +140,39 @@ def shard_names(job: PackJob, count: int, identity: Mapping[str, Any] | None = N
     """
     made = made_of(job, count)
     names = [ShardName(made, number, count) for number in range(count)]
-    if identity is None:
-        return names
-    found = []
-    for name in names:
-        # Not part of what the set is made of, which is in the file: another machine may have other times.
-        digest = hashlib.sha256(repr(sorted(identity.items())).encode())
-        for sample in ShardRows.of(job.plan, name).chosen.tolist():
-            digest.update(sample_stamp(job.table, sample).encode(errors="surrogateescape"))
-        found.append(name._replace(state=digest.hexdigest()[:16]))
-    return found
+    # The state is not part of what the set is made of, which is in the file: another machine may have other times.
+    return names if identity is None else [name._replace(state=_state_of(job, name, identity)) for name in names]
+
+
+def made_of(job: PackJob, count: int) -> str:
+    """Return 16 hexadecimal digits that change whenever any shard of the set would."""
+    plan = job.plan
+    # Another version may write other bytes for the same samples.
+    options = job.options.places_fingerprint()
+    facts = (version("colabstage"), job.label, options, plan.encoding, plan.resizer, count)
+    digest = hashlib.sha256(repr(facts).encode(errors="surrogateescape"))
+    _hash_table(digest, job.table)
+    for split in plan.splits:
+        digest.update(np.ascontiguousarray(split.samples).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _hash_table(digest: hashlib._Hash, table: SampleTable) -> str:
+    # A key may hold what is not UTF-8, as file names on Linux can.
+    for text in (*table.classes, *table.keys):
+        digest.update(f"{text}\n".encode(errors="surrogateescape"))
+    # Lengths stand for contents: hashing all images would read the source twice.
+    for values in (table.inputs.source.sizes, *target_arrays(table)):
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
+
+
+def _state_of(job: PackJob, name: ShardName, identity: Mapping[str, Any]) -> str:
+    """Return 16 hexadecimal digits that change with the state of a shard's samples in the source."""
+    digest = hashlib.sha256(repr(sorted(identity.items())).encode())
+    for sample in ShardRows.of(job.plan, name).chosen.tolist():
+        digest.update(sample_stamp(job.table, sample).encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +182,9 @@ class ShardTask:
     source: PackSource
     """What is packed, under the name by which the worker can open it."""
     store: LocalStore | RemoteStore
-    """Where the shard goes."""
     name: ShardName
-    """Which of the shards this is."""
     options: PackOptions
-    """How samples become a file."""
     rows: ShardRows
-    """What was planned for it."""
     table: bytes | None
     """Its samples, pickled; `None` where they cannot be, and are found again."""
     digest: str
@@ -210,33 +194,30 @@ class ShardTask:
 class _TablePickler(pickle.Pickler):
     """Pickles a table without the open source that its samples are read from."""
 
-    def __init__(self, file: io.BytesIO, opened: object) -> None:
-        super().__init__(file)
-        self._opened = opened
+    opened: object
 
     def persistent_id(self, obj: object) -> str | None:
-        return "source" if obj is self._opened else None
+        return "source" if obj is self.opened else None
 
 
 class _TableUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, opened: object) -> None:
-        super().__init__(file)
-        self._opened = opened
+    opened: object
 
     def persistent_load(self, pid: object) -> object:
-        return self._opened
+        return self.opened
 
 
 def _pickled(table: SampleTable, opened: object) -> bytes | None:
     """Return a table as bytes; `None` where its samples are read by functions or open files, which have none."""
     file = io.BytesIO()
+    pickler = _TablePickler(file)
+    pickler.opened = opened
     try:
-        _TablePickler(file, opened).dump(table)
+        pickler.dump(table)
     # What a layout's own objects raise.
     except Exception:  # noqa: BLE001
         return None
-    found = file.getvalue()
-    return found if len(found) <= _MOST_SENT_BYTES + _SENT_BYTES_OF_SAMPLE * len(table) else None
+    return file.getvalue() if file.tell() <= _MOST_SENT_BYTES + _SENT_BYTES_OF_SAMPLE * len(table) else None
 
 
 def write_shard(task: ShardTask) -> ShardResult:
@@ -244,41 +225,61 @@ def write_shard(task: ShardTask) -> ShardResult:
     with task.store.open() as store:
         if (done := store.finished(task.name)) is not None:
             return done
-        _check_torch(task.rows.plan)
+        # Asked of the plan and not of this machine: the set has one resizer, or its bytes would show who wrote them.
+        if task.rows.plan.resizer == "torch" and not can_torch_resize():
+            msg = (
+                "This pack was planned where torch resizes images, and on this worker torch is missing, broken, or the "
+                "processor has no AVX2; another resizer would write other bytes. Install torch on every worker, or "
+                "plan the pack where there is none."
+            )
+            raise MissingDependencyError(msg)
         # Rows computed by a function that has changed since it was planned would stand beside others in one dataset.
         task.options.check_code()
         with store.scratch(task.name) as path, open_source(task.source, task.options, beside=path) as opened:
             job = PackJob(opened.tree, _planned_table(task, opened), task.rows.plan, task.options)
-            report = run_pack(
-                job,
-                path,
-                slow=opened.slow,
-                progress=NullProgress(),
-                cancellation=_AsLongAs(store),
-                identity=opened.identity,
-                address=job.label,
-                shard=task.name,
-            )
-            store.keep(path, task.name)
+            return _write_one(job, path, opened, store, task.name, NullProgress(), _AsLongAs(store))
+
+
+def _write_one(  # noqa: PLR0917 - what one shard needs, each named once
+    job: PackJob,
+    path: Path,
+    opened: OpenSource,
+    store: SetStore,
+    name: ShardName,
+    progress: Progress,
+    cancellation: Cancellation,
+) -> ShardResult:
+    report = run_pack(
+        job,
+        path,
+        slow=opened.slow,
+        progress=progress,
+        cancellation=cancellation,
+        identity=opened.identity,
+        shard=name,
+    )
+    store.keep(path, name)
     return ShardResult.of(report)
 
 
 def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
     """Return the samples that were planned."""
     if task.table is not None:
-        table: SampleTable = _TableUnpickler(io.BytesIO(task.table), opened.tree or opened.dataset).load()
+        unpickler = _TableUnpickler(io.BytesIO(task.table))
+        unpickler.opened = opened.tree or opened.dataset
+        table: SampleTable = unpickler.load()
         is_same = _is_listed(table, opened)
     else:
-        whole = opened.find()
-        is_same = _digest_of_table(whole) == task.digest
-        table = take_rows_of_table(whole, task.rows.chosen) if is_same else whole
+        table = opened.find()
+        is_same = _hash_table(hashlib.sha256(), table) == task.digest
+        table = take_rows_of_table(table, task.rows.chosen) if is_same else table
     if not is_same:
-        label = "the dataset" if opened.tree is None else f"'{opened.tree.label}'"
+        label = "The dataset" if opened.tree is None else f"'{opened.tree.label}'"
         msg = (
             f"{label} has other files here than where the pack was planned, or changed meanwhile. Make sure that all "
             "workers see the same source, and pack it again."
         )
-        raise SourceChangedError(msg[0].upper() + msg[1:])
+        raise SourceChangedError(msg)
     return table
 
 
@@ -287,26 +288,15 @@ def _is_listed(table: SampleTable, opened: OpenSource) -> bool:
     tree = opened.tree
     if tree is None:
         return True
-    places = tree.entries.positions if tree.kind != "folder" else np.zeros(len(tree.entries), np.int64)
-    listed = dict(zip(tree.entries.names, zip(tree.entries.sizes.tolist(), places.tolist(), strict=True), strict=True))
-    for source in (table.inputs.source, target_source(table)):
-        if isinstance(source, TreeFiles) and source.tree is tree:
-            places = source.positions if tree.kind != "folder" else np.zeros(len(source), np.int64)
-            wanted = zip(source.entries.names, source.sizes.tolist(), places.tolist(), strict=True)
-            if any(listed.get(name) != (size, place) for name, size, place in wanted):
-                return False
-    return True
 
+    def facts(names: list[str], *columns: NDArray[np.int64]) -> Iterator[tuple[Any, ...]]:
+        # In a folder positions are places in its listing.
+        return zip(names, *(column.tolist() for column in columns[: 1 if tree.kind == "folder" else 2]), strict=True)
 
-def _check_torch(plan: PackPlan) -> None:
-    # Asked of the plan and not of this machine: the set has one resizer, or its bytes would show who wrote them.
-    if plan.resizer == "torch" and not can_torch_resize():
-        msg = (
-            "This pack was planned where torch resizes images, and on this worker torch is missing, broken, or the "
-            "processor has no AVX2; another resizer would write other bytes. Install torch on every worker, or plan "
-            "the pack where there is none."
-        )
-        raise MissingDependencyError(msg)
+    listed = set(facts(tree.entries.names, tree.entries.sizes, tree.entries.positions))
+    sources = [source for source in (table.inputs.source, target_source(table)) if isinstance(source, TreeFiles)]
+    wanted = [facts(source.entries.names, source.sizes, source.positions) for source in sources if source.tree is tree]
+    return all(listed.issuperset(one) for one in wanted)
 
 
 class _AsLongAs(Cancellation):
@@ -338,7 +328,7 @@ def write_shards(
     names: Sequence[ShardName],
     job: PackJob,
     done: Mapping[int, ShardResult],
-    write: Callable[[list[ShardName], Progress], Generator[tuple[ShardName, ShardResult]]],
+    write: Callable[[list[ShardName], Progress], Written],
     progress: Progress,
 ) -> list[ShardResult]:
     """Return the results of all shards, in order: those that were `done` before, and those that are written now.
@@ -360,7 +350,7 @@ def write_shards(
 
 
 class _PartOfStep:
-    """Show the steps of one shard as a part of one step of all."""
+    """Show the steps of one shard as a part of one step of all, which stays open."""
 
     def __init__(self, step: ProgressStep, cancellation: Cancellation) -> None:
         self._step, self.cancellation = step, cancellation
@@ -381,25 +371,20 @@ class _PartOfStep:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the step of all open."""
+        pass
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSet:
-    """What to pack, and into how many shards."""
+    """What to pack, and into how many shards; as the arguments of `pack_dataset`."""
 
     source: PackSource | CallersDataset
-    """What is packed."""
     target: str | Path
     """The single file whose shards are made: a path, or the address of one."""
     options: PackOptions
-    """How samples become a file."""
     shards: int | None
-    """How many shards; `None` for `default_shards`."""
     executor: Executor | None
-    """The executor whose workers write them; `None` for this process."""
     overwrite: bool
-    """Whether existing files may be replaced."""
 
     @property
     def _path(self) -> Path:
@@ -429,7 +414,7 @@ class ShardSet:
         with self._open_store(names, job) as store:
             done = {name.number: result for name in names if (result := store.finished(name)) is not None}
 
-            def write(left: list[ShardName], shown: Progress) -> Generator[tuple[ShardName, ShardResult]]:
+            def write(left: list[ShardName], shown: Progress) -> Written:
                 if self.executor is None:
                     return self._write_here(opened, job, store, left, shown)
                 return self._write_elsewhere(self.executor, opened, job, store, left, shown)
@@ -438,15 +423,10 @@ class ShardSet:
             # Too many broken samples have left the old set as it was.
             store.place(names)
             nbytes = store.nbytes(names)
-        if isinstance(store, RemoteStore):
-            base = f"{show_address(store.url).rpartition('/')[0]}/"
-            pattern: str | Path = f"{base}{shard_pattern(self._path, count).name}"
-            files: list[str | Path] = [f"{base}{name.file_of(self._path.name)}" for name in names]
-        else:
-            pattern = shard_pattern(self._path, count)
-            files = [self._path.with_name(name.file_of(self._path.name)) for name in names]
-        report = set_report(job, results, began)
-        return replace(report, path=pattern, files=tuple(files), nbytes=nbytes)
+        names_of_files = [shard_pattern(self._path, count).name, *(name.file_of(self._path.name) for name in names)]
+        base = f"{show_address(store.url).rpartition('/')[0]}/" if isinstance(store, RemoteStore) else ""
+        pattern, *files = (f"{base}{file}" if base else self._path.with_name(file) for file in names_of_files)
+        return replace(set_report(job, results, began), path=pattern, files=tuple(files), nbytes=nbytes)
 
     @contextmanager
     def _open_store(self, names: list[ShardName], job: PackJob) -> Iterator[LocalStore | RemoteStore]:
@@ -481,22 +461,13 @@ class ShardSet:
 
     def _write_here(
         self, opened: OpenSource, job: PackJob, store: SetStore, names: list[ShardName], progress: Progress
-    ) -> Generator[tuple[ShardName, ShardResult]]:
+    ) -> Written:
         job.options.check_code()
         for name in names:
             with store.scratch(name) as path:
-                report = run_pack(
-                    shard_job(job, name),
-                    path,
-                    slow=opened.slow,
-                    progress=progress,
-                    cancellation=cancellation_of(progress),
-                    identity=opened.identity,
-                    address=job.label,
-                    shard=name,
-                )
-                store.keep(path, name)
-            yield name, ShardResult.of(report)
+                cancellation = cancellation_of(progress)
+                result = _write_one(shard_job(job, name), path, opened, store, name, progress, cancellation)
+            yield name, result
 
     def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named once
         self,
@@ -506,12 +477,12 @@ class ShardSet:
         store: LocalStore | RemoteStore,
         names: list[ShardName],
         progress: Progress,
-    ) -> Generator[tuple[ShardName, ShardResult]]:
+    ) -> Written:
         # The caller asked for an executor, so its workers read the items.
         source = self.source.dataset if isinstance(self.source, CallersDataset) else self.source
         if isinstance(source, Path):
             source = str(source.absolute())
-        digest, part = _digest_of_table(job.table), opened.tree or opened.dataset
+        digest, part = _hash_table(hashlib.sha256(), job.table), opened.tree or opened.dataset
 
         def task(name: ShardName) -> ShardTask:
             rows = ShardRows.of(job.plan, name)

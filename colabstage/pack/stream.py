@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from colabstage.layouts.table import Arrays, Boxes, Masks, UnreadBoxes, Values
+from colabstage.layouts.table import Boxes, Values
 from colabstage.pack.arrival import (
     FIRST_ROWS,
     FIRST_UNITS,
@@ -25,6 +25,7 @@ from colabstage.pack.arrival import (
     units_together,
     window_units,
 )
+from colabstage.pack.job import target_source
 from colabstage.pack.writer import sample_costs, sample_positions
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
     from colabstage.pack.journal import PackJournal
+    from colabstage.pack.writer import WriteJob
     from colabstage.sources.opening import OpenedSource
+
+    Range = tuple[int, int]
 
 # Kinds of trees whose positions count bytes of one file.
 _ARCHIVES = ("zip", "tar")
@@ -62,14 +66,12 @@ class PackStream:
         arrival: the object through which readers wait for rows, once they are let in.
     """
 
+    _source: OpenedSource
+
     def __init__(self, first_epoch: FirstEpoch, begun: Callable[[PackArrival], None]) -> None:
         """Call `begun` once, in any thread, when readers can wait for rows."""
-        self._first_epoch = first_epoch
-        self._begun = begun
-        self._source: OpenedSource | None = None
+        self._first_epoch, self._begun = first_epoch, begun
         self._order: PackingOrder | None = None
-        self._first: NDArray[np.int64] | None = None
-        self._turns: NDArray[np.int64] | None = None
         self._rows: RowMap | None = None
         self._lock = threading.Lock()
         self._coming: PackArrival | None = None
@@ -79,101 +81,106 @@ class PackStream:
     def obstacle(job: PackJob) -> str | None:
         """Return why rows of a pack cannot be read before all of them are packed; `None` where they can."""
         # In each case readers would wait for the end anyway, or see values that still change.
-        if job.plan.x.is_open:
-            return (
-                f"with encoding='{job.plan.encoding}' lengths and positions are known only when everything is encoded"
-            )
-        if isinstance(job.table.targets, Boxes):
-            return "the positions of boxes are known only when all images have been read"
-        if job.options.skip_share is not None:
-            return f"with on_error='{job.options.on_error}' it is known only at the end which samples there are"
-        if job.tree is None:
-            return "samples of Python objects are read in the thread that asks for them"
-        return None
+        obstacles = (
+            (
+                job.plan.x.is_open,
+                f"with encoding='{job.plan.encoding}' lengths and positions are known only when everything is encoded",
+            ),
+            (
+                isinstance(job.table.targets, Boxes),
+                "the positions of boxes are known only when all images have been read",
+            ),
+            (
+                job.options.skip_share is not None,
+                f"with on_error='{job.options.on_error}' it is known only at the end which samples there are",
+            ),
+            (job.tree is None, "samples of Python objects are read in the thread that asks for them"),
+        )
+        return next((why for stands, why in obstacles if stands), None)
 
     def plan(self, job: PackJob, source: OpenedSource) -> None:
         """Prepare for what will be packed, and tell `source` in which order byte ranges of its archive are needed, now
         and whenever that changes."""
         # By position in the archive, because a unit is a range of it; stable, so that each run has the same units.
         order = np.argsort(sample_positions(job.table), kind="stable")
-        tree = job.tree
-        costs = sample_costs(job.table)[order]
-        far, apart = source.cost.archive_bytes > 0, tree is None or tree.kind == "folder"
-        length = 0 if apart else unit_bytes(int(costs.sum()), far=far)
+        costs, tree = sample_costs(job.table)[order], job.tree
+        nbytes, far = int(costs.sum()), source.cost.archive_bytes > 0
+        apart = tree is None or tree.kind == "folder"
+        self._source, self._costs = source, costs
         self._by_row = apart and source.cost.reads_slowly
+        self._by_position = pack_units(costs, 0 if apart else unit_bytes(nbytes, far=far))
         # Four bytes: a pack of a hundred million samples has this array in memory while it is written.
         units = np.empty(len(order), np.int32)
-        units[order] = by_position = pack_units(costs, length)
-        self._units, self._by_position = units, by_position
-        self._ranges: list[list[tuple[int, int]]] = []
+        units[order] = self._by_position
+        self._ranges: list[list[Range]] = []
         if tree is not None and tree.kind in _ARCHIVES and tree.source is not None:
             self._ranges = _byte_ranges(job.table, units, tree.source.size)
-        self._source = source
-        self._costs = costs
         count = int(units.max(initial=-1)) + 1
-        self._together = units_together(int(costs.sum()), count, far=far and not apart)
+        self._together = units_together(nbytes, count, far=far and not apart)
         self._window = self._choose_window(job, units, count)
         self._needs = Needs(count, self._change)
-        starts = np.cumsum([0, *(len(split.samples) for split in job.plan.splits)])
-        self._splits = {
-            split.name: SplitRows(int(start), units[split.samples])
-            for split, start in zip(job.plan.splits, starts, strict=False)
-        }
         # The row of each sample; -1 where it belongs to no split.
-        self._row_of = np.full(len(order), -1, np.int64)
-        for split, start in zip(job.plan.splits, starts, strict=False):
+        self._row_of, self._splits, start = np.full(len(order), -1, np.int64), dict[str, SplitRows](), 0
+        for split in job.plan.splits:
             self._row_of[split.samples] = start + np.arange(len(split.samples))
+            self._splits[split.name] = SplitRows(start, units[split.samples])
+            start += len(split.samples)
         # A guess, in which packing begins at once; a reader's own order replaces it as soon as there is one.
         self._change(*self._first_needs(count))
 
     def _choose_window(self, job: PackJob, units: NDArray[np.int32], count: int) -> int:
         """Return how many of `count` units are in a window: as few as keep the classes even, where they are known."""
-        most = window_units(count)
-        table, splits = job.table, sorted(job.plan.splits, key=lambda split: split.name != "train")
-        if not splits or not table.classes or not isinstance(table.targets, Values):
+        most, targets = window_units(count), job.table.targets
+        splits = sorted(job.plan.splits, key=lambda split: split.name != "train")
+        if not splits or not job.table.classes or not isinstance(targets, Values):
             return most
-        labels = table.targets.values
-        if labels.ndim > 1 or labels.dtype.kind not in "iu":
+        if targets.values.ndim > 1 or targets.values.dtype.kind not in "iu":
             return most
         samples = splits[0].samples
-        return self._first_epoch.window(
-            number_units(units[samples]), labels[samples], most, FIRST_UNITS, self._together
-        )
+        own, labels = number_units(units[samples]), targets.values[samples]
+        return self._first_epoch.window(own, labels, most, FIRST_UNITS, self._together)
 
-    def begin(  # noqa: PLR0917 - the parts of one run, each named once
-        self,
-        workspace: Path,
-        place: Path,
-        job: PackJob,
-        order: NDArray[np.int64],
-        journal: PackJournal,
-        left: NDArray[np.bool_],
-    ) -> None:
+    def _first_needs(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the turn of each unit in the most likely order of the first reader, split after split and train first;
+        and the rows that are then first."""
+        rows_of: list[NDArray[np.intp]] = []
+        units_of: list[NDArray[np.int32]] = []
+        for name, split in sorted(self._splits.items(), key=lambda item: item[0] != "train"):
+            # Loaders shuffle `train` by default, and nothing else.
+            rows = np.arange(len(split.units))
+            if name == "train":
+                rows = self._first_epoch.rows(number_units(split.units), self._window, FIRST_UNITS, self._together)
+            rows_of.append(split.start + rows[:FIRST_ROWS])
+            units_of.append(split.units[rows])
+        turns = np.full(count, count, np.int64)
+        if not rows_of:
+            return turns, np.arange(0)
+        named = units_in_turn(np.concatenate(units_of))
+        turns[named] = np.arange(len(named))
+        return turns, rows_of[0]
+
+    def begin(self, work: WriteJob, place: Path, journal: PackJournal, left: NDArray[np.bool_]) -> None:
         """Prepare to let readers in: the file has its final layout, and some of the rows. The source starts now, unless
         it has: what is packed need not come again.
 
-        `place`: where the file will be. `order`: the sample at each position of the reading order. `left`: which
-        positions are not in their places yet.
+        `place`: where the file will be. `left`: which positions are not in their places yet.
         """
-        path = workspace / _MAP
+        path = work.target.with_name(_MAP)
         self._rows = RowMap.create(path, sum(len(split.units) for split in self._splits.values()))
-        self._positions_to_rows = self._row_of[order]
+        self._positions_to_rows = self._row_of[work.order]
         # Rows that are there are announced first: a reader of a continued pack need not wait for them.
         rows = self._positions_to_rows[~left]
         self._rows.rows[rows[rows >= 0]] = RowState.HERE
         self._rows.keep(int(np.count_nonzero(self._positions_to_rows[~journal.unfinished()] >= 0)))
         self._kept_bytes = self._bytes_of_rows()
         self._order = PackingOrder(np.flatnonzero(left), self._by_position)
-        if self._turns is not None:
-            self._order.sort(self._turns, self._first_positions())
-        assert self._source is not None
+        self._order.sort(self._turns, self._first_positions())
         if not left.all():
             self._prefer()
         self._source.start()
         # Readers open it here and keep it open: renaming it to its place later changes nothing for them.
-        data = workspace / "data.h5"
-        plan = ArrivalPlan(job.table.unit, self._window, self._together, job.plan.y is None)
-        self._coming = PackArrival(data, place, self._rows, path, self._splits, plan=plan)
+        plan = ArrivalPlan(work.job.table.unit, self._window, self._together, work.job.plan.y is None)
+        self._coming = PackArrival(work.target, place, self._rows, path, self._splits, plan=plan)
 
     def let_in(self) -> None:
         """Let readers in, unless the run that was begun has failed; the second call changes nothing."""
@@ -181,9 +188,7 @@ class PackStream:
             coming, self._coming = self._coming, None
         if coming is not None:
             self.arrival = coming
-            source = self._source
-            assert source is not None
-            coming.follow(self._needs, self._bytes_moved, lambda: source.waits_for)
+            coming.follow(self._needs, self._bytes_moved, lambda: self._source.waits_for)
             self._begun(coming)
 
     @property
@@ -197,24 +202,15 @@ class PackStream:
 
         `kept`: the positions that the next run will not pack again, now that this one is there.
         """
-        self._note(position)
+        assert self._rows is not None
+        row = self._positions_to_rows[position]
+        if row >= 0:
+            # After the bytes of the row are in the file: readers look at this byte alone.
+            self._rows.rows[row] = RowState.HERE
         if kept:
-            assert self._rows is not None
             rows = int(np.count_nonzero(self._positions_to_rows[kept.start : kept.stop] >= 0))
             with self._lock:
                 self._rows.keep(rows)
-
-    def _bytes_moved(self) -> dict[str, int]:
-        assert self._source is not None
-        # Counted by rows and not by requests, so that the figures agree with what readers see.
-        here = self._bytes_of_rows()
-        kept = min(here, max(self._kept_bytes, self._source.resumed_bytes))
-        return {"fetched": here - kept, "kept": kept, "evicted": 0}
-
-    def _bytes_of_rows(self) -> int:
-        assert self._rows is not None
-        states = np.append(self._rows.rows, RowState.MISSING)  # those of no row
-        return int(self._costs[states[self._positions_to_rows] != RowState.MISSING].sum())
 
     def placed(self) -> None:
         """Record that the file has been moved to its place."""
@@ -228,31 +224,16 @@ class PackStream:
         if self._rows is not None:
             self._rows.set_failed(error)
 
-    def _note(self, position: int) -> None:
-        assert self._rows is not None
-        row = self._positions_to_rows[position]
-        if row >= 0:
-            # After the bytes of the row are in the file: readers look at this byte alone.
-            self._rows.rows[row] = RowState.HERE
+    def _bytes_moved(self) -> dict[str, int]:
+        # Counted by rows and not by requests, so that the figures agree with what readers see.
+        here = self._bytes_of_rows()
+        kept = min(here, max(self._kept_bytes, self._source.resumed_bytes))
+        return {"fetched": here - kept, "kept": kept, "evicted": 0}
 
-    def _first_needs(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the turn of each unit in the most likely order of the first reader, split after split and train first;
-        and the rows that are then first."""
-        turns = np.full(count, count, np.int64)
-        seen, wanted = 0, np.arange(0)
-        for split in sorted(self._splits, key=lambda name: name != "train"):
-            units = self._splits[split].units
-            # Loaders shuffle `train` by default, and nothing else.
-            rows = np.arange(len(units))
-            if split == "train":
-                rows = self._first_epoch.rows(number_units(units), self._window, FIRST_UNITS, self._together)
-            if not seen:
-                wanted = self._splits[split].start + rows[:FIRST_ROWS]
-            named = units_in_turn(units[rows])
-            new = named[turns[named] == count]
-            turns[new] = seen + np.arange(len(new))
-            seen += len(new)
-        return turns, wanted
+    def _bytes_of_rows(self) -> int:
+        assert self._rows is not None
+        states = np.append(self._rows.rows, RowState.MISSING)  # those of no row
+        return int(self._costs[states[self._positions_to_rows] != RowState.MISSING].sum())
 
     def _change(self, turns: NDArray[np.int64], first: NDArray[np.int64]) -> None:
         """Pack and fetch units in this order from now on, after the rows `first`."""
@@ -263,21 +244,21 @@ class PackStream:
 
     def _prefer(self) -> None:
         """Tell the source which byte ranges are needed, in order."""
-        if self._ranges and self._source is not None and self._turns is not None:
-            units = np.argsort(self._turns, kind="stable")
-            if self._order is not None:
-                left = self._order.units_left()
-                # What is packed need not be fetched again; telling the source so frees its connections for the rest.
-                units = units[left[units]]
-            # What is in between has come by then, or is of no sample; after a kill that is most of the archive, which
-            # would come while the last samples are decoded.
-            alone = self._order is not None
-            self._source.prefer([bounds for unit in units.tolist() for bounds in self._ranges[unit]], alone=alone)
+        if not self._ranges:
+            return
+        units = np.argsort(self._turns, kind="stable")
+        if self._order is not None:
+            # What is packed need not be fetched again; telling the source so frees its connections for the rest.
+            units = units[self._order.units_left()[units]]
+        # What is in between has come by then, or is of no sample; after a kill that is most of the archive, which
+        # would come while the last samples are decoded.
+        alone = self._order is not None
+        self._source.prefer([bounds for unit in units.tolist() for bounds in self._ranges[unit]], alone=alone)
 
     def _first_positions(self) -> NDArray[np.int64] | None:
         """Return the positions of the rows that are read one by one before whole units are; `None` where none is."""
         # In an archive what one row needs has come with its unit, and a fast folder gives whole units soon.
-        if not self._by_row or self._first is None:
+        if not self._by_row:
             return None
         turns = {row: turn for turn, row in enumerate(self._first.tolist())}
         found = np.flatnonzero(np.isin(self._positions_to_rows, self._first))
@@ -290,17 +271,15 @@ class MemberRanges:
 
     def __init__(self, job: PackJob) -> None:
         """Look at all samples of a job."""
-        tree = job.tree
-        is_archive = tree is not None and tree.kind in _ARCHIVES and tree.source is not None
-        size = tree.source.size if is_archive and tree is not None and tree.source is not None else 0
-        self._starts = np.unique(np.concatenate(_positions(job.table))) if is_archive else np.empty(0, np.int64)
-        self._ends = np.append(self._starts[1:], size)
+        source = None if job.tree is None or job.tree.kind not in _ARCHIVES else job.tree.source
+        self._starts = np.empty(0, np.int64) if source is None else np.unique(np.concatenate(_positions(job.table)))
+        self._ends = np.append(self._starts[1:], 0 if source is None else source.size)
 
-    def of(self, job: PackJob) -> list[tuple[int, int]]:
+    def of(self, job: PackJob) -> list[Range]:
         """Return `(begin, end)` of each member that a part of that job needs; nothing where it is no archive."""
         return self.of_samples(job, np.arange(len(job.table)))
 
-    def of_samples(self, job: PackJob, samples: NDArray[np.int64]) -> list[tuple[int, int]]:
+    def of_samples(self, job: PackJob, samples: NDArray[np.int64]) -> list[Range]:
         """Return those of some samples alone."""
         if not len(self._starts):
             return []
@@ -311,12 +290,11 @@ class MemberRanges:
 
 def _positions(table: SampleTable) -> list[NDArray[np.int64]]:
     """Return where each sample's content is, and its target's where that is read as well."""
-    targets = table.targets
-    read = [targets.source.positions] if isinstance(targets, Arrays | Masks | UnreadBoxes) else []
-    return [table.inputs.source.positions, *read]
+    target = target_source(table)
+    return [table.inputs.source.positions, *([] if target is None else [target.positions])]
 
 
-def _byte_ranges(table: SampleTable, units: NDArray[np.int32], size: int) -> list[list[tuple[int, int]]]:
+def _byte_ranges(table: SampleTable, units: NDArray[np.int32], size: int) -> list[list[Range]]:
     """Return for each unit the byte ranges `(begin, end)` of the archive that hold its samples."""
     # Each range extends to the next sample: what is between them (headers, files that are no samples) has to be fetched
     # at some time anyway, and neighbours then form one request.
@@ -329,10 +307,9 @@ def _byte_ranges(table: SampleTable, units: NDArray[np.int32], size: int) -> lis
     pairs = np.stack(np.divmod(_each_once(owners * len(starts) + places), max(1, len(starts))), axis=1)
     first = np.flatnonzero(np.r_[True, (np.diff(pairs[:, 0]) != 0) | (np.diff(pairs[:, 1]) != 1)])
     last = np.r_[first[1:] - 1, len(pairs) - 1]
-    found: list[list[tuple[int, int]]] = [[] for _ in range(int(units.max(initial=-1)) + 1)]
-    for unit, begin, end in zip(
-        pairs[first, 0].tolist(), starts[pairs[first, 1]].tolist(), ends[pairs[last, 1]].tolist(), strict=True
-    ):
+    found: list[list[Range]] = [[] for _ in range(int(units.max(initial=-1)) + 1)]
+    begins, stops = starts[pairs[first, 1]].tolist(), ends[pairs[last, 1]].tolist()
+    for unit, begin, end in zip(pairs[first, 0].tolist(), begins, stops, strict=True):
         found[unit].append((begin, end))
     return found
 

@@ -1,18 +1,18 @@
 """Take rows over from an earlier pack of the same source, in place of reading and decoding them again.
 
-What is taken is decided for each sample: a row is copied where its record (`rows`) proves that it was made of the same
-content, and the form of both packs is the same. Everything else is read. Splits, order, labels and hashes are those of
-any packing, so the pack is, byte for byte, the one that reading everything would make.
+What is taken is decided once, for each sample: a row is copied where its record (`rows`) proves that it was made of the
+same content, and the form of both packs is the same. Everything else is read. Splits, order, labels and hashes are
+those of any packing, so the pack is, byte for byte, the one that reading everything would make.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,18 +26,18 @@ from colabstage.pack.finish import copy_runs
 from colabstage.pack.job import Prepared, target_source
 from colabstage.pack.journal import FACTS
 from colabstage.pack.plan import image_options
-from colabstage.pack.rows import ROW, PackRows, are_files, states_of
+from colabstage.pack.rows import PackRows, are_files, states_of
 from colabstage.pack.writer import LEVELS, sample_costs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.pack.job import PackJob
-    from colabstage.pack.journal import PackJournal, SampleColumn
+    from colabstage.pack.journal import PackJournal
     from colabstage.pack.plan import PackPlan
     from colabstage.pack.writer import WriteJob
 
@@ -69,6 +69,8 @@ class Takeover:
 
     rows: NDArray[np.int64]
     """int64 `(N,)`, the row of each sample in the earlier pack; -1 for what is read."""
+    states: NDArray[np.void] | None = field(repr=False)
+    """The state of each sample now, as `states_of` returns it."""
     added: int
     """Samples of files that it has no row of."""
     changed: int
@@ -102,20 +104,16 @@ def form_of(job: PackJob) -> str:
     table, plan = job.table, job.plan
     if not are_files(table) or job.options.incomparable:
         return ""
-    masks = (
-        (table.targets.colors, table.targets.foreground, table.targets.guessed)
-        if isinstance(table.targets, Masks)
-        else None
-    )
-    fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
-    # Other versions may decode other pixels of the same file.
-    decodes = any(part.lengths is None for part in plan.fields)
-    torch = ("torch",) if plan.resizer == "torch" else ()
-    versions = [(name, _version(name)) for name in ("colabstage", *_DECODERS, *torch)] if decodes else None
-    notes_sizes = isinstance(table.targets, Boxes) or plan.is_open
-    image = image_options(table, job.options)
+    targets, image = table.targets, image_options(table, job.options)
     if isinstance(table.inputs, Arrays) and isinstance(table.inputs.decode, Prepared):
         image = table.inputs.decode.options
+    masks = (targets.colors, targets.foreground, targets.guessed) if isinstance(targets, Masks) else None
+    fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
+    # Other versions may decode other pixels of the same file.
+    torch = ("torch",) if plan.resizer == "torch" else ()
+    decodes = any(part.lengths is None for part in plan.fields)
+    versions = [(name, _version(name)) for name in ("colabstage", *_DECODERS, *torch)] if decodes else None
+    notes_sizes = isinstance(targets, Boxes) or plan.is_open
     return repr((plan.encoding, plan.resizer, fields, image, masks, notes_sizes, job.options.to_json(), versions))
 
 
@@ -133,21 +131,22 @@ def plan_takeover(job: PackJob, base: PackRows) -> Takeover:
     rows, why = np.full(len(job.table), -1, np.int64), ""
     if states is None:
         why = "its samples are not single files whose state is known"
-        states = np.zeros(len(rows), ROW)
     elif form != base.form:
         why = "it was made in another form, or by other versions"
     else:
         rows = _without_odd(job, _proved(states, base.rows), base.rows)
+    names = np.zeros(len(rows), np.uint64) if states is None else states["name"]
     is_read = rows < 0
-    used = np.zeros(len(base.rows), np.bool_)
-    used[rows[~is_read]] = True
+    is_gone = ~np.isin(base.rows["name"], names)
+    is_gone[rows[~is_read]] = False
+    changed = int(np.count_nonzero(is_read & np.isin(names, base.rows["name"])))
     sources = [source for source in (job.table.inputs.source, target_source(job.table)) if source is not None]
-    changed = int(np.count_nonzero(is_read & np.isin(states["name"], base.rows["name"])))
     return Takeover(
         rows,
+        states,
         added=int(np.count_nonzero(is_read)) - changed,
         changed=changed,
-        gone=int(np.count_nonzero(~used & ~np.isin(base.rows["name"], states["name"]))),
+        gone=int(np.count_nonzero(is_gone)),
         files=sum(len({source.name(sample) for sample in np.flatnonzero(is_read).tolist()}) for source in sources),
         nbytes=int(sample_costs(job.table)[is_read].sum()),
         why_none=why,
@@ -166,7 +165,7 @@ def _proved(states: NDArray[np.void], base: NDArray[np.void]) -> NDArray[np.int6
 
 def _find(known: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return for each hash its place among those that are known; -1 where it is not there, or says nothing."""
-    if not len(known):
+    if not known.any() or not wanted.any():
         return np.full(len(wanted), -1, np.int64)
     order = np.argsort(known, kind="stable")
     places = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
@@ -176,7 +175,7 @@ def _find(known: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> NDArray[np.i
 def _without_odd(job: PackJob, rows: NDArray[np.int64], base: NDArray[np.void]) -> NDArray[np.int64]:
     """Leave to be read what is refused when it is read: an image that has not the size that its boxes were drawn on."""
     targets = job.table.targets
-    if not isinstance(targets, Boxes) or targets.sizes is None:
+    if not isinstance(targets, Boxes) or targets.sizes is None or not len(base):
         return rows
     own = np.stack([base["height"], base["width"]], axis=1)[rows]
     fits = (targets.sizes == own).all(axis=1) | (targets.sizes == 0).all(axis=1)
@@ -195,17 +194,17 @@ def _stored_fields(base: BasePack, plan: PackPlan) -> list[_Stored]:
     found = []
     with open_with_any_locking(base.path) as file:
         for part in plan.fields:
-            starts, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+            ends, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
             for split, count in base.rows.splits.items():
                 node = file[part.name(split)]
-                if part.shape is None:
-                    ends = node[OFFSETS][()].astype(np.int64)
-                    starts.append(ends[:-1] + (node[BYTES].id.get_offset() or 0))
-                    lengths.append(np.diff(ends))
-                else:
-                    starts.append((node.id.get_offset() or 0) + np.arange(count, dtype=np.int64) * part.row_bytes)
-                    lengths.append(np.full(count, part.row_bytes, np.int64))
-            found.append(_Stored(np.concatenate(starts), np.concatenate(lengths)))
+                data = node[BYTES] if part.shape is None else node
+                lengths.append(
+                    np.diff(node[OFFSETS][()]).astype(np.int64)
+                    if part.shape is None
+                    else np.full(count, part.row_bytes)
+                )
+                ends.append((data.id.get_offset() or 0) + np.cumsum(lengths[-1]))
+            found.append(_Stored(np.concatenate(ends) - np.concatenate(lengths), np.concatenate(lengths)))
     return found
 
 
@@ -231,54 +230,22 @@ def take_over(
             if state_of(old) != base.state:
                 return
             fields = _stored_fields(base, work.job.plan)
-            is_verified = state_of(base.path) == base.state
+            if state_of(base.path) != base.state:
+                return
         except FileNotFoundError:
             return
-        if is_verified:
-            new = stack.enter_context(TargetFile(work.target, fresh=False))
-            _copy(work, journal, base.rows, takeover, fields, (old, new), left, step, cancellation)
-
-
-def _copy(  # noqa: PLR0917 - the parts of one step, each named once
-    work: WriteJob,
-    journal: PackJournal,
-    base: PackRows,
-    takeover: Takeover,
-    fields: Sequence[_Stored],
-    files: tuple[int, TargetFile],
-    left: NDArray[np.bool_],
-    step: ProgressStep,
-    cancellation: Cancellation,
-) -> None:
-    plan, (old, new) = work.job.plan, files
-    wanted = np.flatnonzero(left)
-    wanted = wanted[takeover.rows[work.order[wanted]] >= 0]
-    for part, stored in zip(plan.fields, fields, strict=True):
-        # The listing has the length of each file; a row of another length would overwrite its neighbour.
-        if part.lengths is not None:
-            samples = work.order[wanted]
-            wanted = wanted[stored.lengths[takeover.rows[samples]] == part.lengths[samples]]
-    # In the order of the earlier pack, in which most rows are neighbours in both.
-    wanted = wanted[np.argsort(fields[0].starts[takeover.rows[work.order[wanted]]], kind="stable")]
-    for first in range(0, len(wanted), _TAKEN_AT_ONCE):
-        cancellation.check()
-        positions = wanted[first : first + _TAKEN_AT_ONCE]
-        samples = work.order[positions]
-        rows = takeover.rows[samples]
-        facts = np.zeros(len(samples), FACTS)
-        facts["height"], facts["width"] = base.rows["height"][rows], base.rows["width"][rows]
-        for number, (part, stored) in enumerate(zip(plan.fields, fields, strict=True)):
-            starts, lengths = stored.starts[rows], stored.lengths[rows]
-            if part.is_open:
-                facts["start"][:, number], facts["length"][:, number] = _spool(work, old, starts, lengths), lengths
-            else:
-                copy_runs(old, new, starts, work.places[number][samples], lengths)
-        _note(work, samples, facts, base, rows)
-        losses = base.rows[list(LOSSES)][rows].tolist()
-        for position, lost in zip(positions.tolist(), losses, strict=True):
-            journal.finish(position, lost=compress(LOSSES, lost))
-        left[positions] = False
-        step.advance(len(positions))
+        new = stack.enter_context(TargetFile(work.target, fresh=False))
+        wanted = _positions_to_copy(work, takeover, fields, left)
+        for first in range(0, len(wanted), _TAKEN_AT_ONCE):
+            cancellation.check()
+            positions = wanted[first : first + _TAKEN_AT_ONCE]
+            samples = work.order[positions]
+            rows = takeover.rows[samples]
+            _copy(work, (old, new), fields, samples, rows, base.rows)
+            for position, lost in zip(positions.tolist(), base.rows.rows[list(LOSSES)][rows].tolist(), strict=True):
+                journal.finish(position, lost=compress(LOSSES, lost))
+            left[positions] = False
+            step.advance(len(positions))
 
 
 @contextmanager
@@ -290,45 +257,66 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def _spool(work: WriteJob, old: int, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[int]:
-    assert work.spool is not None
-    return [
-        work.spool.append(memoryview(pread_exactly(old, length, start)))
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
-    ]
+def _positions_to_copy(
+    work: WriteJob, takeover: Takeover, fields: list[_Stored], left: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Return the positions whose rows are copied, in the order of the earlier pack."""
+    wanted = np.flatnonzero(left & (takeover.rows[work.order] >= 0))
+    for part, stored in zip(work.job.plan.fields, fields, strict=True):
+        # The listing has the length of each file; a row of another length would overwrite its neighbour.
+        if part.lengths is not None:
+            samples = work.order[wanted]
+            wanted = wanted[stored.lengths[takeover.rows[samples]] == part.lengths[samples]]
+    # Most rows are neighbours in both packs, and are copied in one go then.
+    return wanted[np.argsort(fields[0].starts[takeover.rows[work.order[wanted]]], kind="stable")]
 
 
-def _note(
-    work: WriteJob, samples: NDArray[np.int64], facts: NDArray[Any], base: PackRows, rows: NDArray[np.int64]
+def _copy(  # noqa: PLR0917 - the parts of one step, each named once
+    work: WriteJob,
+    files: tuple[int, TargetFile],
+    fields: list[_Stored],
+    samples: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    base: PackRows,
 ) -> None:
-    """Note of each sample what the writer notes of one that it reads."""
-    columns: list[tuple[SampleColumn | None, NDArray[Any] | None]] = [
-        (work.facts, facts),
-        (work.contents, base.rows["content"][rows]),
-        (work.levels, None if base.levels is None else base.levels[rows]),
-    ]
-    for column, values in columns:
-        if column is not None and values is not None:
-            for sample, value in zip(samples.tolist(), values, strict=True):
-                column.write(sample, value.tobytes())
+    """Copy the rows of some samples, and note of each what the writer notes of one that it reads."""
+    old, new = files
+    facts = np.zeros(len(samples), FACTS)
+    facts["height"], facts["width"] = base.rows["height"][rows], base.rows["width"][rows]
+    for number, (part, stored) in enumerate(zip(work.job.plan.fields, fields, strict=True)):
+        starts, lengths = stored.starts[rows], stored.lengths[rows]
+        if not part.is_open:
+            copy_runs(old, new, starts, work.places[number][samples], lengths)
+            continue
+        assert work.spool is not None
+        pieces = (pread_exactly(old, *at) for at in zip(lengths.tolist(), starts.tolist(), strict=True))
+        facts["start"][:, number] = [work.spool.append(memoryview(piece)) for piece in pieces]
+        facts["length"][:, number] = lengths
+    if work.facts is not None:
+        work.facts.put(samples, facts)
+    if work.contents is not None:
+        work.contents.put(samples, base.rows["content"][rows])
+    if work.levels is not None and base.levels is not None:
+        work.levels.put(samples, base.levels[rows])
 
 
-def rows_made(work: WriteJob, plan: PackPlan, journal: PackJournal) -> PackRows | None:
+def rows_made(work: WriteJob, plan: PackPlan, journal: PackJournal, takeover: Takeover | None) -> PackRows | None:
     """Return the record of a finished pack; `None` where its rows cannot be compared with a later state.
 
     `plan`: without the samples that were left out.
     """
     form = form_of(work.job)
-    states = states_of(work.job.table) if form else None
+    states = None if not form else states_of(work.job.table) if takeover is None else takeover.states
     if states is None:
         return None
-    if work.facts is not None:
-        noted = work.facts.read()
-        states["height"], states["width"] = noted["height"], noted["width"]
-    if work.contents is not None:
-        states["content"] = work.contents.read()
-    for part, positions in journal.lost.items():
-        states[part][work.order[sorted(positions)]] = True
     samples = np.concatenate([split.samples for split in plan.splits])
+    rows = states[samples]
+    if work.facts is not None:
+        noted = work.facts.read()[samples]
+        rows["height"], rows["width"] = noted["height"], noted["width"]
+    if work.contents is not None:
+        rows["content"] = work.contents.read()[samples]
+    for part, positions in journal.lost.items():
+        rows[part] = np.isin(samples, work.order[sorted(positions)])
     levels = None if work.levels is None else work.levels.read()[samples].view(np.uint8).reshape(-1, LEVELS.itemsize)
-    return PackRows(form, {split.name: len(split.samples) for split in plan.splits}, states[samples], levels)
+    return PackRows(form, {split.name: len(split.samples) for split in plan.splits}, rows, levels)

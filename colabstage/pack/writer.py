@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import xxhash
 
 from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, SourceReadError
 from colabstage.images.complete import check_complete
@@ -23,7 +24,7 @@ from colabstage.pack.journal import FACTS
 from colabstage.pack.plan import image_options, mask_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Sized
+    from collections.abc import Callable, Mapping, Sequence, Sized
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -37,20 +38,22 @@ if TYPE_CHECKING:
     from colabstage.pack.journal import PackJournal, SampleColumn, Spool
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import StoredField
-    from colabstage.pack.repeated import ContentDigests
     from colabstage.pack.stream import PackStream
 
 # Which values of a byte a mask has, a bit for each.
 LEVELS = np.dtype(("u1", (32,)))
+# Of an image file; 0 stands for none, because its sample was left out.
+CONTENT = np.dtype("<u8")
+
+Size = tuple[int, int]
 
 
 class RawSample(NamedTuple):
     """A sample as its sources return it."""
 
     x: Content
-    """The input."""
     y: Content | None
-    """The target; `None` where targets are known beforehand."""
+    """`None` where targets are known beforehand."""
 
 
 class StoredSample(NamedTuple):
@@ -58,7 +61,7 @@ class StoredSample(NamedTuple):
 
     parts: tuple[memoryview, ...]
     """The bytes of each of its fields."""
-    size: tuple[int, int]
+    size: Size
     """Height and width of its upright image before it was resized; zeros where it is not an image."""
     lost: tuple[Loss, ...]
     """What of its image file is not stored."""
@@ -118,33 +121,30 @@ class SampleEncoder:
 
     def encode(self, index: int, raw: RawSample, scratch: Scratch) -> StoredSample:
         """Make the bytes of one sample, which may be in this thread's `scratch` until the next call."""
+        part, levels = self._table.inputs.source.name(index), None
         try:
             x, size, lost = self._encode_x(index, raw.x, scratch)
             check_kept(lost, self._options.image.color_mode)
             self._check_drawn_size(index, size)
+            parts: tuple[memoryview, ...] = (x,)
+            if self._target is not None and raw.y is not None:
+                part = self._target.name(index)
+                y, levels = self._encode_y(index, raw.y, size)
+                parts = (x, y)
         except DecodeError as error:
-            raise BrokenSampleError(self._table.inputs.source.name(index), error) from error
-        if self._target is None or raw.y is None:
-            return StoredSample((x,), size, lost)
-        try:
-            y, levels = self._encode_y(index, raw.y, size)
-        except DecodeError as error:
-            raise BrokenSampleError(self._target.name(index), error) from error
-        return StoredSample((x, y), size, lost, levels)
+            raise BrokenSampleError(part, error) from error
+        return StoredSample(parts, size, lost, levels)
 
-    def _encode_x(
-        self, index: int, content: Content, scratch: Scratch
-    ) -> tuple[memoryview, tuple[int, int], tuple[Loss, ...]]:
+    def _encode_x(self, index: int, content: Content, scratch: Scratch) -> tuple[memoryview, Size, tuple[Loss, ...]]:
         """Return the bytes of an input, the size of its upright image, and what of its file they leave out."""
-        inputs, field = self._table.inputs, self._plan.x
+        inputs, field, options = self._table.inputs, self._plan.x, self._options
         if isinstance(inputs, Arrays):
             return _row(inputs.to_array(content), field, inputs.source.name(index)), (0, 0), ()
         if field.shape is None and field.lengths is not None:
-            color_mode = self._options.image.color_mode
-            return _checked_file(content, field.lengths, index, inputs.source, color_mode)
+            return _checked_file(content, field.lengths, index, inputs.source, options.image.color_mode)
         pixels, size, lost = self._decode(content, scratch)
-        if self._options.jpeg_quality is not None:
-            return memoryview(encode_jpeg(pixels, self._options.jpeg_quality)), size, lost
+        if options.jpeg_quality is not None:
+            return memoryview(encode_jpeg(pixels, options.jpeg_quality)), size, lost
         # A row of another length would overwrite its neighbour, which may be written already.
         if pixels.shape != field.shape or pixels.dtype != field.dtype:
             is_size = field.shape is None or pixels.shape[:2] != field.shape[:2]
@@ -158,7 +158,7 @@ class SampleEncoder:
             raise ReplanError(msg, keeps_files)
         return pixels.data.cast("B"), size, lost
 
-    def _check_drawn_size(self, index: int, size: tuple[int, int]) -> None:
+    def _check_drawn_size(self, index: int, size: Size) -> None:
         """Refuse an image whose size differs from the one that its boxes were drawn on."""
         targets = self._table.targets
         if not isinstance(targets, Boxes) or targets.sizes is None:
@@ -178,12 +178,9 @@ class SampleEncoder:
         if isinstance(content, bytes):
             return decode_sized(content, self._options.image, resizer=resizer, scratch=scratch)
         image = image_options(self._table, self._options)
-        size = content.shape[0], content.shape[1]
-        return DecodedImage(fit_pixels(content, image, resizer=resizer), size, lost=())
+        return DecodedImage(fit_pixels(content, image, resizer=resizer), (content.shape[0], content.shape[1]), lost=())
 
-    def _encode_y(
-        self, index: int, content: Content, size: tuple[int, int]
-    ) -> tuple[memoryview, NDArray[np.bool_] | None]:
+    def _encode_y(self, index: int, content: Content, size: Size) -> tuple[memoryview, NDArray[np.bool_] | None]:
         """Return the bytes of a target, and of a mask which values it has, where they are compared."""
         targets, field = self._table.targets, self._plan.y
         assert field is not None
@@ -192,22 +189,25 @@ class SampleEncoder:
         if isinstance(targets, Arrays):
             return _row(targets.to_array(content), field, targets.source.name(index)), None
         assert isinstance(targets, Masks)
-        data = None
-        if field.lengths is not None:
-            data, _, _ = _checked_file(content, field.lengths, index, targets.source)
+        data = None if field.lengths is None else _checked_file(content, field.lengths, index, targets.source)[0]
         if targets.guessed:
             check_lossless(content)
         # Decoded although the file may be what is stored: a broken one is found now, and not in the third epoch.
         options = mask_options(targets, self._options)
         indices = read_mask(content, options)
-        _check_size((indices.shape[0], indices.shape[1]), size)
+        if indices.shape[:2] != size:
+            msg = (
+                f"The mask has {indices.shape[0]} x {indices.shape[1]} pixels and its image {size[0]} x {size[1]} "
+                "(height x width, turned as their EXIF orientation asks); expected the same."
+            )
+            raise DecodeError(msg)
         levels = level_counts(indices) > 0 if self._compares_masks else None
         return fit_mask(indices, options).data.cast("B") if data is None else data, levels
 
 
 def _checked_file(
     content: Content, lengths: NDArray[np.int64], index: int, source: SampleSource, color_mode: ColorMode = "keep"
-) -> tuple[memoryview, tuple[int, int], tuple[Loss, ...]]:
+) -> tuple[memoryview, Size, tuple[Loss, ...]]:
     """Return an image file that is stored unchanged, the size in its header, and what is lost in `color_mode`."""
     if not isinstance(content, bytes):
         msg = f"'{source.name(index)}' arrived as an array, expected the bytes of an image file."
@@ -226,15 +226,6 @@ def _checked_file(
         msg = f"'{name}' came as {len(content):,} bytes to store, its place has {expected:,}."
         raise SourceReadError(msg)
     return memoryview(content), (facts.height, facts.width), facts.losses(color_mode)
-
-
-def _check_size(mask: tuple[int, int], image: tuple[int, int]) -> None:
-    if mask != image:
-        msg = (
-            f"The mask has {mask[0]} x {mask[1]} pixels and its image {image[0]} x {image[1]} (height x width, turned "
-            "as their EXIF orientation asks); expected the same."
-        )
-        raise DecodeError(msg)
 
 
 def _row(values: NDArray[Any], place: StoredField, name: str) -> memoryview:
@@ -261,20 +252,30 @@ class WriteJob:
     """What is packed."""
     order: NDArray[np.int64]
     """int64 `(N,)`, the sample at each position of the reading order."""
+    target: Path
+    """The file, which has room for all samples whose lengths are known."""
+    offsets: Mapping[str, int]
+    """Byte offsets of its datasets."""
     places: tuple[NDArray[np.int64], ...]
     """For each field of the plan, int64 `(N,)`: byte offset of each sample in `target`."""
-    target: Path
-    """The file, which has room for all samples."""
-    spool: Spool | None = None
-    """Takes the bytes that have no place yet; `None` where all have one."""
     facts: SampleColumn | None = None
     """Where the images' own sizes, and places in the spool, are recorded; `None` where they are not needed."""
-    contents: ContentDigests | None = None
+    spool: Spool | None = None
+    """Takes the bytes that have no place yet; `None` where all have one."""
+    contents: SampleColumn | None = None
     """Where digests of image files are noted; `None` where they are not compared."""
     levels: SampleColumn | None = None
     """Where the values of masks are noted; `None` where they are not compared."""
     retry: RetryPolicy = RetryPolicy()  # noqa: RUF009 - frozen
     """Which failed reads are tried again."""
+
+
+class _Memory(threading.local):
+    """Memory to decode into, separate for each worker, and the pixel limit that they share."""
+
+    def __init__(self, room: PixelRoom) -> None:
+        self.room = room
+        self.scratch = Scratch()
 
 
 def write_samples(
@@ -293,6 +294,9 @@ def write_samples(
     inputs, target, costs = table.inputs.source, target_source(table), sample_costs(table)
     encoder, memory = SampleEncoder(work.job), _Memory(PixelRoom())
 
+    def check_left_out() -> None:
+        check_share(options, journal.skipped, len(work.order), journal.a_reason)
+
     def read(position: int) -> RawSample | BrokenSampleError:
         index = int(work.order[position])
         try:
@@ -302,29 +306,28 @@ def write_samples(
         except BrokenSampleError as error:
             return error
 
+    def use(position: int, raw: RawSample | BrokenSampleError) -> None:
+        why: str | None = None
+        lost: tuple[Loss, ...] = ()
+        # A few kilobytes of PNG may hold 170 million pixels, so these limit what is decoded at the same time.
+        with memory.room.room_for(raw.x if isinstance(raw, RawSample) else None):
+            try:
+                if isinstance(raw, BrokenSampleError):
+                    raise raw
+                lost = _store(work, encoder, int(work.order[position]), raw, file, memory.scratch)
+            except BrokenSampleError as error:
+                why = _leave_out(options, error)
+            # One huge image would otherwise keep its memory in each thread until the end.
+            memory.scratch.forget_huge()
+        # Last, because a sample that is in the journal but not in its place would be lost.
+        kept = journal.finish(position, skipped=why, lost=lost)
+        if stream is not None:
+            stream.arrived(position, kept=kept)
+        step.advance()
+        # After each sample, so that a folder of something else entirely is noticed within seconds.
+        check_left_out()
+
     with TargetFile(work.target, fresh=False) as file:
-
-        def use(position: int, raw: RawSample | BrokenSampleError) -> None:
-            why: str | None = None
-            lost: tuple[Loss, ...] = ()
-            # A few kilobytes of PNG may hold 170 million pixels, so these limit what is decoded at the same time.
-            with memory.room.room_for(raw.x if isinstance(raw, RawSample) else None):
-                try:
-                    if isinstance(raw, BrokenSampleError):
-                        raise raw
-                    lost = _store(work, encoder, int(work.order[position]), raw, file, memory.scratch)
-                except BrokenSampleError as error:
-                    why = _leave_out(options, error)
-                # One huge image would otherwise keep its memory in each thread until the end.
-                memory.scratch.forget_huge()
-            # Last, because a sample that is in the journal but not in its place would be lost.
-            kept = journal.finish(position, skipped=why, lost=lost)
-            if stream is not None:
-                stream.arrived(position, kept=kept)
-            step.advance()
-            # After each sample, so that a folder of something else entirely is noticed within seconds.
-            check_share(options, journal.skipped, len(work.order), journal.a_reason)
-
         result = run_pipeline(
             left,
             read=read,
@@ -333,16 +336,8 @@ def write_samples(
             limits=limits,
             cancellation=cancellation,
         )
-    check_share(options, journal.skipped, len(work.order), journal.a_reason)
+    check_left_out()
     return result
-
-
-class _Memory(threading.local):
-    """Memory to decode into, separate for each worker, and the pixel limit that they share."""
-
-    def __init__(self, room: PixelRoom) -> None:
-        self.room = room
-        self.scratch = Scratch()
 
 
 def _read_part(source: SampleSource, index: int, retry: RetryPolicy) -> Content:
@@ -369,7 +364,7 @@ def _store(  # noqa: PLR0917 - the parts of one step, each named once
     if work.levels is not None and stored.levels is not None:
         work.levels.write(index, np.packbits(stored.levels).tobytes())
     if work.contents is not None and isinstance(raw.x, bytes):
-        work.contents.note(index, raw.x)
+        work.contents.write(index, xxhash.xxh3_64_intdigest(raw.x).to_bytes(CONTENT.itemsize, "little"))
     if work.facts is not None:
         facts = np.zeros((), FACTS)
         facts["height"], facts["width"] = stored.size

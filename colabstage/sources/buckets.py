@@ -272,6 +272,20 @@ class ObjectStore(Closing):
         """Write a small object; as `put`."""
         self._write(path, "pipe_file", path, content, create=create, seconds=_PATIENCE_S)
 
+    @property
+    def copies_parts(self) -> bool:
+        """Return whether `call` has the methods of S3, by which an object is put together of parts of others."""
+        return hasattr(self._class, "_call_s3")
+
+    def call(self, path: str, method: str, arguments: Mapping[str, Any]) -> Any:
+        """Return what one of S3's own methods returns for an object, given its further arguments."""
+        bucket, _, key = path.partition("/")
+        try:
+            return self._ask("call_s3", method, Bucket=bucket, Key=key, seconds=_PATIENCE_S, **arguments)
+        except SourceError as error:
+            msg = f"'{path}' cannot be written at '{self.label}': {error}"
+            raise TargetNotWritableError(msg) from error
+
     def move(self, path: str, to: str) -> None:
         """Give an object another name, without its bytes coming here where the service can do that."""
         from fsspec.spec import AbstractFileSystem

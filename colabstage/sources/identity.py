@@ -80,6 +80,8 @@ class SourceIdentity:
     names."""
     stamps: dict[str, int] = field(default_factory=dict)
     """The modification time in ns of each folder by name, which changes with every name in it."""
+    inodes: str = ""
+    """A hash of which file each name of a folder has, and the boot in which that was so."""
     parts: tuple[SourceIdentity, ...] = ()
     """For `"many"`, the identity of each source, in order."""
 
@@ -124,7 +126,7 @@ class SourceIdentity:
     @property
     def without_stamps(self) -> SourceIdentity:
         """Return the same for a machine that has not seen the source, on which times of folders alone prove nothing."""
-        return replace(self, stamps={}, parts=tuple(part.without_stamps for part in self.parts))
+        return replace(self, stamps={}, inodes="", parts=tuple(part.without_stamps for part in self.parts))
 
 
 def _compact(raw: dict[str, Any]) -> dict[str, Any]:
@@ -183,6 +185,7 @@ def identify_by_times(tree: Tree, *, address: str = "") -> SourceIdentity:
         address=address,
         times=_hash_lines(map("%s\t%d\t%d".__mod__, zip(entries.names, entries.sizes.tolist(), times, strict=True))),
         stamps={name: time for name, (time, _) in tree.listing_stamp().items()},
+        inodes=f"{current_world()} {tree.inodes}" if tree.inodes else "",
     )
 
 
@@ -264,7 +267,7 @@ def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
 
 def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     if recorded.times == now.times:
-        return "same"
+        return "changed" if _are_exchanged(recorded.inodes, now.inodes) else "same"
     if now.trusts_times or recorded.listing != now.listing:
         return "changed"
     if now.is_downloaded or len(recorded.clock) != len(now.clock):
@@ -276,6 +279,11 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     # If some times differ, somebody changed files. If all differ, it may be a remount; a few files are simply read
     # again.
     return "unproved" if other == len(starts) and now.files > _GROUPS else "changed"
+
+
+def _are_exchanged(recorded: str, now: str) -> bool:
+    """Tell whether names have other files than before; not known of another boot, in which disks may number anew."""
+    return recorded != now and recorded.rpartition(" ")[0] == now.rpartition(" ")[0]
 
 
 def file_seal(file: Path) -> dict[str, int | str]:

@@ -144,7 +144,9 @@ def _ask_disk(
     # Listing everything would take minutes there, so its folders speak for it.
     if is_slow_mount(place) or not recorded.trusts_times:
         return _ask_mounted(place, recorded, workers, heard, leave_out)
-    now = identify_by_times(FolderTree(place, heard=heard, leave_out=leave_out), address=recorded.address)
+    now = identify_by_times(
+        FolderTree(place, heard=heard, leave_out=leave_out, keeps_inodes=True), address=recorded.address
+    )
     seen = "names, sizes and times of all files are unchanged"
     return Look("same", seen) if compare_states(recorded, now) == "same" else Look("changed")
 

@@ -17,7 +17,7 @@ from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, Sh
 from colabstage.sources.remote import MountedFile, given_up
 from colabstage.sources.retry import read_directly, read_through
 from colabstage.trees.bytes import RequestedBytes
-from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, unknown_entry
+from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts, unknown_entry
 from colabstage.trees.names import check_collisions, clean_member_name, distinct_names
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class RemoteFileTree(Tree):
         facts = [self.facts[name] for name in self.entries.names]
         times = [f"time:{one.mtime_ns}" if one.mtime_ns else "" for one in facts]
         return FileStates(
-            [str(one.checksum or "") for one in facts],
-            [one.version or time for one, time in zip(facts, times, strict=True)],
+            hash_texts(str(one.checksum or "") for one in facts),
+            hash_texts(one.version or time for one, time in zip(facts, times, strict=True)),
         )
 
     def open(self, entry: FileEntry) -> ByteSource | None:

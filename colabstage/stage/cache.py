@@ -41,7 +41,7 @@ from colabstage.load.partial import open_partial, open_restored
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
-from colabstage.pack.finish import place_joined, splits_in_order
+from colabstage.pack.joining import place_joined, splits_in_order
 from colabstage.pack.rows import is_rows, is_rows_name, parse_rows, read_rows, rows_name
 from colabstage.sources.blocks import TABLE, Edges
 from colabstage.sources.identity import compare_states

@@ -162,12 +162,13 @@ def plan_reading(
     update = plan_update(request, base, job, peak_bytes=figures.peak_bytes)
     if update.takeover is None:
         return replace(reading, update=update)
+    job = replace(job, takeover=update.takeover)
     nbytes, cost = update.takeover.nbytes, source.cost
     figures = replace(figures, source_bytes=nbytes)
     in_place = cost.opens_at_once and 2 * nbytes < cost.archive_bytes
     if in_place:
         figures = replace(figures, archive_bytes=0, mount_bytes=0)
-    return replace(reading, figures=figures, update=update, in_place=in_place)
+    return replace(reading, job=job, figures=figures, update=update, in_place=in_place)
 
 
 def staging_figures(

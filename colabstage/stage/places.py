@@ -29,6 +29,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
     TargetExistsError,
+    TargetNotWritableError,
 )
 from colabstage.h5.manifest import Manifest, is_time_as_noted, parse_manifest
 from colabstage.h5.parts import PartName
@@ -693,16 +694,18 @@ class BucketPlace(Place):
 
     def bring(self, new: Publication, there: There) -> int:
         path = self._path(new.name)
+        earlier = self._noted(new.name, MANIFEST_SUFFIX, there)
         self.write(new.name + UNFINISHED_SUFFIX, _content_of(replace(new.manifest, mtime_ns=0)), create=False)
-        # Only what was judged: another process may have put its own there meanwhile.
-        for one in {new.name, new.name + MANIFEST_SUFFIX} & there.keys():
-            self.remove(one)
 
         def advance(nbytes: int) -> None:
             new.cancellation.check()
             new.step.advance(nbytes)
 
-        self._store.put(new.file, path, create=True, advance=advance)
+        if not (new.name in there and earlier and self._replace(new, earlier, advance)):
+            # Only what was judged: another process may have put its own there meanwhile.
+            for one in {new.name, new.name + MANIFEST_SUFFIX} & there.keys():
+                self.remove(one)
+            self._store.put(new.file, path, create=True, advance=advance)
         written = self._store.look(path)
         if tuple(self.hash_blocks(new.name, new.manifest, new.cancellation)) != new.manifest.hashes:
             # Only what was written here a moment ago.
@@ -716,6 +719,29 @@ class BucketPlace(Place):
         is_ours = entry is not None and written is not None and entry.version == written.version
         self._vouch(new, entry if is_ours else None)
         return 0
+
+    def _replace(self, new: Publication, earlier: Manifest, advance: Callable[[int], None]) -> bool:
+        """Have the service copy the blocks that an earlier version has too; return whether it did, and all is there."""
+        from colabstage.sources.server_copy import Piece, join_pieces, replace_object
+
+        if not self._store.copies_parts:
+            return False
+        there = {offset: digest for (offset, _), digest in zip(earlier.ranges, earlier.hashes, strict=True)}
+        known = {digest: offset for offset, digest in there.items()}
+        # Of content that is there several times, that of the same place, so that long pieces are copied.
+        pieces = join_pieces(
+            Piece(length, offset if there.get(offset) == digest else known.get(digest))
+            for (offset, length), digest in zip(new.manifest.ranges, new.manifest.hashes, strict=True)
+        )
+        if not pieces:
+            return False
+        try:
+            replace_object(self._store, self._path(new.name), new.file, pieces, advance)
+        except TargetNotWritableError:
+            return False
+        # Until here it describes what is there.
+        self.remove(new.name + MANIFEST_SUFFIX)
+        return True
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"

@@ -17,12 +17,22 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
-from colabstage.io.files import RetryPolicy, block_ranges, pread_exactly, read_with_retry
+from colabstage.io.files import RetryPolicy, block_ranges, hash_block, pread_exactly, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import left_out
 from colabstage.trees.bytes import PIECE_BYTES, LocalBytes
-from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, count_by, sorted_by_name, times_in_column
+from colabstage.trees.listing import (
+    FileEntries,
+    FileEntry,
+    FileStates,
+    Tree,
+    count_by,
+    hash_rows,
+    hash_texts,
+    sorted_by_name,
+    times_in_column,
+)
 from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_files
 
 if TYPE_CHECKING:
@@ -55,6 +65,8 @@ _STALL_S = 300.0
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 _Identity = tuple[int, int]
+# What columns of whole numbers hold.
+_64_BITS, _TIME_END_NS = 2**64 - 1, 2**63
 
 
 class FolderTree(Tree):
@@ -104,9 +116,13 @@ class FolderTree(Tree):
             walk.all_but(leave_out)
         files = walk.files
         sizes, times_ns = np.array(files.sizes, np.int64), times_in_column(files.times_ns)
-        marks = np.array(files.marks, np.int64)
-        names, (sizes, times_ns, marks), order = sorted_by_name(files.names, sizes, times_ns, marks)
-        self._marks = marks if keeps_inodes else None
+        inodes, changed_ns = np.array(files.inodes, np.uint64), np.array(files.changed_ns, np.int64)
+        names, (sizes, times_ns, inodes, changed_ns), order = sorted_by_name(
+            files.names, sizes, times_ns, inodes, changed_ns
+        )
+        # Of which file each is, and of when that was last written to, renamed or given another time.
+        self._marks = hash_rows(inodes, changed_ns) if keeps_inodes else None
+        self._inodes = inodes if keeps_inodes else None
         self.entries = FileEntries(names, sizes, times_ns, order, np.zeros(len(names), np.bool_))
         self._stamp = walk.stamp
         # By the folders of files, which others ask for too, and not by each name again.
@@ -122,13 +138,14 @@ class FolderTree(Tree):
         if self._md5s is None:
             # Tools set the time of what they write to that of what it replaces, and archives give all files one time.
             marks = np.zeros_like(times_ns) if self._marks is None else self._marks
-            states = zip(times_ns.tolist(), marks.tolist(), strict=True)
-            return FileStates([""] * len(names), [f"time:{time} {mark}" if time else "" for time, mark in states])
+            return FileStates(np.zeros(len(names), np.uint64), hash_rows(marks, times_ns))
         md5s = self._md5s([f"{self._root}/{name}" for name in names])
-        seconds = (times_ns // 1_000_000_000).tolist()
-        return FileStates(
-            [md5 and f"md5:{md5}" for md5 in md5s], [f"time:{second} s" if second else "" for second in seconds]
-        )
+        return FileStates(hash_texts(md5s), hash_rows(times_ns // 1_000_000_000))
+
+    @property
+    def inodes(self) -> str:
+        """Return a hash of which file each name has, on this machine alone; "" where files do not keep their inodes."""
+        return "" if self._inodes is None else hash_block(self._inodes.tobytes())
 
     def mark_of(self, entry: FileEntry) -> str:
         place = self.entries.find(entry)
@@ -334,8 +351,9 @@ class _Found:
     names: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     times_ns: list[int] = field(default_factory=list)
-    marks: array[int] = field(default_factory=lambda: array("q"))
-    """A hash of the inode of each, and of when that was last written to, renamed or given another time."""
+    inodes: array[int] = field(default_factory=lambda: array("Q"))
+    changed_ns: array[int] = field(default_factory=lambda: array("q"))
+    """When each was last written to, renamed or given another time."""
     folders: list[tuple[str, bool]] = field(default_factory=list)
     """With whether a link leads there."""
     left_out: dict[str, list[str]] = field(default_factory=dict)
@@ -346,8 +364,8 @@ class _Found:
         self.names.append(name)
         self.sizes.append(status.st_size)
         self.times_ns.append(status.st_mtime_ns)
-        # Python's hash of numbers is the same in every process.
-        self.marks.append(hash((status.st_ino, status.st_ctime_ns)))
+        self.inodes.append(status.st_ino & _64_BITS)
+        self.changed_ns.append(status.st_ctime_ns if abs(status.st_ctime_ns) < _TIME_END_NS else 0)
 
     def leave_out(self, kind: str, name: str) -> None:
         """Note an entry that is no file of the tree."""
@@ -359,7 +377,8 @@ class _Found:
         self.names += other.names
         self.sizes += other.sizes
         self.times_ns += other.times_ns
-        self.marks += other.marks
+        self.inodes += other.inodes
+        self.changed_ns += other.changed_ns
         self.folders += other.folders
         for kind, names in other.left_out.items():
             self.left_out.setdefault(kind, []).extend(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
+import xxhash
 
 from colabstage.errors import SourceReadError
 from colabstage.io.files import Closing, block_ranges
@@ -238,17 +240,32 @@ def count_by(keys: Iterable[str] | Mapping[str, int], *, most: int = 5) -> str:
 
 
 class FileStates(NamedTuple):
-    """What shows of each of N files whether its content is still the same; "" where nothing does."""
+    """What shows of each of N files whether its content is still the same: hashes, uint64 `(N,)`, 0 where nothing
+    does."""
 
-    digests: Sequence[str]
-    """A checksum that the container or the service has of it: equal wherever and however the file is called."""
-    versions: Sequence[str]
-    """What changes when the file is written again, a time or an ETag: it says nothing of a file of another name."""
+    digests: NDArray[np.uint64]
+    """Of a checksum that the container or the service has of it: equal wherever and however the file is called."""
+    versions: NDArray[np.uint64]
+    """Of what changes when the file is written again, a time or an ETag: it says nothing of a file of another name."""
 
-    @classmethod
-    def none(cls, count: int) -> FileStates:
-        """Return the states of files of which nothing is known."""
-        return cls([""] * count, [""] * count)
+
+def hash_texts(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """Return a hash of each text, never 0; 0 for an empty one."""
+    encoded = (text.encode(errors="surrogateescape") for text in texts)
+    return np.fromiter((xxhash.xxh3_64_intdigest(text) or 1 if text else 0 for text in encoded), np.uint64)
+
+
+def hash_rows(*columns: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return a hash of each row of whole numbers, never 0; 0 where the last column has a 0."""
+    found = np.zeros(len(columns[-1]), np.uint64)
+    for column in columns:
+        # The finishing steps of MurmurHash3: each bit of a column changes half of the bits of the hash.
+        found ^= column.astype(np.uint64)
+        for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+            found ^= found >> np.uint64(33)
+            found *= np.uint64(factor)
+        found ^= found >> np.uint64(33)
+    return np.where(columns[-1] != 0, np.maximum(found, 1), 0).astype(np.uint64)
 
 
 class Tree(Closing):
@@ -285,6 +302,11 @@ class Tree(Closing):
         """Return what is the same while nothing is added, removed or rewritten; "" where only its times tell."""
         return ""
 
+    @property
+    def inodes(self) -> str:
+        """Return a hash of which file each name has, on this machine alone; "" where files do not keep their inodes."""
+        return ""
+
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
         """Return for every folder that was listed ("" is the root): its modification time in ns and its number of
         entries; nothing for a tree that is no folder.
@@ -295,8 +317,10 @@ class Tree(Closing):
 
     def file_states(self) -> FileStates:
         """Return the state of each file, in the order of `entries`, as it was before any of them was read."""
-        states = FileStates.none(len(self.entries))
-        return states if self.crcs is None else states._replace(digests=[f"crc32:{crc}" for crc in self.crcs.tolist()])
+        unknown = np.zeros(len(self.entries), np.uint64)
+        # A checksum may be 0.
+        digests = unknown if self.crcs is None else hash_rows(self.crcs.astype(np.uint64) + np.uint64(1))
+        return FileStates(digests, unknown)
 
     def parts(self) -> tuple[Tree, ...]:
         """Return the trees that this one is made of, in the order of their first files."""
@@ -392,14 +416,15 @@ class TreeView(Tree):
     """Files that are other trees', and are read as those do it: `origin` says of each whose it is."""
 
     def file_states(self) -> FileStates:
-        states: dict[int, FileStates] = {}
-        digests, versions = list[str](), list[str]()
+        trees, numbers, places = dict[Tree, int](), array("q"), array("q")
         for tree, own in map(self.origin, self.entries):
-            if id(tree) not in states:
-                states[id(tree)] = tree.file_states()
-            place, known = tree._own(own), states[id(tree)]
-            digests.append(known.digests[place])
-            versions.append(known.versions[place])
+            numbers.append(trees.setdefault(tree, len(trees)))
+            places.append(tree._own(own))
+        parts, starts = [tree.file_states() for tree in trees], np.cumsum([0, *(len(tree.entries) for tree in trees)])
+        if not parts:
+            return super().file_states()
+        own_places = starts[np.array(numbers, np.int64)] + np.array(places, np.int64)
+        digests, versions = (np.concatenate(columns)[own_places] for columns in zip(*parts, strict=True))
         return FileStates(digests, versions)
 
     def path_of(self, entry: FileEntry) -> Path | None:

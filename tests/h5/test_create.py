@@ -34,9 +34,9 @@ def content(*reserved: ReservedDataset) -> PackContent:
         reserved=reserved or (PIXELS, DEEP, BYTES, SMALL, EMPTY),
         arrays={
             "Y_train": np.arange(50, dtype=np.int64),
-            "key_train": np.array([f"gatto/ü{row}.png" for row in range(50)], dtype=object),
-            "classes": np.array(["gatto", "köpek"], dtype=object),
-            "skipped": np.array([], dtype=object),
+            "key_train": [f"gatto/ü{row}.png" for row in range(50)],
+            "classes": ["gatto", "köpek"],
+            "skipped": [],
             "X_test/offsets": np.array([0, 12_345], dtype=np.int64),
         },
         attributes={"layout": "image_folder", "options": {"seed": 3, "splits": None}, "count": 7},
@@ -117,7 +117,7 @@ def test_names_that_are_no_utf8_are_escaped(tmp_path: Path) -> None:
     """A file name with odd bytes becomes readable text in the file, not an error."""
     odd = b"gr\xfcn".decode("utf-8", "surrogateescape")
     path = tmp_path / "new.h5"
-    create_pack(path, PackContent([PIXELS], {"key_train": np.array([odd, "ok"], dtype=object)}, {"source": odd}, {}))
+    create_pack(path, PackContent([PIXELS], {"key_train": [odd, "ok"]}, {"source": odd}, {}))
     with h5py.File(path, "r") as file:
         assert file["key_train"].asstr()[()].tolist() == [r"gr\udcfcn", "ok"]
         assert file.attrs["source"] == r"gr\udcfcn"

@@ -109,7 +109,7 @@ def test_scrambled_files_end_in_typed_errors_and_in_time(tmp_path: Path) -> None
 def test_a_pack_of_many_rows_opens_in_an_instant(tmp_path: Path) -> None:
     """Opening costs no more for 200,000 rows with their keys than a frame of a film."""
     path, count = tmp_path / "pack.h5", 200_000
-    keys = np.array([f"class_{row % 10}/image_{row:06}.jpg" for row in range(count)], dtype=object)
+    keys = [f"class_{row % 10}/image_{row:06}.jpg" for row in range(count)]
     reserved = [
         ReservedDataset("X_train", (count, 8, 8, 1), np.dtype(np.uint8)),
         ReservedDataset("Y_train", (count,), np.dtype(np.int64)),

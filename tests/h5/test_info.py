@@ -53,10 +53,10 @@ def pack(tmp_path: Path) -> Path:
         arrays={
             "Y_train": labels,
             "Y_test": labels[:2],
-            "key_train": np.array(["a/1.png", "b/2.png", "b/ü.png"], dtype=object),
+            "key_train": ["a/1.png", "b/2.png", "b/ü.png"],
             "X_test/offsets": np.array([0, 250, 600], dtype=np.int64),
-            "classes": np.array(["a", "b"], dtype=object),
-            "skipped": np.array(["a/bad.png: cut off"], dtype=object),
+            "classes": ["a", "b"],
+            "skipped": ["a/bad.png: cut off"],
         },
         attributes={
             "layout": "image_folder",

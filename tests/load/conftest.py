@@ -57,8 +57,8 @@ def _plain(path: Path, count: int, dtype: str = "u1", **storage: Any) -> None:
 def _pack(path: Path, count: int) -> None:
     x, y = _rows(count), _labels(count)
     reserved = [ReservedDataset("X_train", x.shape, x.dtype), ReservedDataset("Y_train", y.shape, y.dtype)]
-    keys = np.array([f"folder/ü{row:04}.jpg" for row in range(count)], dtype=object)
-    content = PackContent(reserved, {"key_train": keys, "classes": np.array(["a", "b", "c", "d", "e"])}, {}, {})
+    keys = [f"folder/ü{row:04}.jpg" for row in range(count)]
+    content = PackContent(reserved, {"key_train": keys, "classes": ["a", "b", "c", "d", "e"]}, {}, {})
     offsets = create_pack(path, content)
     with open(path, "r+b") as handle:
         for name, values in (("X_train", x), ("Y_train", y)):

@@ -95,7 +95,7 @@ def make_pack(path: Path) -> Pack:
     """Make a pack of 46 small blocks, most of whose ends cut a row in two."""
     x = np.random.default_rng(0).integers(0, 256, (ROWS, *SHAPE), dtype=np.uint8)
     reserved = [ReservedDataset("X_train", x.shape, x.dtype), ReservedDataset("Y_train", (ROWS,), np.dtype(np.int64))]
-    offsets = create_pack(path, PackContent(reserved, {"classes": np.array(["a", "b"])}, {}, {}))
+    offsets = create_pack(path, PackContent(reserved, {"classes": ["a", "b"]}, {}, {}))
     with path.open("r+b") as file:
         for name, values in (("X_train", x), ("Y_train", np.arange(ROWS) % 2)):
             file.seek(offsets[name])

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import LayoutError, OptionError, SourceNotFoundError, TargetExistsError
-from colabstage.h5.manifest import check_whole, manifest_path, read_manifest
+from colabstage.h5.manifest import is_whole, manifest_path, read_manifest
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
 
@@ -184,7 +184,7 @@ def test_a_killed_append_leaves_what_was_there(
     appended = Path(report.path)
     manifest = read_manifest(appended)
     assert manifest is not None
-    check_whole(appended, manifest)
+    assert is_whole(appended, manifest)
     found = appended.read_bytes()
     appended.unlink()
     manifest_path(appended).unlink()

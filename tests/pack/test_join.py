@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.io.progress import NullProgress
 from colabstage.load.reading.reader import SplitReader
-from colabstage.pack import finish
-from colabstage.pack.finish import join_shards
+from colabstage.pack import joining
+from colabstage.pack.joining import join_shards
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.pack.run import pack_dataset
 from colabstage.pack.shards import pack_by_executor
@@ -34,7 +34,7 @@ def test_it_is_the_file_of_one_process(
 ) -> None:
     """Byte for byte, with splits that some shards have no rows of; nothing else is left."""
     # Samples are copied in several steps, as those of gigabytes are.
-    monkeypatch.setattr(finish, "_COPY_BYTES", 500)
+    monkeypatch.setattr(joining, "COPY_BYTES", 500)
     photos = make_images(tmp_path / "photos", 150, size=(6, 7))
     splits = {"train": 0.97, "dev": 0.02, "test": 0.01}
     alone = pack_dataset(
@@ -51,7 +51,7 @@ def test_it_is_the_file_of_one_process(
     assert (together.samples, together.nbytes) == (alone.samples, alone.nbytes)
     manifest = read_manifest(tmp_path / "two.h5")
     assert manifest is not None
-    check_whole(tmp_path / "two.h5", manifest)
+    assert is_whole(tmp_path / "two.h5", manifest)
     assert leftovers(tmp_path) == []
 
 

@@ -16,7 +16,8 @@ from colabstage.layouts.samples import numbered_samples
 from colabstage.layouts.table import Images, SampleTable, Values
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack import plan as plan_module
-from colabstage.pack.plan import SplitPlan, StoredField, split_rows
+from colabstage.pack.plan import StoredField
+from colabstage.pack.splits import SplitPlan, split_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +84,7 @@ def test_a_pack_of_many_samples_opens_at_once(tmp_path: Path) -> None:
     """200,000 rows with their names: to the first row in less than 20 ms, since nothing is read that is not needed."""
     count = 200_000
     path = tmp_path / "many.h5"
-    keys = np.array([f"class_{number % 10:02}/{number:06}.jpg" for number in range(count)], dtype=object)
+    keys = [f"class_{number % 10:02}/{number:06}.jpg" for number in range(count)]
     room = ReservedDataset("X_train", (count, 64, 64, 3), np.dtype(np.uint8))
     create_pack(path, PackContent([room], {"key_train": keys, "Y_train": np.arange(count) % 10}, {}, {}))
     seconds = []  # of computing: all is in the system's cache, and others may want the core

@@ -143,7 +143,7 @@ def test_places_follow_the_rows_of_each_split(monkeypatch: pytest.MonkeyPatch, e
             assert places[sample] == place
             place += int(plan.x.lengths_of(np.array([sample]))[0])
         assert place - starts[spec.name] == spec.nbytes
-        assert content.texts[f"key_{split.name}"] == [table.keys[i] for i in split.samples.tolist()]
+        assert content.arrays[f"key_{split.name}"] == [table.keys[i] for i in split.samples.tolist()]
     assert content.nbytes >= plan.nbytes
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def check(out: Path, source: Path, leftovers: Callable[[Path], list[str]], **opt
     assert out.read_bytes() == undisturbed.read_bytes()
     manifest = read_manifest(out)
     assert manifest is not None
-    check_whole(out, manifest)
+    assert is_whole(out, manifest)
     assert leftovers(out.parent) == []
 
 
@@ -127,7 +127,7 @@ def test_what_was_at_the_target_is_there_until_the_new_pack_is(
     assert out.read_bytes() == before
     manifest = read_manifest(out)
     assert manifest is not None
-    check_whole(out, manifest)
+    assert is_whole(out, manifest)
     assert pack_dataset(many, out, seed=1, overwrite=True, progress=False).resumed > 0
     check(out, many, leftovers, seed=1)
 

@@ -27,7 +27,7 @@ from colabstage.errors import (
     TargetNotWritableError,
 )
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_manifest_vouches_for_every_byte(tmp_path: Path, photos: Path) -> None:
     report = pack(photos, out)
     manifest = read_manifest(out)
     assert manifest is not None
-    check_whole(out, manifest)
+    assert is_whole(out, manifest)
     assert (manifest.samples, manifest.size) == ({"train": 30}, report.nbytes)
     assert sorted(path.name for path in out.parent.iterdir()) == ["out.h5", "out.h5.json"]
 
@@ -275,7 +275,7 @@ def test_skipping_gives_what_packing_without_the_bad_files_gives(
     manifest = read_manifest(tmp_path / "skipped.h5")
     assert manifest is not None
     assert (manifest.skipped, manifest.samples) == (report.skipped, {"train": 27})
-    check_whole(tmp_path / "skipped.h5", manifest)
+    assert is_whole(tmp_path / "skipped.h5", manifest)
     assert report.samples == {"train": 27}
 
 
@@ -403,7 +403,7 @@ def test_a_failure_midway_keeps_the_old_pack(tmp_path: Path, photos: Path) -> No
     manifest = read_manifest(out)
     assert manifest is not None
     assert manifest.samples == {"train": 29}
-    check_whole(out, manifest)
+    assert is_whole(out, manifest)
 
 
 def test_what_stands_at_the_target_is_not_replaced_unasked(tmp_path: Path, photos: Path) -> None:

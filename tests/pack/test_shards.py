@@ -26,7 +26,7 @@ from colabstage.errors import (
     TargetExistsError,
     WorkersLostError,
 )
-from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.h5.parts import shards_beside
 from colabstage.load.reading.reader import SplitReader
 from colabstage.options import Images, SampleTable, TreeFiles
@@ -43,7 +43,7 @@ def _bytes_of(target: Path) -> dict[str, bytes]:
     for shard in shards:
         manifest = read_manifest(shard)
         assert manifest is not None
-        check_whole(shard, manifest)
+        assert is_whole(shard, manifest)
     return {shard.name: shard.read_bytes() for shard in shards}
 
 

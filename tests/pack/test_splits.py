@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from colabstage.errors import LayoutError, OptionError
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Images, SampleTable, Values
-from colabstage.pack.plan import assign_groups, assign_splits, key_hashes, split_rows
+from colabstage.pack.splits import assign_groups, assign_splits, key_hashes, split_rows
 from colabstage.trees.listing import FileEntry
 
 if TYPE_CHECKING:

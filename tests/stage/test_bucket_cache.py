@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.errors import NotEnoughSpaceError, OptionError, SourceNotFoundError, TargetExistsError
+from colabstage.errors import (
+    ColabstageError,
+    NotEnoughSpaceError,
+    OptionError,
+    SourceNotFoundError,
+    SourceReadError,
+    TargetExistsError,
+    TargetNotWritableError,
+)
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.files import json_text
 from colabstage.io.progress import NullProgress
@@ -23,6 +32,7 @@ from colabstage.stage.run import stage_dataset
 from tests.support.staged import disk_sampled, timeless, use_small_blocks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.sources.servers import BucketService
@@ -95,6 +105,88 @@ def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketServ
     assert (listed.samples, listed.whole) == ({"train": 120}, True)
     assert purge_datasets([listed]).removed == (listed,)
     assert objects(s3) == {}
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each request sends to the bucket."""
+    from s3fs import S3FileSystem
+
+    lengths: list[int] = []
+    call = S3FileSystem._call_s3
+
+    async def counting(store: Any, method: str, *arguments: Any, **options: Any) -> Any:
+        lengths.append(len(options.get("Body") or b""))
+        return await call(store, method, *arguments, **options)
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", counting)
+    return lengths
+
+
+def split_photos(tmp_path: Path, make_images: MakeImages) -> Path:
+    """A folder whose pack has 15 MB, and the images of its second split at the end."""
+    for split, count in (("train", 60), ("test", 16)):
+        make_images(tmp_path / "photos" / split, count, size=(256, 256))
+    return tmp_path / "photos"
+
+
+def test_only_blocks_that_the_earlier_version_has_not_are_sent(
+    s3: BucketService, tmp_path: Path, make_images: MakeImages, image_bytes: Callable[..., bytes], sent: list[int]
+) -> None:
+    """Also by the first call after a kill at any step of that."""
+    photos = split_photos(tmp_path, make_images)
+    first = staged(photos, tmp_path / "one")
+    size, key = first.path.stat().st_size, f"cache/{first.path.name}"
+    first.wait_published()
+    assert sum(sent) > size
+    for number in range(2):
+        min((photos / "test").rglob("*.png")).write_bytes(image_bytes(99 + number, size=(256, 256)))
+        sent.clear()
+        again = staged(photos, tmp_path / "one")
+        again.wait_published()
+        assert timeless(objects(s3)) == as_objects(key, again.path)
+        assert sum(sent) < 0.4 * size
+    assert staged(photos, tmp_path / "two").report.origin == "cache"
+
+
+@pytest.mark.parametrize("step", ["upload_part_copy", "upload_part", "complete_multipart_upload", "after"])
+def test_a_version_that_cannot_be_put_together_is_sent_in_full(
+    s3: BucketService,
+    tmp_path: Path,
+    make_images: MakeImages,
+    image_bytes: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    """Until it is there the earlier one stays, and nothing of an upload is left behind."""
+    photos = split_photos(tmp_path, make_images)
+    first = staged(photos, tmp_path / "one")
+    first.wait_published()
+    key, before = f"cache/{first.path.name}", objects(s3)
+    min((photos / "test").rglob("*.png")).write_bytes(image_bytes(99, size=(256, 256)))
+    call, seen = ObjectStore.call, list[dict[str, bytes]]()
+
+    def failing(store: ObjectStore, path: str, method: str, arguments: Any) -> Any:
+        if method == step:
+            seen.append({name: value for name, value in objects(s3).items() if not name.endswith(".unfinished")})
+            raise TargetNotWritableError(method)
+        found = call(store, path, method, arguments)
+        if step == "after" and method == "complete_multipart_upload":
+            raise SourceReadError(method)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "call", failing)
+        again = staged(photos, tmp_path / "one")
+        with contextlib.suppress(ColabstageError):
+            again.wait_published()
+    if step == "after":
+        (tmp_path / "one").rename(tmp_path / "old")
+        again = staged(photos, tmp_path / "one")
+        again.wait_published()
+    assert all(one == before for one in seen)
+    assert timeless(objects(s3)) == as_objects(key, again.path)
+    assert not s3.backend.buckets[s3.bucket].multiparts
 
 
 @pytest.mark.parametrize("theirs", ["another version", "the same pack of another state"])

@@ -298,6 +298,22 @@ def test_size_and_time_alone_prove_nothing(tmp_path: Path, edit: Callable[[Path]
     assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
 
 
+@pytest.mark.parametrize("edit", [_exchange_folders, _exchange_files, _put_another_there])
+def test_a_folder_whose_names_have_other_files_has_changed(tmp_path: Path, edit: Callable[[Path], None]) -> None:
+    """Although names, sizes and times are those that were staged; in the same boot, as inodes are kept no longer."""
+    photos = tmp_path / "photos"
+    for number in range(12):
+        write(photos / ("cat" if number % 2 else "dog") / f"{number // 2}.bmp", jpeg(number, kind="BMP"))
+    for path in photos.rglob("*.bmp"):
+        os.utime(path, ns=(10**18, 10**18))
+    stage(photos, tmp_path / "local")
+    edit(photos)
+    updated = stage(photos, tmp_path / "local")
+    assert updated.report.origin == "source"
+    assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
+    assert stage(photos, tmp_path / "local").report.origin == "local"
+
+
 def test_what_an_interrupted_run_has_packed_is_proved_too(tmp_path: Path) -> None:
     """Or the record of the pack would vouch for what was read under other names."""
     photos = tmp_path / "photos"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.h5.manifest import check_whole, exchanging, manifest_of_bytes, manifest_path, read_manifest
+from colabstage.h5.manifest import exchanging, is_whole, manifest_of_bytes, manifest_path, read_manifest
 from colabstage.io.workspace import open_workspace
 from colabstage.stage.request import lock_path, make_request
 from colabstage.stage.run import stage_dataset
@@ -91,7 +91,7 @@ def check_all(found: list[dict[str, Any]], truth: bytes, drive: SimulatedDrive, 
     for pack in (path, cached):
         manifest = read_manifest(pack)
         assert manifest is not None
-        check_whole(pack, manifest)
+        assert is_whole(pack, manifest)
     assert cached.read_bytes() == truth
     assert list(local_dir.rglob(".colabstage-*.tmp")) == []
     assert [entry.name for entry in cached.parent.iterdir() if entry.name.startswith(".colabstage-")] == []
