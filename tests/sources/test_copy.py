@@ -212,7 +212,7 @@ def test_cancelling_between_blocks_stops_the_copy(
     source: Path, target: Path, copy: Callable[..., list[str]], step: Any
 ) -> None:
     """A request to stop, made while blocks pass, is followed before the end of a long file."""
-    source.write_bytes(random_bytes(64 * BLOCK))
+    source.write_bytes(random_bytes(256 * BLOCK))
     cancellation = Cancellation()
 
     def cancel_then_dawdle(total: int) -> None:
@@ -223,8 +223,8 @@ def test_cancelling_between_blocks_stops_the_copy(
     step.notice = cancel_then_dawdle
     with pytest.raises(CancelledError):
         copy(source, target, cancellation=cancellation)
-    assert 2 * BLOCK <= step.total < 30 * BLOCK
-    assert threads_named("colabstage-pipeline") == []
+    assert 2 * BLOCK <= step.total < 160 * BLOCK
+    assert threads_named("colabstage-fetch") == []
 
 
 def test_source_that_hangs_is_an_error_within_the_deadline(
@@ -239,7 +239,7 @@ def test_source_that_hangs_is_an_error_within_the_deadline(
 
     step.notice = hang
     threading.Timer(2.0, release.set).start()
-    with pytest.raises(SourceReadError, match=r"hangs"):
+    with pytest.raises(SourceReadError, match=r"has not moved"):
         copy(source, target, stall_timeout_s=0.5)
 
 
