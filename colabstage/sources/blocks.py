@@ -202,8 +202,13 @@ class _Forked(Protocol):
 @functools.cache
 def _forked() -> weakref.WeakSet[_Forked]:
     followed: weakref.WeakSet[_Forked] = weakref.WeakSet()
+
+    def renew() -> None:
+        for one in list(followed):
+            one.after_fork()
+
     # One hook for all: hooks can never be removed.
-    os.register_at_fork(after_in_child=lambda: [one.after_fork() for one in list(followed)])
+    os.register_at_fork(after_in_child=renew)
     return followed
 
 

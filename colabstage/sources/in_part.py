@@ -254,7 +254,8 @@ class Lookahead(Order):
     def __init__(self, blocks: Blocks, readers: Readers, fetcher: Fetcher) -> None:
         self._blocks, self._readers, self._fetcher = blocks, readers, fetcher
         self._busy: set[int] = set()
-        self._next_use, self._seen_for = np.full(len(blocks.state), NEVER), (-1,)
+        self._next_use = np.full(len(blocks.state), NEVER)
+        self._seen_for: tuple[int, ...] = (-1,)
         self._idle_at: tuple[int, ...] = ()
         # How many blocks may be on their way. Requests that begin together share the line and end together: so there
         # are few at first, and one more with each block that has come.

@@ -515,8 +515,9 @@ class OpenedSource(Closing):
             sources = tuple(source for _, source in loose)
             reached = [_reached(source) for source in sources]
             slowest = next((number for number, (_, slow) in enumerate(reached) if slow), 0)
-            path = sources[slowest].path if isinstance(sources[slowest], LocalSource) else None
-            files = Part(sources[slowest], *reached[slowest], self._opening, tree=self.files, path=path, loose=sources)
+            shown = sources[slowest]
+            path = shown.path if isinstance(shown, LocalSource) else None
+            files = Part(shown, *reached[slowest], self._opening, tree=self.files, path=path, loose=sources)
             self.parts.append(files)
         return self.files
 
