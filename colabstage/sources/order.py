@@ -37,6 +37,8 @@ _LONGEST_BYTES = 64 * 1024 * 1024
 # Less than this is not worth a separate request while there is other work.
 _GRAIN_BYTES = 1024 * 1024
 _DOUBLINGS = 6
+# The first preferred bytes are requested in parts of this share of a stretch, and up to this much more.
+_LEAST_PART, _PARTS = 0.35, 0.8
 # Neighbours among the next preferred ranges are combined in one request if that is needed to keep the line full: at
 # most this many ranges, and this many times what the line delivers between a request and its first byte, divided by the
 # connections.
@@ -143,7 +145,7 @@ class RangeOrder(Order):
         self._wanted: deque[tuple[int, int]] = deque()
         # Whether the rest is fetched as well, once all preferred bytes have arrived.
         self.fetches_rest = True
-        self._preferred = 0
+        self._preferred = self._stretch_bytes = 0
         self._round_bytes = self._left_in_round = 0
         # What counts as silence. It doubles with each take-over because of silence: if all connections to a source are
         # slow, they must not take ranges from each other for ever.
@@ -158,6 +160,8 @@ class RangeOrder(Order):
         """Hand out these byte ranges `(begin, end)` first, in this order, and with `alone` no others; replaces earlier
         preferences."""
         self._wanted, self.fetches_rest = deque(byte_ranges), not alone
+        first = list(islice(self._wanted, self._connections))
+        self._stretch_bytes = sum(end - begin for begin, end in first) // max(1, len(first))
 
     def is_far(self, offset: int) -> bool:
         """Tell whether a missing byte will not arrive soon."""
@@ -218,14 +222,20 @@ class RangeOrder(Order):
 
     def _cut_gap(self, now: float) -> Run:
         number, begin, end = self._preferred_gap() or (0, *self._gaps[0])
-        length, is_preferred = self._length(), bool(self._wanted)
+        length, grain, is_preferred = self._length(), _GRAIN_BYTES, bool(self._wanted)
         if is_preferred:
             if self._preferred >= self._connections:
                 end = self._join_neighbours(begin, end, self._gaps[number][1], now)
             # A reader waits for the first of them: all connections fetch it together, and twice as much each time.
             length = min(length, _GRAIN_BYTES << min(self._preferred // self._connections, _DOUBLINGS))
+            if self._preferred < self._connections:
+                # Requests that begin together share the line, and the first bytes should not arrive at half speed
+                # because of later ones. So two connections fetch a stretch; in unequal parts, or all would send the
+                # next request, and wait for their round trips, at the same time.
+                grain, part = _LEAST_TAKEN_BYTES, _LEAST_PART + _PARTS * self._preferred / self._connections
+                length = min(length, max(grain, int(self._stretch_bytes * part)))
             self._preferred += 1
-        cut = begin + length if end - begin - length >= _GRAIN_BYTES else end
+        cut = begin + length if end - begin - length >= grain else end
         first, last = self._gaps[number]
         self._gaps[number : number + 1] = [rest for rest in ((first, begin), (cut, last)) if rest[0] < rest[1]]
         return Run(begin, cut, now, is_preferred)

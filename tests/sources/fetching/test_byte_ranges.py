@@ -126,6 +126,22 @@ def test_what_is_preferred_comes_first_in_its_order_and_every_byte_once() -> Non
     assert_disjoint(found, 78 * MIB)
 
 
+def test_the_first_of_what_is_preferred_is_not_shared_with_twice_as_much_that_comes_later() -> None:
+    """All begin at once and share the line: so they begin with parts of the first stretches, of many lengths."""
+    stretches = [(number * 2 * MIB, number * 2 * MIB + MIB) for number in range(40)]
+    plan = RangeOrder([(0, 80 * MIB)], connections=16, block_bytes=BLOCK)
+    plan.prefer(stretches)
+    first = [plan.take(0.0) for _ in range(16)]
+    assert all(one is not None and one.begin // (2 * MIB) < 12 for one in first)
+    lengths = [one.end - one.begin for one in first if one is not None]
+    assert sum(lengths) < 12 * MIB
+    assert min(lengths) >= 256 * 1024
+    assert len(set(lengths)) > 4
+    # Later ones are whole: a request costs a round trip.
+    assert plan.take(0.0).end % MIB == 0  # type: ignore[union-attr]
+    assert [(one.end - one.begin) for _ in range(5) if (one := plan.take(0.0)) is not None] == [MIB] * 5
+
+
 def test_equal_connections_end_within_four_percent_of_the_ideal() -> None:
     """Two gigabytes by sixteen connections of 20 MB/s, 50 ms away: requests are long and few, and all end at once."""
     size = 2_000_000_000
