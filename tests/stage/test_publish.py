@@ -241,7 +241,9 @@ colabstage.publish_file(sys.argv[1], sys.argv[2], progress=Step())
 def test_an_interrupted_publish_continues_with_its_blocks(model: Path, my_drive: Path, drive: SimulatedDrive) -> None:
     target = my_drive / "checkpoints of today" / model.name
     target.parent.mkdir()
-    died = subprocess.run([sys.executable, "-c", _DIES, str(model), str(target), str(2 * BLOCK)], check=False, timeout=60)
+    died = subprocess.run(
+        [sys.executable, "-c", _DIES, str(model), str(target), str(2 * BLOCK)], check=False, timeout=60
+    )
     assert (died.returncode, target.exists()) == (-9, False)
     written = drive.stats().bytes_written
     assert publish(model, target).kept_bytes == 2 * BLOCK
