@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -728,7 +729,7 @@ class BlockwiseFile:
                 self.files.label,
                 blocks,
                 Remotes(self.files.label, self.files.sizes, self._openers),
-                _connections_to if self.limit is not None else _whole_connections_to,
+                partial(_tuned_for, _WHOLE_CONNECTIONS if self.limit is None else _MOST_CONNECTIONS),
                 policy=PATIENT,
                 stall_timeout_s=self._stall_timeout_s,
             )
@@ -788,13 +789,8 @@ class WholeFile:
         """Do nothing: nothing is open."""
 
 
-def _connections_to(facts: RemoteFacts) -> ConnectionTuner:
-    count = max(1, min(_MOST_CONNECTIONS, facts.connections))
-    return ConnectionTuner(count, count)
-
-
-def _whole_connections_to(facts: RemoteFacts) -> ConnectionTuner:
-    count = max(1, min(_MOST_CONNECTIONS if facts.eager else _WHOLE_CONNECTIONS, facts.connections))
+def _tuned_for(most_to_mount: int, facts: RemoteFacts) -> ConnectionTuner:
+    count = max(1, min(_MOST_CONNECTIONS if facts.eager else most_to_mount, facts.connections))
     return ConnectionTuner(count, count)
 
 

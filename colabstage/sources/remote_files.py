@@ -126,20 +126,25 @@ class RemoteFileTree(Tree):
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one file, compared with its service's checksum."""
-        data = self.read_part(entry, 0, entry.size) if self.gives_parts(entry) else b"".join(self.chunks(entry))
-        checksum = self.facts[entry.name].checksum
-        if checksum is not None:
-            self._check(entry, checksum.digest_of([data]))
+        if not self.gives_parts(entry):
+            return b"".join(self.chunks(entry))
+        data = self.read_part(entry, 0, entry.size)
+        self.verify(entry, [data])
         return data
 
     def verify(self, entry: FileEntry, pieces: Iterable[bytes]) -> None:
-        checksum = self.facts[entry.name].checksum
-        if checksum is not None:
-            self._check(entry, checksum.digest_of(pieces))
+        for _ in self._verified(entry, pieces):
+            pass
 
-    def _check(self, entry: FileEntry, digest: str) -> None:
+    def _verified(self, entry: FileEntry, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the content of a file, and compare it at the end with its service's checksum."""
         checksum = self.facts[entry.name].checksum
-        if checksum is not None and digest != checksum.digest:
+        hasher = None if checksum is None else checksum.new_hasher()
+        for piece in pieces:
+            if hasher is not None:
+                hasher.update(piece)
+            yield piece
+        if checksum is not None and hasher is not None and hasher.hexdigest() != checksum.digest:
             msg = f"'{entry.name}' of '{self.label}' is damaged: its {checksum.algorithm} is not {checksum.digest}."
             raise SourceReadError(msg)
 
@@ -155,15 +160,8 @@ class RemoteFileTree(Tree):
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
         """Yield the content in pieces of at most a megabyte, as they come; compared at the end as by `read`."""
-        checksum = self.facts[entry.name].checksum if entry.name in self.facts else None
-        hasher = None if checksum is None else checksum.new_hasher()
         with self._at_service(entry) as file:
-            for piece in read_through(file, policy=self._policy):
-                if hasher is not None:
-                    hasher.update(piece)
-                yield piece
-        if hasher is not None:
-            self._check(entry, hasher.hexdigest())
+            yield from self._verified(entry, read_through(file, policy=self._policy))
 
     def gives_parts(self, entry: FileEntry) -> bool:
         """Return whether parts of a file can be requested, not only the whole file from its beginning."""
