@@ -39,11 +39,11 @@ FORMS = {
 }
 _PLAN = """
 from pathlib import Path
-from colabstage.pack.job import open_samples, plan_job
+from colabstage.pack.job import open_source, plan_job
 from colabstage.pack.options import PackOptions
 start = time.perf_counter()
-with open_samples(sys.argv[1], PackOptions(), beside=Path(sys.argv[2])) as opened:
-    samples = len(plan_job(opened.tree, opened.table, PackOptions(), free_bytes=None).table)
+with open_source(sys.argv[1], PackOptions(), beside=Path(sys.argv[2])) as opened:
+    samples = len(plan_job(opened.tree, opened.find(), PackOptions(), free_bytes=None).table)
     seconds = time.perf_counter() - start
     found = {"samples": samples, "seconds": seconds, "cpu_s": cpu_s(), "peak_bytes": peak()}
 """

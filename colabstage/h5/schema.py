@@ -259,13 +259,16 @@ def _reserve(file: Any, spec: ReservedDataset) -> int | None:
     return offset
 
 
-def _encode(text: object) -> bytes:
-    # A file name need not be UTF-8; a string that is declared as UTF-8 has to be.
-    return str(text).encode(errors="backslashreplace")
+def _utf8_pages(texts: Sequence[object]) -> Iterator[list[str] | list[bytes]]:
+    """Yield texts in pages, as UTF-8; plain ASCII, which numpy converts itself, stays text."""
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        page = list(map(str, texts[start : start + _TEXTS_AT_ONCE]))
+        # A file name need not be UTF-8; a string that is declared as UTF-8 has to be.
+        yield page if "".join(page).isascii() else [text.encode(errors="backslashreplace") for text in page]
 
 
 def _longest(texts: Sequence[object]) -> int:
-    return max((len(_encode(text)) for text in texts), default=1)
+    return max((max(map(len, page)) for page in _utf8_pages(texts)), default=1)
 
 
 def _write_texts(file: Any, name: str, texts: Sequence[object]) -> None:
@@ -277,12 +280,14 @@ def _write_texts(file: Any, name: str, texts: Sequence[object]) -> None:
     dataset = file.create_dataset(
         name, shape=(len(texts),), dtype=h5py.string_dtype("utf-8", length), track_times=False
     )
-    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+    start = 0
+    for page in _utf8_pages(texts):
         # The padded bytes go in as they are: h5py's own conversion of a million strings takes seconds.
-        raw = np.array([_encode(text) for text in texts[start : start + _TEXTS_AT_ONCE]], dtype=f"S{length}")
+        raw = np.array(page, dtype=f"S{length}")
         place = dataset.id.get_space()
         place.select_hyperslab((start,), raw.shape)
         dataset.id.write(h5py.h5s.create_simple(raw.shape), place, raw, mtype=dataset.id.get_type())
+        start += len(page)
 
 
 def _set_attributes(target: Any, attributes: Mapping[str, Any]) -> None:
