@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.io.files import PATIENT
 from colabstage.io.progress import LateStep, NullProgress
 from colabstage.sources.arriving import STRETCH_BYTES, ArchiveWalk, StreamingCopy
 from colabstage.sources.http_file import open_http
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.tar import scan_members
+from tests.sources.remotes import POLICY
 from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def test_headers_are_found_with_few_requests(tmp_path: Path, kind: str) -> None:
     with WebServer({"photos.tar": path}) as server:
         file = open_http(server.url("photos.tar"))
         copy = StreamingCopy(
-            file, tmp_path / "copy", step=NullProgress().step("copy", total=size, unit="B"), policy=PATIENT
+            file, tmp_path / "copy", step=NullProgress().step("copy", total=size, unit="B"), policy=POLICY
         )
         with ArchiveWalk(copy, LateStep(NullProgress(), "look", size)) as walk:
             found = list(scan_members(walk))
