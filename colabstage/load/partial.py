@@ -31,6 +31,7 @@ from colabstage.sources.blocks import is_part
 from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, WholeFile
 from colabstage.sources.order import find_visits
 from colabstage.sources.parse import LocalSource, ShareSource, local_source, parse_source, read_local_dir, share_source
+from colabstage.sources.remote import given_up
 from colabstage.sources.remote_files import FileSource, read_small_file, remote_opener
 
 if TYPE_CHECKING:
@@ -460,9 +461,14 @@ def _beside(source: SingleSource, address: str | os.PathLike[str]) -> SingleSour
 
 def _find_shared(source: ShareSource) -> list[tuple[SingleSource, SingleSource]]:
     """Find the one pack in a shared folder, or all shards of the one set."""
-    from colabstage.sources.gdrive import list_shared
+    from colabstage.sources.gdrive import SharedFolder, open_share
 
-    shared = {name: share_source(link) for name, link in list_shared(source.link).items()}
+    with given_up():
+        found = open_share(source.link)
+    if not isinstance(found, SharedFolder):
+        found.close()
+    files = found.files if isinstance(found, SharedFolder) else {}
+    shared = {name: share_source(link) for name, link in files.items()}
     packs = {name: one for name, one in shared.items() if f"{name}.json" in shared}
     sets = {PartName.of(Path(name)).dataset for name in packs}
     if not packs:

@@ -15,6 +15,7 @@ from other errors.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import ctypes
 import queue
@@ -29,7 +30,7 @@ from colabstage.errors import (
     DriveDisconnectedError,
     DriveError,
 )
-from colabstage.io.pipeline import DaemonPool
+from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.drive import is_readonly, mount_drive
 from colabstage.machine.drive_errors import drive_log_size, quota_error
@@ -57,22 +58,20 @@ _PROBE_TIMEOUT_S = 15.0
 # A dying client reports for a moment that nothing exists, not even its own root.
 _DYING_S = 2.0
 _LOOK_AGAIN_S = 0.1
+# How often work that waits for the caller looks whether it should stop.
+_LOOK_S = 0.25
 
 
 def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]]) -> T:
     """Call `work` in a thread while this one checks that slow mounts answer, as `mounts.run_watched_for_caller`."""
     errand = _Errand(work)
-    with DaemonPool(1, "colabstage-ask") as pool:
-        try:
-            silence = _wait_for(errand, pool, slow)
-        except KeyboardInterrupt:
-            # The interrupt reaches this thread only; the work is in the other one.
-            errand.interrupt(KeyboardInterrupt)
-            wait((errand.future,), _CLEAR_UP_S)
-            raise
-        finally:
-            # A question that is still open no longer matters, and may take long.
-            pool.close(abandon=True)
+    try:
+        silence = _wait_for(errand, slow)
+    except KeyboardInterrupt:
+        # The interrupt reaches this thread only; the work is in the other one.
+        errand.interrupt(KeyboardInterrupt)
+        wait((errand.future,), _CLEAR_UP_S)
+        raise
     if silence is not None:
         # The thread cannot be joined; if its call ever returns, it stops there.
         errand.interrupt(_stopped_by(silence))
@@ -80,18 +79,18 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
     return errand.future.result()
 
 
-def _wait_for(errand: _Errand[T], pool: DaemonPool, slow: Sequence[str | os.PathLike[str]]) -> DriveError | None:
-    """Wait until the errand ends, or until a mount that it depends on is silent."""
-    while not errand.attended_until_end(_ASK_EVERY_S):
-        question = pool.submit(lambda: silence_of(*slow, timeout_s=_HANGS_S))
+def _wait_for(errand: _Errand[T], slow: Sequence[str | os.PathLike[str]]) -> DriveError | None:
+    """Serve the errand until it ends, or until a mount that it depends on is silent."""
+    while not errand.serve(_ASK_EVERY_S):
+        question = in_thread(lambda: silence_of(*slow, timeout_s=_HANGS_S), "colabstage-ask")
         question.add_done_callback(errand.wake_caller)
-        while not (errand.future.done() or question.done()):
-            errand.attend(_ASK_EVERY_S)
+        while not (errand.serve(_ASK_EVERY_S, until=question) or question.done()):
+            pass
         if errand.future.done():
             break
         silence = question.result()
         # On a dead mount calls return with errors by themselves, and the errors of the work say more than this one.
-        if silence is not None and not errand.attended_until_end(_DIES_S):
+        if silence is not None and not errand.serve(_DIES_S):
             return silence
     return None
 
@@ -112,43 +111,32 @@ class _Errand(Generic[T]):
 
     def __init__(self, work: Callable[[InCaller], T]) -> None:
         self.future: Future[T] = Future()
-        self._lock = threading.Lock()
         self._caller = threading.current_thread()
         # What the caller has to call; `None` only wakes it, because something has ended.
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._left: type[BaseException] | None = None
-        self._waits: set[Future[Any]] = set()
         self.future.add_done_callback(self.wake_caller)
         # ipykernel sends what is printed to the cell that the context belongs to.
         context = contextvars.copy_context()
         # Not `DaemonPool`: an interrupt needs the id of the one thread that does the work.
         self._thread = threading.Thread(
-            target=self._run, args=(lambda: context.run(work, self._in_caller),), name="colabstage-work", daemon=True
+            target=_carry_out,
+            args=(self.future, lambda: context.run(work, self._in_caller)),
+            name="colabstage-work",
+            daemon=True,
         )
         self._thread.start()
 
-    def attend(self, seconds: float) -> None:
-        """Serve the next request of the errand; return without one when something has ended, or after `seconds`."""
-        try:
-            call = self._calls.get(timeout=seconds)
-        except queue.Empty:
-            return
-        if call is None:
-            return
-        future, function = call
-        # Interrupts are passed on too: the errand cleans up and ends with them.
-        try:
-            result = function()
-        except BaseException as error:  # noqa: BLE001 - raised where it was asked for
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    def attended_until_end(self, seconds: float) -> bool:
-        """Serve the errand's requests for about `seconds`; return whether it has ended."""
+    def serve(self, seconds: float, *, until: Future[Any] | None = None) -> bool:
+        """Call what the errand asks for, for `seconds` or until `until` is done; return whether the errand has
+        ended."""
         deadline = SYSTEM_CLOCK.now() + seconds
-        while not self.future.done() and (left := deadline - SYSTEM_CLOCK.now()) > 0:
-            self.attend(left)
+        while not self.future.done() and not (until and until.done()) and (left := deadline - SYSTEM_CLOCK.now()) > 0:
+            with contextlib.suppress(queue.Empty):
+                call = self._calls.get(timeout=left)
+                if call is not None:
+                    # Interrupts are passed on too: the errand cleans up and ends with them.
+                    _carry_out(*call)
         return self.future.done()
 
     def wake_caller(self, _: Future[Any]) -> None:
@@ -160,41 +148,29 @@ class _Errand(Generic[T]):
 
         Its requests are no longer served.
         """
-        with self._lock:
-            self._left = kind
-            waits = [future for future in self._waits if not future.done()]
-            if waits:
-                # It is waiting for the caller, where an asynchronous exception would not reach it.
-                for future in waits:
-                    future.set_exception(kind())
-            elif not self.future.done() and self._thread.ident is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(kind))
+        self._left = kind
+        if not self.future.done() and self._thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(kind))
 
     def _in_caller(self, function: Callable[[], R]) -> R:
         # A function that was called in the caller's thread may itself ask for this, and would wait for itself.
         if threading.current_thread() is self._caller:
             return function()
         future: Future[R] = Future()
-        with self._lock:
-            if self._left is not None:
-                raise self._left
-            self._waits.add(future)
         self._calls.put((future, function))
-        try:
-            return future.result()
-        finally:
-            with self._lock:
-                self._waits.discard(future)
+        while self._left is None:
+            # An asynchronous exception does not reach a thread that waits for longer.
+            if wait((future,), _LOOK_S).done:
+                return future.result()
+        raise self._left
 
-    def _run(self, work: Callable[[], T]) -> None:
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - raised where the result is waited for
-            with self._lock:
-                self.future.set_exception(error)
-        else:
-            with self._lock:
-                self.future.set_result(result)
+
+def _carry_out(future: Future[T], function: Callable[[], T]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - raised where the result is waited for
+        if not future.done():
+            future.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.redaction import secrets_in, show_address
 from colabstage.sources.fsspec_answers import mtime_ns_of, size_of, translate_error, version_of
 from colabstage.sources.remote import at_least_rate
+from colabstage.sources.services import protocol_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -60,32 +61,22 @@ _SLOWEST_BYTES_PER_S = 200_000
 _HINT_TIMEOUT_S = 10.0
 # Beyond the deadline of a call, for an event loop that is dead itself.
 _GRACE_S = 10.0
+# Connections of a backend that cannot be shared by threads; servers often allow four per address.
+_CONNECTIONS = 4
 
-# The package for each protocol, by its name for pip.
+_S3, _GS, _AZ, _SSH = ("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss"), ("sftp", "ssh")
+# What pip installs for a protocol. Of others fsspec says itself what is missing.
 _PACKAGES = {
-    **dict.fromkeys(("s3", "s3a"), "s3fs"),
-    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
-    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "adlfs"),
-    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    **dict.fromkeys(_S3, "s3fs"),
+    **dict.fromkeys(_GS, "gcsfs"),
+    **dict.fromkeys(_AZ, "adlfs"),
+    **dict.fromkeys(_SSH, "paramiko"),
     "hf": "huggingface_hub",
-    "smb": "smbprotocol",
-    "webdav": "webdav4[fsspec]",
-    "oss": "ossfs",
-    "oci": "ocifs",
-    "box": "boxfs",
-    "dropbox": "dropboxdrivefs",
-    "git": "pygit2",
-    "tos": "tosfs",
-    "wandb": "wandbfs",
-    "lakefs": "lakefs-spec",
-    "dvc": "dvc",
-    "root": "fsspec-xrootd",
-    "hdfs": "pyarrow",
 }
 # Options for access without a login, for backends that do not try it themselves.
 _ANONYMOUS: dict[str, dict[str, Any]] = {
-    **{protocol: {"anon": True} for protocol in ("s3", "s3a", "az", "abfs", "abfss")},
-    **{protocol: {"token": "anon"} for protocol in ("gs", "gcs")},
+    **{protocol: {"anon": True} for protocol in (*_S3, *_AZ)},
+    **{protocol: {"token": "anon"} for protocol in _GS},
 }
 # Options that choose a login, after which no other one is tried.
 _LOGIN_OPTIONS = frozenset(
@@ -93,14 +84,9 @@ _LOGIN_OPTIONS = frozenset(
 )
 _DEFAULTS: dict[str, dict[str, Any]] = {
     # By default botocore keeps ten connections, too few for thirty reads in flight.
-    **{key: {"config_kwargs": {"max_pool_connections": 40}} for key in ("s3", "s3a")},
-    **{key: {"timeout": 30.0, "banner_timeout": 30.0, "auth_timeout": 30.0} for key in ("sftp", "ssh")},
+    **{protocol: {"config_kwargs": {"max_pool_connections": 40}} for protocol in _S3},
+    **{protocol: {"timeout": 30.0, "banner_timeout": 30.0, "auth_timeout": 30.0} for protocol in _SSH},
 }
-_WRAPPERS = frozenset(
-    {"simplecache", "filecache", "blockcache", "cached", "reference", "generic", "dir", "async_wrapper"}
-)
-# Connections of a backend that cannot be shared by threads; servers often allow four per address.
-_CONNECTIONS = 4
 
 
 class StoredObject(NamedTuple):
@@ -119,11 +105,12 @@ def _stored(info: Mapping[str, Any]) -> StoredObject:
 
 
 class ObjectStore(Closing):
-    """The service behind an address. Every method may be called from any thread; each has a deadline.
+    """The service behind an address. Every method may be called from any thread; each has a deadline, and raises
+    `SourceNotFoundError`, `SourceAccessError`, `TransientError` or `SourceReadError` as the service answers, or where
+    it writes `TargetNotWritableError`.
 
     Backends on fsspec's event loop (s3, gs, az) serve all threads with one file system; of all others it is unknown
-    what they may share, so each thread has one while it asks. Methods that write raise `TargetNotWritableError` where
-    the service does not do it.
+    what they may share, so each thread has one while it asks.
 
     `label`: the address for messages, without secrets. `path`: the backend's name for the object or folder. `notes`:
     sentences for the user, for example that the service was asked without a login. `folders_are_prefixes`: whether a
@@ -134,15 +121,16 @@ class ObjectStore(Closing):
         """Load the backend; the service itself is not contacted yet.
 
         Raises:
-            OptionError: fsspec does not know the protocol, or the address goes through one of its caches.
+            OptionError: fsspec does not know the protocol, or the address is not a complete one.
             MissingDependencyError: the protocol's package is not installed.
         """
         self.label = show_address(url)
-        self.protocol = _protocol(url, self.label)
+        self.protocol = protocol_of(url)
         self._class = _load(self.protocol, self.label)
-        given = _from_environment(self._class)
+        given = _options_of_environment(self._class)
         try:
-            in_url, self.path = _options_and_path(self._class, url)
+            in_url = _options_in_url(self._class, url)
+            self.path = str(self._class._strip_protocol(url))
         except ValueError:
             msg = f"'{self.label}' is not a complete address."
             raise OptionError(msg) from None
@@ -161,15 +149,11 @@ class ObjectStore(Closing):
         self._closed: Future[None] = Future()
 
     def info(self, path: str = "") -> dict[str, Any]:
-        """Return fsspec's facts on the address itself, or on another path.
-
-        Raises:
-            SourceNotFoundError: there is nothing; the message says what is there instead.
-            SourceAccessError, TransientError, SourceReadError: as the service answers.
-        """
+        """Return fsspec's facts on the address itself, or on another path. If nothing is there, the error says what is
+        there instead."""
         asked = path or self.path
         try:
-            found = self._info(asked)
+            found = dict(self._ask("info", asked))
         except SourceAccessError as refused:
             return self._anonymously(asked, refused)
         except SourceNotFoundError as error:
@@ -179,12 +163,16 @@ class ObjectStore(Closing):
         return found
 
     def list_files(self, *, workers: int) -> list[dict[str, Any]]:
-        """Return fsspec's facts on everything below the address except folders, in the service's order.
+        """Return fsspec's facts on everything below the address except folders, in the service's order. A folder that
+        cannot be listed is an error."""
+        from fsspec.asyn import AsyncFileSystem
+        from fsspec.spec import AbstractFileSystem
 
-        Raises:
-            SourceAccessError, TransientError, SourceReadError: as the service answers, for any of the folders.
-        """
-        if self._lists_at_once():
+        # A backend's own `find` lists all at once; that of fsspec's base classes walks, and omits failures.
+        walks = (
+            self._class._find is AsyncFileSystem._find if self._on_loop else self._class.find is AbstractFileSystem.find
+        )
+        if not walks:
             found = self._ask("find", self.path, detail=True, seconds=LISTING_TIMEOUT_S)
             return [row for row in found.values() if row.get("type") != "directory"]
         files: list[dict[str, Any]] = []
@@ -202,22 +190,20 @@ class ObjectStore(Closing):
         rows = self._ask("ls", path, detail=True, seconds=LISTING_TIMEOUT_S)
         if not rows and self.protocol == "ftp":
             with self._connected() as fs:
-                self._within(lambda: _check_listable(fs.ftp, path))
+                self._result(in_thread(lambda: _check_listable(fs.ftp, path), "colabstage-remote"), CALL_TIMEOUT_S)
         return [self._followed(row) for row in rows if str(row["name"]).rstrip("/") != path.rstrip("/")]
 
     def read(self, path: str, offset: int, end: int | None) -> Iterator[bytes]:
-        """Yield bytes of one object from `offset` to `end` or its own end, in pieces of at most a megabyte.
-
-        Raises:
-            SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as the service answers.
-        """
+        """Yield bytes of one object from `offset` to `end` or its own end, in pieces of at most a megabyte."""
         with self._connected() as fs:
-            yield from at_least_rate(self._pieces(fs, path, offset, end), self.label, clock=self._clock)
+            for data in at_least_rate(self._pieces(fs, path, offset, end), self.label, clock=self._clock):
+                for start in range(0, len(data), _SLICE_BYTES):
+                    yield data[start : start + _SLICE_BYTES] if len(data) > _SLICE_BYTES else data
 
     def exists(self, path: str) -> bool:
         """Return whether there is an object, a folder, or a bucket."""
         try:
-            self._info(path)
+            self._ask("info", path)
         except SourceNotFoundError:
             # The s3fs of Colab's image knows nothing of an empty bucket; asked whether there is one, it looks for it.
             # Asked last, because fsspec answers no as well where a login is missing, which the first question says.
@@ -228,7 +214,7 @@ class ObjectStore(Closing):
     def look(self, path: str) -> StoredObject | None:
         """Return the facts on an object; `None` where there is none."""
         try:
-            info = self._info(path)
+            info = self._ask("info", path)
         except SourceNotFoundError:
             return None
         return None if info.get("type") == "directory" else _stored(info)
@@ -278,8 +264,8 @@ class ObjectStore(Closing):
         # Not every backend without a loop takes one.
         callback: dict[str, Any] = {"callback": Advance()} if self._on_loop else {}
         self._write(path, "put_file", str(file), path, create=create, seconds=seconds, **callback)
-        if (there := self.size(path)) != length:
-            msg = f"Of '{file}', {length:,} bytes long, {there} bytes arrived as '{path}' at '{self.label}'."
+        if (arrived := self.size(path)) != length:
+            msg = f"Of '{file}', {length:,} bytes long, {arrived} bytes arrived as '{path}' at '{self.label}'."
             raise TargetNotWritableError(msg)
 
     def put_bytes(self, content: bytes, path: str, *, create: bool = False) -> None:
@@ -311,13 +297,7 @@ class ObjectStore(Closing):
         with self._lock:
             if not self._closed.done():
                 self._closed.set_result(None)
-            idle = list(self._idle)
-            self._idle.clear()
-        for fs in idle:
-            _hang_up(fs)
-
-    def _info(self, path: str) -> dict[str, Any]:
-        return dict(self._ask("info", path))
+        self._hang_up_idle()
 
     def _ask(self, verb: str, *arguments: Any, seconds: float | None = None, **options: Any) -> Any:
         """Return what the backend's method `verb` returns now."""
@@ -345,11 +325,6 @@ class ObjectStore(Closing):
         msg = f"no answer for {seconds:.0f} s"
         raise TimeoutError(msg)
 
-    def _within(self, call: Callable[[], T]) -> T:
-        """Return what a call of a backend's own returns, if it does in time."""
-        self._check_open()
-        return self._result(in_thread(call, "colabstage-remote"), CALL_TIMEOUT_S)
-
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Any]:
         """Lend a file system to this thread, and translate what goes wrong with it."""
@@ -366,7 +341,8 @@ class ObjectStore(Closing):
                 finally:
                     # After an error the protocol may be out of step, so that the next request gets the previous
                     # one's answer.
-                    self._give_back(fs, usable=usable)
+                    if not self._shared:
+                        self._give_back(fs, usable=usable)
         except ColabstageError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a backend raises is told in our words
@@ -389,13 +365,18 @@ class ObjectStore(Closing):
         return self._result(made, CALL_TIMEOUT_S)
 
     def _give_back(self, fs: Any, *, usable: bool) -> None:
-        if self._shared:
-            return
         with self._lock:
             keep = usable and not self._closed.done()
             if keep:
                 self._idle.append(fs)
         if not keep:
+            _hang_up(fs)
+
+    def _hang_up_idle(self) -> None:
+        with self._lock:
+            idle = list(self._idle)
+            self._idle.clear()
+        for fs in idle:
             _hang_up(fs)
 
     def _check_open(self) -> None:
@@ -404,33 +385,23 @@ class ObjectStore(Closing):
             msg = f"'{self.label}' was closed, so nothing more can be read of it."
             raise SourceReadError(msg)
 
-    def _lists_at_once(self) -> bool:
-        """Return whether the backend's own `find` lists all files below a folder; that of fsspec's base classes walks,
-        and omits failures."""
-        from fsspec.asyn import AsyncFileSystem
-        from fsspec.spec import AbstractFileSystem
-
-        if self._on_loop:
-            return self._class._find is not AsyncFileSystem._find
-        return self._class.find is not AbstractFileSystem.find
-
     def _followed(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return the facts on what a link leads to, if it leads anywhere."""
         if row["type"] in ("file", "directory"):
             return row
         with contextlib.suppress(SourceNotFoundError):
-            return {**self._info(row["name"]), "name": row["name"], "islink": True}
+            return {**self._ask("info", row["name"]), "name": row["name"], "islink": True}
         return row
 
     def _pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         from fsspec.spec import AbstractFileSystem
 
-        # Some backends have a request for a part; the base class opens the file for each.
-        if not self._on_loop and self._class.cat_file is AbstractFileSystem.cat_file:
-            yield from self._pieces_of_open_file(fs, path, offset, end)
-            return
         # Without an end, all is one request.
         spans = deque(cut_spans(offset, end) if end is not None else [(offset, None)])
+        # Some backends have a request for a part; the base class opens the file for each.
+        if not self._on_loop and self._class.cat_file is AbstractFileSystem.cat_file:
+            yield from self._pieces_of_open_file(fs, path, spans)
+            return
         ahead: deque[Future[bytes]] = deque()
         try:
             while spans or ahead:
@@ -439,21 +410,29 @@ class ObjectStore(Closing):
                     start, stop = spans.popleft()
                     span = {"start": start, "end": stop} if start or stop is not None else {}
                     ahead.append(self._start(fs, "cat_file", path, seconds=CALL_TIMEOUT_S, **span))
-                yield from _slices(self._result(ahead.popleft(), CALL_TIMEOUT_S))
+                yield self._result(ahead.popleft(), CALL_TIMEOUT_S)
         finally:
             for future in ahead:
                 future.cancel()
 
-    def _pieces_of_open_file(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
-        file = self._within(lambda: fs.open(path, "rb", block_size=PIECE_BYTES, cache_type="none"))
+    def _pieces_of_open_file(
+        self, fs: Any, path: str, spans: deque[tuple[int, int | None]] | deque[tuple[int, int]]
+    ) -> Iterator[bytes]:
+        def within(call: Callable[[], T]) -> T:
+            self._check_open()
+            return self._result(in_thread(call, "colabstage-remote"), CALL_TIMEOUT_S)
+
+        file = within(lambda: fs.open(path, "rb", block_size=PIECE_BYTES, cache_type="none"))
         try:
-            while end is None or offset < end:
-                wanted = PIECE_BYTES if end is None else min(PIECE_BYTES, end - offset)
-                data = self._within(lambda at=offset, length=wanted: _read_at(file, at, length))  # type: ignore[misc]
-                if not data:
-                    return
-                offset += len(data)
-                yield from _slices(data)
+            for start, stop in spans:
+                at = start
+                while stop is None or at < stop:
+                    length = PIECE_BYTES if stop is None else stop - at
+                    data = within(lambda at=at, length=length: _read_at(file, at, length))  # type: ignore[misc]
+                    if not data:
+                        return
+                    at += len(data)
+                    yield data
         finally:
             file.close()
 
@@ -465,13 +444,9 @@ class ObjectStore(Closing):
             raise refused
         self._chose_login = True
         self._options = {**self._options, **anonymous}
-        with self._lock:
-            idle = list(self._idle)
-            self._idle.clear()
-        for fs in idle:
-            _hang_up(fs)
+        self._hang_up_idle()
         try:
-            answer = self._info(path)
+            answer = dict(self._ask("info", path))
         except SourceAccessError:
             raise refused from None
         self.notes = (f"'{self.label}' was read anonymously: no login was found that it accepts.",)
@@ -487,35 +462,23 @@ class ObjectStore(Closing):
         except SourceError:
             return ""
         names = sorted(str(row["name"]).rstrip("/").rpartition("/")[2] for row in rows)
-        if not names:
-            return ""
         more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-        return f"In its folder are: {', '.join(names[:5])}{more}."
+        return f"In its folder are: {', '.join(names[:5])}{more}." if names else ""
 
     def _write(self, path: str, verb: str, *arguments: Any, create: bool, seconds: float, **options: Any) -> None:
         """Write with the backend's own `mode="create"` where it has that, otherwise after a look."""
         if not self._on_loop:
             self._change(path, "makedirs", path.rpartition("/")[0], exist_ok=True)
-        if create and self._creates(verb):
-            try:
+        method = getattr(self._class, f"_{verb}" if self._on_loop else verb)
+        if create and "mode" in inspect.signature(method).parameters:
+            # The service may not know the condition; then it is as if there were no such mode.
+            with contextlib.suppress(TargetNotWritableError):
                 self._change(path, verb, *arguments, seconds=seconds, mode="create", **options)
-            except TargetNotWritableError as error:
-                if self.exists(path):
-                    raise self._occupied(path) from error
-                # The service may not know the condition.
-            else:
                 return
         if create and self.exists(path):
-            raise self._occupied(path)
+            msg = f"'{path}' at '{self.label}' appeared there meanwhile, so nothing was written. Try again."
+            raise TargetExistsError(msg)
         self._change(path, verb, *arguments, seconds=seconds, **options)
-
-    def _creates(self, verb: str) -> bool:
-        method = getattr(self._class, f"_{verb}" if self._on_loop else verb)
-        return "mode" in inspect.signature(method).parameters
-
-    def _occupied(self, path: str) -> TargetExistsError:
-        msg = f"'{path}' at '{self.label}' appeared there meanwhile, so nothing was written. Try again."
-        return TargetExistsError(msg)
 
     def _change(self, path: str, verb: str, *arguments: Any, seconds: float = _PATIENCE_S, **options: Any) -> None:
         try:
@@ -533,11 +496,7 @@ def _hang_up(fs: Any) -> None:
 
 
 def _check_listable(ftp: ftplib.FTP, path: str) -> None:
-    """Ask for a folder that fsspec shows as empty, which it also does where it may not be listed.
-
-    Raises:
-        ftplib.error_perm: it may not be listed.
-    """
+    """Raise FTP's error for a folder that may not be listed, which fsspec shows as an empty one."""
     try:
         list(ftp.mlsd(path))
     except ftplib.error_perm as error:
@@ -566,36 +525,13 @@ def cut_spans(offset: int, end: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], end][: len(starts)], strict=True))
 
 
-def _slices(data: bytes) -> Iterator[bytes]:
-    if len(data) <= _SLICE_BYTES:
-        if data:
-            yield data
-        return
-    view = memoryview(data)
-    for start in range(0, len(data), _SLICE_BYTES):
-        yield bytes(view[start : start + _SLICE_BYTES])
-
-
-def _protocol(url: str, label: str) -> str:
-    protocol, mark, rest = url.partition("://")
-    if not mark or not rest.strip("/"):
-        msg = f"'{label}' is not a remote address; expected one such as s3://bucket/folder."
-        raise OptionError(msg)
-    if "::" in protocol or "::" in rest.partition("/")[0] or protocol in _WRAPPERS:
-        msg = f"'{label}' goes through one of fsspec's caches or wrappers. Name the file itself."
-        raise OptionError(msg)
-    return protocol.lower()
-
-
 def _load(protocol: str, label: str) -> Any:
     import fsspec
 
     try:
         return fsspec.get_filesystem_class(protocol)
     except ValueError:
-        msg = (
-            f"'{label}': nothing here reads {protocol}:// addresses. Known are {', '.join(sorted(_PACKAGES))} and more."
-        )
+        msg = f"'{label}': nothing here reads {protocol}:// addresses. Known are s3, gs, az, hf, ftp, sftp and more."
         raise OptionError(msg) from None
     except ImportError as error:
         package = _PACKAGES.get(protocol)
@@ -604,8 +540,7 @@ def _load(protocol: str, label: str) -> Any:
         raise MissingDependencyError(msg) from error
 
 
-def _options_and_path(backend: Any, url: str) -> tuple[dict[str, Any], str]:
-    """Return the options in an address, and its path."""
+def _options_in_url(backend: Any, url: str) -> dict[str, Any]:
     options = dict(backend._get_kwargs_from_urls(url))
     for name in ("url_query", "url_fragment"):
         options.pop(name, None)
@@ -613,16 +548,15 @@ def _options_and_path(backend: Any, url: str) -> tuple[dict[str, Any], str]:
         # fsspec does not decode them, and in an address an @ has to be written as %40.
         if isinstance(options.get(name), str):
             options[name] = unquote(options[name])
-    return options, str(backend._strip_protocol(url))
+    return options
 
 
-def _from_environment(backend: Any) -> dict[str, Any]:
+def _options_of_environment(backend: Any) -> dict[str, Any]:
     """Return options from variables such as FSSPEC_SFTP_PASSWORD, as they are now: fsspec reads them at its import."""
-    from fsspec.config import set_conf_env
+    from fsspec.config import apply_config, set_conf_env
 
     found: dict[str, dict[str, Any]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warned about misspelt ones when it was imported
         set_conf_env(found)
-    protocols = (backend.protocol,) if isinstance(backend.protocol, str) else tuple(backend.protocol)
-    return {name: value for protocol in protocols for name, value in found.get(protocol, {}).items()}
+    return dict(apply_config(backend, {}, found))

@@ -8,7 +8,7 @@ import ftplib
 import re
 import socket
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError, said_by
 from colabstage.io.redaction import hide_secrets
@@ -27,58 +27,41 @@ _TRANSIENT_ERRNOS = frozenset(
     }
 )
 # By name, because none of these packages need be installed, and importing one only to classify an error would be slow.
-_MISSING = "NoSuchKey NoSuchBucket EntryNotFoundError ResourceNotFoundError"
-_ACCESS = (
-    "NoCredentialsError PartialCredentialsError CredentialRetrievalError ProfileNotFound TokenRetrievalError "
+# The class that is nearest to the error's own decides.
+_KINDS: dict[Judgement, str] = {
+    "missing": "NoSuchKey NoSuchBucket EntryNotFoundError ResourceNotFoundError FileNotFoundError NotADirectoryError",
+    "access": "NoCredentialsError PartialCredentialsError CredentialRetrievalError ProfileNotFound TokenRetrievalError "
     "UnauthorizedSSOTokenError DefaultCredentialsError RefreshError AuthenticationException PasswordRequiredException "
-    "BadHostKeyException ClientAuthenticationError GatedRepoError RepositoryNotFoundError LocalTokenNotFoundError"
-)
-_TRANSIENT = (
-    "EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError ResponseStreamingError "
-    "IncompleteReadError IncompleteRead HTTPClientError ClientPayloadError ServerDisconnectedError ClientOSError "
-    "ClientConnectorError ConnectTimeout ReadTimeout ConnectError ReadError RemoteProtocolError ChunkedEncodingError "
-    "SSHException ServiceRequestError ServiceResponseError TransportError NoValidConnectionsError"
-)
-_NAMES: dict[str, Judgement] = {
-    **dict.fromkeys(_MISSING.split(), "missing"),
-    **dict.fromkeys(_ACCESS.split(), "access"),
-    **dict.fromkeys(_TRANSIENT.split(), "transient"),
+    "BadHostKeyException ClientAuthenticationError GatedRepoError RepositoryNotFoundError LocalTokenNotFoundError "
+    "PermissionError",
+    "transient": "EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError HTTPClientError "
+    "ResponseStreamingError IncompleteReadError IncompleteRead ClientPayloadError ServerDisconnectedError ConnectError "
+    "ClientOSError ClientConnectorError ConnectTimeout ReadTimeout ReadError RemoteProtocolError ChunkedEncodingError "
+    "SSHException ServiceRequestError ServiceResponseError TransportError NoValidConnectionsError TimeoutError "
+    "ConnectionError EOFError error_temp",
 }
-_KINDS: tuple[tuple[type[BaseException], Judgement], ...] = (
-    (FileNotFoundError, "missing"),
-    (NotADirectoryError, "missing"),
-    (PermissionError, "access"),
-    (TimeoutError, "transient"),
-    (ConnectionError, "transient"),
-    (EOFError, "transient"),
-)
-_OUTSIDE_CODE = "Provide the login through the environment, not in the notebook:"
-_S3_LOGIN = (
-    f"{_OUTSIDE_CODE} AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (on Colab from its Secrets panel), or a profile in "
-    "~/.aws/credentials. Where the bucket is requester-pays, set FSSPEC_S3_REQUESTER_PAYS=true; you are billed then."
-)
-_GS_LOGIN = (
-    "On Colab call google.colab.auth.authenticate_user(); elsewhere set GOOGLE_APPLICATION_CREDENTIALS to the path of "
-    "a key file, or run 'gcloud auth application-default login'."
-)
-_AZ_LOGIN = (
-    f"{_OUTSIDE_CODE} AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or "
-    "AZURE_STORAGE_CONNECTION_STRING."
-)
-_HF_LOGIN = (
-    "Accept the dataset's terms on its page if it has any, and provide the login through the environment: HF_TOKEN."
-)
-_SSH_LOGIN = f"{_OUTSIDE_CODE} a key in ~/.ssh or an agent, or FSSPEC_SFTP_USERNAME and FSSPEC_SFTP_PASSWORD."
-_LOGINS = {
-    **dict.fromkeys(("s3", "s3a"), _S3_LOGIN),
-    **dict.fromkeys(("gs", "gcs"), _GS_LOGIN),
-    **dict.fromkeys(("az", "abfs", "abfss"), _AZ_LOGIN),
-    **dict.fromkeys(("sftp", "ssh"), _SSH_LOGIN),
-    "hf": _HF_LOGIN,
-    "ftp": f"{_OUTSIDE_CODE} FSSPEC_FTP_USERNAME and FSSPEC_FTP_PASSWORD.",
+_NAMES = {name: judgement for judgement, names in _KINDS.items() for name in names.split()}
+_STATUSES: dict[int, Judgement] = {
+    **dict.fromkeys((404, 410), "missing"),
+    **dict.fromkeys((401, 403), "access"),
+    **dict.fromkeys((408, 425, 429, *range(500, 600)), "transient"),
 }
+_FTP_CODES: dict[str, Judgement] = dict.fromkeys(("530", "532", "331", "332"), "access")
 
-_FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")
+_OUTSIDE_CODE = "Provide the login through the environment, not in the notebook:"
+_LOGINS = {
+    ("s3", "s3a"): f"{_OUTSIDE_CODE} AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (on Colab from its Secrets panel), or "
+    "a profile in ~/.aws/credentials. Where the bucket is requester-pays, set FSSPEC_S3_REQUESTER_PAYS=true; you are "
+    "billed then.",
+    ("gs", "gcs"): "On Colab call google.colab.auth.authenticate_user(); elsewhere set GOOGLE_APPLICATION_CREDENTIALS "
+    "to the path of a key file, or run 'gcloud auth application-default login'.",
+    ("az", "abfs", "abfss"): f"{_OUTSIDE_CODE} AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or "
+    "AZURE_STORAGE_SAS_TOKEN, or AZURE_STORAGE_CONNECTION_STRING.",
+    ("hf",): "Accept the dataset's terms on its page if it has any, and provide the login through the environment: "
+    "HF_TOKEN.",
+    ("sftp", "ssh"): f"{_OUTSIDE_CODE} a key in ~/.ssh or an agent, or FSSPEC_SFTP_USERNAME and FSSPEC_SFTP_PASSWORD.",
+    ("ftp",): f"{_OUTSIDE_CODE} FSSPEC_FTP_USERNAME and FSSPEC_FTP_PASSWORD.",
+}
 
 
 def size_of(info: Mapping[str, Any]) -> int | None:
@@ -99,10 +82,8 @@ def version_of(info: Mapping[str, Any]) -> str:
 
 def mtime_ns_of(info: Mapping[str, Any]) -> int:
     """Return the modification time in nanoseconds since 1970; 0 if it is unknown."""
-    for name in ("LastModified", "last_modified", "mtime", "modified", "updated", "modify", "created"):
-        if info.get(name):
-            return _to_ns(info[name])
-    return 0
+    names = ("LastModified", "last_modified", "mtime", "modified", "updated", "modify", "created")
+    return _to_ns(next((info[name] for name in names if info.get(name)), None))
 
 
 def checksum_of(info: Mapping[str, Any]) -> Checksum | None:
@@ -123,7 +104,13 @@ def checksum_of(info: Mapping[str, Any]) -> Checksum | None:
 
 def _to_ns(value: Any) -> int:
     if isinstance(value, str):
-        return _parse_time(value)
+        ftp = re.match(r"(\d{14})(?:\.\d+)?\Z", value)
+        try:
+            value = (
+                datetime.strptime(ftp[1], "%Y%m%d%H%M%S").replace(tzinfo=UTC) if ftp else datetime.fromisoformat(value)
+            )
+        except ValueError:
+            return 0
     if isinstance(value, datetime):
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         # Not timestamp(): a float is too imprecise for the microseconds of today's dates.
@@ -131,15 +118,6 @@ def _to_ns(value: Any) -> int:
         return ((passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds) * 1_000
     # For today's dates, a float is no more precise than a microsecond.
     return round(value * 1e6) * 1000 if isinstance(value, (int, float)) else 0
-
-
-def _parse_time(text: str) -> int:
-    if found := _FTP_TIME.match(text):
-        return _to_ns(datetime.strptime(found[1], "%Y%m%d%H%M%S").replace(tzinfo=UTC))
-    try:
-        return _to_ns(datetime.fromisoformat(text))
-    except ValueError:
-        return 0
 
 
 def translate_error(error: BaseException, protocol: str, label: str, secrets: Sequence[str] = ()) -> SourceError:
@@ -158,7 +136,8 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     if judgement == "missing":
         return SourceNotFoundError(f"There is nothing at '{label}' ({reason}).")
     if judgement == "access":
-        login = _LOGINS.get(protocol, f"{_OUTSIDE_CODE} the package for {protocol}:// says by which variables.")
+        unknown = f"{_OUTSIDE_CODE} the package for {protocol}:// says by which variables."
+        login = next((text for protocols, text in _LOGINS.items() if protocol in protocols), unknown)
         msg = f"'{label}' cannot be read: the service refuses ({reason}). {login} Or the address may be wrong."
         return SourceAccessError(msg)
     if judgement == "transient":
@@ -175,21 +154,11 @@ def judge_error(error: BaseException) -> Judgement:
 def wait_asked(error: BaseException) -> float | None:
     """Return the service's Retry-After in seconds."""
     for one in _chain(error):
-        headers = _headers(getattr(one, "response", None)) or _headers(one)
+        headers = _response_of(one).headers
         value = next((headers[name] for name in headers if name.lower() == "retry-after"), "")
         if re.fullmatch(r"\d{1,5}(?:\.\d+)?", str(value)):
             return float(value)
     return None
-
-
-def _headers(response: Any) -> Mapping[str, Any]:
-    # botocore's errors have a dict as response, other libraries' an object with headers.
-    if isinstance(response, dict):
-        response = response.get("ResponseMetadata", {})
-        headers = response.get("HTTPHeaders") if isinstance(response, dict) else None
-    else:
-        headers = getattr(response, "headers", None)
-    return headers if hasattr(headers, "items") and headers else {}
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -203,46 +172,36 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _judge_one(error: BaseException) -> Judgement:
-    if isinstance(error, ftplib.Error):
-        return _judge_ftp(error)
-    # Before the type, because several of these are an OSError without an errno.
-    named = next((_NAMES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _NAMES), None)
-    if named is not None:
-        return named
+    # FTP has the same code for missing and forbidden files, so the server's message decides.
+    if isinstance(error, ftplib.error_perm) and str(error)[:3] in {"550", "553"}:
+        return "access" if re.search("permi|denied|allowed|privilege", str(error), re.IGNORECASE) else "missing"
+    if isinstance(error, ftplib.error_perm):
+        return _FTP_CODES.get(str(error)[:3], "other")
     # A name server that does not answer now may answer later; an unknown name is a typing error.
     if isinstance(error, socket.gaierror):
         return "transient" if error.errno == socket.EAI_AGAIN else "missing"
-    kind = next((judgement for classes, judgement in _KINDS if isinstance(error, classes)), None)
-    if kind is not None:
-        return kind
+    named = next((_NAMES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _NAMES), None)
+    if named is not None:
+        return named
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
         return "transient"
-    status = _status(error)
-    told: dict[int, Judgement] = {404: "missing", 410: "missing", 401: "access", 403: "access"}
-    passing = status in {408, 425, 429} or status >= 500
-    return told.get(status, "transient" if passing else "other")
+    return _STATUSES.get(_response_of(error).status, "other")
 
 
-def _judge_ftp(error: ftplib.Error) -> Judgement:
-    text = str(error)
-    if isinstance(error, ftplib.error_temp):
-        return "transient"
-    if text[:3] in {"530", "532", "331", "332"}:
-        return "access"
-    # FTP has the same code for missing and forbidden files, so the server's message decides.
-    if text[:3] in {"550", "553"}:
-        return "access" if re.search("permi|denied|allowed|privilege", text, re.IGNORECASE) else "missing"
-    return "other"
+class _Response(NamedTuple):
+    """The status and headers in an error, as of botocore's dictionaries and other libraries' objects."""
+
+    status: int
+    headers: Mapping[str, Any]
 
 
-def _status(error: BaseException) -> int:
+def _response_of(error: BaseException) -> _Response:
     response = getattr(error, "response", None)
     if isinstance(response, dict):
-        answer = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return answer if isinstance(answer, int) else 0
-    for holder in (error, response):
-        for name in ("status", "status_code", "code"):
-            value = getattr(holder, name, None)
-            if isinstance(value, int) and 400 <= value < 600:
-                return int(value)
-    return 0
+        facts = response.get("ResponseMetadata", {})
+        status, headers = facts.get("HTTPStatusCode", 0), facts.get("HTTPHeaders")
+    else:
+        holders = [getattr(one, name, None) for one in (error, response) for name in ("status", "status_code", "code")]
+        status = next((value for value in holders if isinstance(value, int) and 400 <= value < 600), 0)
+        headers = getattr(response, "headers", None) or getattr(error, "headers", None)
+    return _Response(status, headers if hasattr(headers, "items") else {})

@@ -1,4 +1,4 @@
-"""The meaning of a web server's answer: status, range, name, time, checksum, web pages. Pure functions.
+"""The meaning of a web server's answer: status, range, name, version, checksum, web pages. Pure functions.
 
 Headers are any mapping that ignores the case of names.
 """
@@ -6,12 +6,10 @@ Headers are any mapping that ignores the case of names.
 from __future__ import annotations
 
 import base64
-import binascii
 import html
 import re
 import time
 from dataclasses import dataclass
-from email.message import Message
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import PurePosixPath
@@ -30,17 +28,18 @@ if TYPE_CHECKING:
 _MAX_WAIT_S = 3600.0
 _NAME_BYTES = 200
 _TRANSIENT = frozenset({202, 408, 425, 429})
-_PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml"})
+_PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
-# Compressed files, and the transfer codings that careless servers then claim.
-_OWN_CODING = {"gzip": (".gz", ".tgz", ".svgz"), "x-gzip": (".gz", ".tgz"), "zstd": (".zst", ".tzst")}
-_OWN_CODING |= {"br": (".br",), "compress": (".z",), "x-bzip2": (".bz2", ".tbz2"), "bzip2": (".bz2", ".tbz2")}
+# Compressed files that careless servers call plain ones, compressed for the transfer.
+_GZIPPED = (".gz", ".tgz", ".svgz")
+_OWN_CODING = {"gzip": _GZIPPED, "x-gzip": _GZIPPED, "zstd": (".zst", ".tzst"), "br": (".br",), "compress": (".z",)}
+_OWN_CODING |= dict.fromkeys(("bzip2", "x-bzip2"), (".bz2", ".tbz2"))
 _OWN_TYPES = frozenset({"application/gzip", "application/x-gzip", "application/x-tgz", "application/x-gtar-compressed"})
 
 
 @dataclass(frozen=True, slots=True)
 class ContentRange:
-    """The header `Content-Range: bytes start-(stop-1)/total`."""
+    """The header `Content-Range: bytes start-(stop-1)/total`; of a range that was missed, 0 to 0."""
 
     start: int
     """The first byte."""
@@ -50,35 +49,31 @@ class ContentRange:
     """The length of the whole file; `None` if the server does not know it."""
 
 
-def parse_content_range(text: str | None) -> ContentRange | None:
-    """Read a Content-Range header; `None` if it is missing, empty or invalid."""
-    match = re.fullmatch(r"\s*bytes\s+(\d+)-(\d+)/(\d+|\*)\s*", text or "", re.ASCII)
+def content_range(headers: Mapping[str, str]) -> ContentRange | None:
+    """Read the range of an answer; `None` if it is missing, empty or invalid."""
+    text = headers.get("Content-Range", "")
+    match = re.fullmatch(r"\s*bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)\s*", text, re.ASCII)
     if not match:
         return None
-    start, stop = int(match[1]), int(match[2]) + 1
     total = None if match[3] == "*" else int(match[3])
+    if match[1] is None:
+        return ContentRange(0, 0, total)
+    start, stop = int(match[1]), int(match[2]) + 1
     return ContentRange(start, stop, total) if start < stop and (total is None or stop <= total) else None
-
-
-def parse_missed_total(text: str | None) -> int | None:
-    """Return the size in the `Content-Range: bytes */SIZE` of a 416."""
-    match = re.fullmatch(r"\s*bytes\s+\*/(\d+)\s*", text or "", re.ASCII)
-    return int(match[1]) if match else None
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:
     """Return the reported length, unless chunked transfer overrides it.
 
     Raises:
-        SourceReadError: the reported length is not a number, so that a body that was cut could not be told from a whole
-            one.
+        SourceReadError: it is not a number, so that a body that was cut could not be told from a whole one.
     """
     text = headers.get("Content-Length", "").strip()
     if not text or "chunked" in headers.get("Transfer-Encoding", "").lower():
         return None
     # RFC 9110, 8.6: several that agree are one, as some proxies make of it.
-    told = {part.strip() for part in text.split(",")}
-    if len(told) == 1 and re.fullmatch(r"[0-9]{1,19}", one := told.pop()):
+    lengths = {part.strip() for part in text.split(",")}
+    if len(lengths) == 1 and re.fullmatch(r"[0-9]{1,19}", one := lengths.pop()):
         return int(one)
     msg = (
         f"The server says that the file has {text[:40]!r} bytes (Content-Length), which is not a length, so nothing "
@@ -142,9 +137,8 @@ def parse_http_date(text: str) -> float | None:
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return seconds that `Retry-After` asks to wait, from 0 to an hour; `None` without a sensible one.
 
-    A date is compared with the server's own clock, if it is sent.
+    A date (RFC 9110, 10.2.3) is compared with the server's own clock, if it is sent.
     """
-    # Seconds or a date, by RFC 9110, 10.2.3.
     text = headers.get("Retry-After", "").strip()
     if text.isdecimal() and text.isascii():
         return min(float(text[:9]), _MAX_WAIT_S)
@@ -158,20 +152,20 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 def status_error(status: int, headers: Mapping[str, str], url: str, label: str, text: str = "") -> SourceError:
     """Return the typed error for an answer with this status. `text`: the beginning of its body."""
     phrase = next((one.phrase for one in HTTPStatus if one == status), "")
-    said = f"{status} {phrase}".rstrip()
+    shown = f"{status} {phrase}".rstrip()
     if status in {401, 403, 407, 451}:
-        return SourceAccessError(f"'{label}' is refused: {said}. {_access_remedy(status, url, text)}")
+        return SourceAccessError(f"'{label}' is refused: {shown}. {_access_remedy(status, url, text)}")
     if status in {404, 410}:
-        msg = f"There is nothing at '{label}': {said}. Check the address, or open it in a browser."
+        msg = f"There is nothing at '{label}': {shown}. Check the address, or open it in a browser."
         return SourceNotFoundError(msg)
     if status == 202 and (headers.get("x-amzn-waf-action") or headers.get("Content-Length") == "0"):
-        msg = f"'{label}' answers browsers only ({said}). Download it with a browser, and give the path of that file."
+        msg = f"'{label}' answers browsers only ({shown}). Download it with a browser, and give the path of that file."
         return SourceAccessError(msg)
     if status in _TRANSIENT or status >= 500:
         wait_s = retry_after_s(headers)
         asked = "" if wait_s is None else f"; it asks to be left alone for {wait_s:.0f} s"
-        return TransientError(f"The server of '{label}' cannot answer now: {said}{asked}. Try again later.", wait_s)
-    msg = f"The server of '{label}' answered {said}, which colabstage cannot use; expected the file or a part of it."
+        return TransientError(f"The server of '{label}' cannot answer now: {shown}{asked}. Try again later.", wait_s)
+    msg = f"The server of '{label}' answered {shown}, which colabstage cannot use; expected the file or a part of it."
     return SourceReadError(msg)
 
 
@@ -201,20 +195,17 @@ def coding_of(headers: Mapping[str, str], name: str) -> str:
     hash are published is the compressed one. Browsers treat it like this too.
     """
     coding = headers.get("Content-Encoding", "").strip().lower()
-    if coding in {"", "identity", "none", "aws-chunked"}:
-        return ""
-    is_own = name.lower().endswith(_OWN_CODING.get(coding, ())) if coding in _OWN_CODING else False
-    return "" if is_own or content_type(headers) in _OWN_TYPES else coding
+    is_own = name.lower().endswith(_OWN_CODING.get(coding, ())) or _content_type(headers) in _OWN_TYPES
+    return "" if is_own or coding in {"identity", "none", "aws-chunked"} else coding
 
 
-def content_type(headers: Mapping[str, str]) -> str:
-    """Return the media type, without its parameters, in lower case."""
+def _content_type(headers: Mapping[str, str]) -> str:
     return headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def is_page_type(headers: Mapping[str, str]) -> bool:
     """Return whether the server declares a web page."""
-    return content_type(headers) in _PAGE_TYPES
+    return _content_type(headers) in {"text/html", "application/xhtml+xml"}
 
 
 def is_page(headers: Mapping[str, str], head: bytes) -> bool:
@@ -227,15 +218,14 @@ def is_page(headers: Mapping[str, str], head: bytes) -> bool:
 
 def names_a_page(url: str, name: str) -> bool:
     """Return whether the address itself names a web page."""
-    suffixes = (".html", ".htm", ".xhtml", ".shtml")
-    return urlsplit(url).path.lower().endswith(suffixes) or name.lower().endswith(suffixes)
+    return urlsplit(url).path.lower().endswith(_PAGE_SUFFIXES) or name.lower().endswith(_PAGE_SUFFIXES)
 
 
 def page_title(head: bytes) -> str:
     """Return the title of a web page from its beginning; "" if there is none."""
     match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
     text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
-    return "".join(character for character in " ".join(text.split()) if character.isprintable())[:120]
+    return "".join(filter(str.isprintable, " ".join(text.split())))[:120]
 
 
 def file_name(headers: Mapping[str, str], *urls: str) -> str:
@@ -243,26 +233,24 @@ def file_name(headers: Mapping[str, str], *urls: str) -> str:
 
     An address whose last part has a suffix comes before one without; never with folders, never hidden.
     """
-    told = _clean_name(disposition_name(headers))
+    given = _clean_name(disposition_name(headers))
     names = [_clean_name(unquote(urlsplit(url).path).rpartition("/")[2]) for url in urls]
     # A redirect often ends at a number; the name is then in the address before it.
     with_suffix = [name for name in names if PurePosixPath(name).suffix]
-    return next(filter(None, [told, *with_suffix, *names]), "download")
+    return next(filter(None, [given, *with_suffix, *names]), "download")
 
 
 def disposition_name(headers: Mapping[str, str]) -> str:
     """Return the file name of a Content-Disposition as it is: `filename*` before `filename` (RFC 6266, 4.3)."""
     text = headers.get("Content-Disposition", "")
-    extended = re.search(r"(?i)(?:^|;)\s*filename\*\s*=\s*\"?([\w-]+)'[^']*'([^;\"\s]+)", text)
+    extended = re.search(r"(?i);\s*filename\*\s*=\s*\"?([\w-]+)'[^']*'([^;\"\s]+)", text)
     if extended:
         try:
             return unquote(extended[2], encoding=extended[1], errors="strict")
         except (LookupError, UnicodeDecodeError):
             pass
-    message = Message()
-    # Otherwise a half-read `filename*` would be taken.
-    message["Content-Disposition"] = re.sub(r"(?i);\s*filename\*[^;]*", "", text)
-    name = message.get_filename("")
+    plain = re.search(r'(?i);\s*filename\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\s]*))', text)
+    name = "" if plain is None else plain[2] or re.sub(r"\\(.)", r"\1", plain[1] or "")
     try:
         # http.client reads headers as Latin-1; what servers mean is UTF-8.
         return name.encode("latin-1").decode("utf-8")
@@ -272,12 +260,17 @@ def disposition_name(headers: Mapping[str, str]) -> str:
 
 def _clean_name(name: str) -> str:
     last = re.split(r"[/\\]", name)[-1]
-    clean = "".join(character for character in last if character.isprintable()).strip().lstrip(".").rstrip(". ")
-    if len(clean.encode("utf-8", "replace")) <= _NAME_BYTES:
-        return clean
-    suffix = PurePosixPath(clean).suffix[:20]
-    stem = clean.encode("utf-8", "replace")[: _NAME_BYTES - len(suffix.encode())].decode("utf-8", "ignore")
-    return stem + suffix
+    clean = "".join(filter(str.isprintable, last)).strip().lstrip(".").rstrip(". ")
+    return shorten_name(clean, _NAME_BYTES)
+
+
+def shorten_name(name: str, most_bytes: int) -> str:
+    """Return the name cut to a length that a file system takes, with its suffix kept."""
+    raw = name.encode("utf-8", "replace")
+    if len(raw) <= most_bytes:
+        return name
+    suffix = PurePosixPath(name).suffix[:20]
+    return raw[: most_bytes - len(suffix.encode())].decode("utf-8", "ignore") + suffix
 
 
 def offered_checksum(headers: Mapping[str, str], *, whole: bool, first_hop: Mapping[str, str]) -> Checksum | None:
@@ -296,7 +289,6 @@ def offered_checksum(headers: Mapping[str, str], *, whole: bool, first_hop: Mapp
         offers.append(("sha256", headers.get("x-amz-checksum-sha256", "")))
     offers.append(("md5", headers.get("x-ms-blob-content-md5", "")))
     offers.append(("md5", headers.get("Content-MD5", "") if whole else ""))
-    # A value that is not a checksum of its kind is ignored.
     found = {offer.algorithm: offer for offer in map(_from_base64, offers) if offer}
     linked = re.fullmatch(r'"?([0-9a-f]{64})"?', first_hop.get("X-Linked-ETag", ""))
     if linked:
@@ -308,5 +300,6 @@ def _from_base64(offer: tuple[str, str]) -> Checksum | None:
     algorithm, text = offer
     try:
         return parse_checksum(f"{algorithm}:{base64.b64decode(text, validate=True).hex()}")
-    except (binascii.Error, ValueError, OptionError):
+    # A value that is not a checksum of its kind is ignored.
+    except (ValueError, OptionError):
         return None

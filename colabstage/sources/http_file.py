@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from colabstage.errors import OptionError, SourceChangedError, SourceReadError, WebPageError
+from colabstage.errors import OptionError, SourceChangedError, SourceError, SourceReadError, WebPageError
 from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
@@ -14,15 +15,14 @@ from colabstage.sources.http_answers import (
     Validators,
     coding_of,
     content_length,
+    content_range,
     file_name,
     is_page,
     is_page_type,
     names_a_page,
     offered_checksum,
     page_title,
-    parse_content_range,
     parse_http_date,
-    parse_missed_total,
     status_error,
     validators,
 )
@@ -38,12 +38,10 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Clock
     from colabstage.sources.remote import Checksum
 
-T = TypeVar("T")
-
 _TIMEOUT_S = 30.0
 # The first request asks for this much: enough for a page's title, and it still arrives in the first round trip.
 _LOOK_BYTES = 8 * 1024
-# How long to read from a slow trickle at first.
+# Beside twice the timeout, the longest that a look takes.
 _LOOK_S = 5.0
 # The longest wait for what was requested in addition.
 _LONGEST_TAIL_S = 60.0
@@ -51,35 +49,19 @@ _PIECE_BYTES = 256 * 1024
 # As many as servers serve at full speed to one client; aria2 has the same limit.
 _CONNECTIONS = 16
 # Some servers answer like this to a range that they do not like, but send the whole file.
-_NO_RANGES = frozenset({400, 405, 412, 416, 501})
+_NO_RANGES = frozenset({206, 400, 405, 412, 416, 501})
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """The facts in the first answer."""
+class _Part:
+    """Bytes of a file that came when it was opened."""
 
-    facts: RemoteFacts
-    """The facts on the file."""
-    validators: Validators
-    """What distinguishes its content from another version."""
-    is_page_type: bool
-    """Whether the server declares the data as a web page."""
-    headers: Mapping[str, str]
-    """Those of the answer."""
-    head: bytes = b""
-    """The first bytes of a file that is served in parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Tail:
-    """The last bytes of a file, from one answer."""
-
-    begin: int
+    start: int
     """Where they begin."""
     data: bytes
     """The bytes."""
-    total: int
-    """The size of the file, as reported with them."""
+    total: int | None
+    """The size of the file, as reported with them; `None` if the server does not know it."""
     validators: Validators
     """What distinguishes their content from another version."""
 
@@ -104,12 +86,11 @@ def open_http(
     Args:
         url: `http://` or `https://`.
         checksum: the expected checksum, if the caller knows it; otherwise the one that the server reports, if any.
-        timeout_s: seconds of silence, at any time, after which the connection counts as failed; also for the whole
-            head of an answer.
+        timeout_s: seconds of silence, at any time, after which the connection counts as failed.
         policy: how often to try again when the first look fails in a transient way.
         clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
-        along_bytes: what is asked for of its beginning and, at the same time, of its end, for `HttpFile.known`: for
-            who reads these next, which then costs no round trip. 0 for no more than the look needs.
+        along_bytes: how much of its beginning and, at the same time, of its end to request for `HttpFile.known`, so
+            that reading these next costs no round trip. 0 for no more than the look needs.
         resolve, label, agent: as of `HttpSession`.
 
     Raises:
@@ -121,12 +102,7 @@ def open_http(
     try:
         tail = in_thread(lambda: _ask_for_tail(session, along_bytes), "colabstage-end") if along_bytes else None
         length = max(_LOOK_BYTES, along_bytes)
-        look = with_retries(
-            lambda: _within(lambda: _ask_for_head(session, checksum, length), session, 2 * timeout_s + _LOOK_S),
-            policy or RetryPolicy(),
-            session.clock.sleep,
-        )
-        return HttpFile(session, look, tail)
+        return with_retries(lambda: _look(session, checksum, length, tail), policy or RetryPolicy(), clock.sleep)
     # Nobody else uses the session yet.
     except BaseException:
         session.close()
@@ -136,36 +112,43 @@ def open_http(
 class HttpFile(RemoteFile):
     """A `RemoteFile` on a web server. Made by `open_http`. `headers`: those of the first answer."""
 
-    def __init__(self, session: HttpSession, look: _Look, tail: Future[_Tail | None] | None = None) -> None:
+    def __init__(
+        self,
+        session: HttpSession,
+        facts: RemoteFacts,
+        headers: Mapping[str, str],
+        head: _Part,
+        tail: Future[_Part | None] | None = None,
+    ) -> None:
+        self.facts = facts
+        self.headers = headers
         self._session = session
-        self._look = look
+        self._head = head
         self._tail = tail
-        self.facts = look.facts
-        self.headers = look.headers
+        self._name = facts.name
+        # Whether the server declares the data as a web page.
+        self._is_page = is_page_type(headers) or names_a_page(session.url, facts.name)
 
     def open_again(self) -> HttpFile:
         """Return the same file with connections of its own, without a request."""
-        again = HttpFile(self._session.open_again(), self._look)
-        again.facts = self.facts
-        return again
+        return HttpFile(self._session.open_again(), self.facts, self.headers, self._head)
 
     def known(self, offset: int, stop: int) -> bytes | None:
         """Return bytes that came along when it was opened; `None` where these did not. May wait for those of its end,
-        which were asked for then."""
-        if stop <= len(self._look.head):
-            return self._look.head[offset:stop]
-        if self._tail is None or not self.facts.ranges:
-            return None
+        which were requested then."""
+        head = self._head
+        if self.facts.ranges and stop <= len(head.data):
+            return head.data[offset:stop]
         try:
             # The session's time limits end it sooner.
-            tail = self._tail.result(_LONGEST_TAIL_S)
-        # Whoever asks the usual way is told what is wrong.
+            tail = self._tail.result(_LONGEST_TAIL_S) if self._tail and self.facts.ranges else None
+        # Reading the usual way tells what is wrong.
         except Exception:  # noqa: BLE001 - as above
             return None
         # From another state of the file they are of no use.
-        if tail is None or tail.total != self.facts.size or tail.validators.contradicts(self._look.validators):
+        if tail is None or tail.total != head.total or tail.validators.contradicts(head.validators):
             return None
-        return tail.data[offset - tail.begin : stop - tail.begin] if tail.begin <= offset else None
+        return tail.data[offset - tail.start : stop - tail.start] if tail.start <= offset else None
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Read as `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next.
@@ -173,248 +156,191 @@ class HttpFile(RemoteFile):
         Raises:
             OptionError: the file has no such part, or only its whole can be had.
         """
-        size, label = self.facts.size, self.facts.label
+        size = self.facts.size
         stop = size if length is None else offset + length
         known = size is None or stop is None or offset <= stop <= size
         if offset < 0 or (length or 0) < 0 or not known or (offset and not self.facts.ranges):
             whole = "" if self.facts.ranges else " Its server gives only the whole, from the beginning."
-            msg = f"'{label}' has no part of {length} bytes at {offset}; its size is {size}.{whole}"
+            msg = f"'{self.facts.label}' has no part of {length} bytes at {offset}; its size is {size}.{whole}"
             raise OptionError(msg)
         # HTTP cannot request an empty range.
-        if stop == offset:
-            return iter(())
-        return self._part(offset, stop) if self.facts.ranges and stop is not None else self._beginning(stop)
+        return iter(()) if stop == offset else self._read(offset, stop)
 
     def close(self) -> None:
         """Close all connections, including those being read."""
         self._session.close()
 
-    def _part(self, offset: int, stop: int) -> Iterator[bytes]:
-        headers = {"Range": f"bytes={offset}-{stop - 1}"}
-        if self._look.validators.if_range:
-            # From another state the server then sends the whole file, which differs from a part by its status.
-            headers["If-Range"] = self._look.validators.if_range
+    def _read(self, offset: int, stop: int | None) -> Iterator[bytes]:
+        headers = {}
+        if self.facts.ranges and stop is not None:
+            headers = {"Range": f"bytes={offset}-{stop - 1}"}
+            if self._head.validators.if_range:
+                # From another state the server then sends the whole file, which differs from a part by its status.
+                headers["If-Range"] = self._head.validators.if_range
         with self._session.get(headers) as response:
-            if response.status_code == 206:
-                promised = self._check_part(response, offset, stop)
-                yield from self._exactly(response, promised, ends=True)
-                # A server may send less than requested; what it promised has arrived, and the rest is requested again.
-                if promised < stop - offset:
-                    raise TransientError(self._short(promised, stop - offset))
-                return
-            if response.status_code == 200:
-                self._check_whole_for_part(response, offset)
-                yield from self._exactly(response, stop, ends=False)
-                return
-            self._refuse(response)
+            self._check_answer(response, offset, stop if headers else None)
+            found = content_range(response.headers) if response.status_code == 206 else None
+            # A server may send less than requested; what it promises comes, and the rest is requested again.
+            promised = stop if found is None else found.stop
+            coding = self._coding(response)
+            left = None if promised is None else promised - offset
+            for piece in _content(response, self._session, coding, None if coding else left):
+                yield piece[:left]
+                left = None if left is None else max(0, left - len(piece))
+                if left == 0:
+                    break
+            if left or promised != stop:
+                came, asked = (promised or 0) - (left or 0) - offset, (stop or 0) - offset
+                msg = f"The server of '{self.facts.label}' sent {came} of the {asked} bytes it promised. Try again."
+                raise TransientError(msg)
+            if stop is not None and (found or (stop == self.facts.size and not coding)) and not _is_at_end(response):
+                msg = f"The server of '{self.facts.label}' sent more than the {stop - offset} bytes it promised."
+                raise SourceReadError(msg)
 
-    def _beginning(self, stop: int | None) -> Iterator[bytes]:
-        """Yield the whole file, or its beginning, if parts are not served."""
-        with self._session.get({}) as response:
-            if response.status_code != 200:
-                self._refuse(response)
-            self._check_same(response)
-            coding = coding_of(response.headers, self.facts.name)
-            # Otherwise a length is that of the compressed bytes, so it says nothing of the file.
-            if self.facts.size is not None and not coding:
-                self._check_size(content_length(response.headers))
-            if coding:
-                yield from self._decoded(response, coding, stop)
-            elif stop is not None:
-                yield from self._exactly(response, stop, ends=stop == self.facts.size)
-            else:
-                yield from _read_pieces(response, self._session)
-
-    def _check_part(self, response: requests.Response, offset: int, stop: int) -> int:
-        """Return how many bytes the part has; raise an error if it is not the requested part."""
-        self._check_same(response)
-        told, label = parse_content_range(response.headers.get("Content-Range")), self.facts.label
-        if told is None or told.start != offset or told.stop > stop:
-            msg = (
-                f"The server of '{label}' was asked for the bytes {offset} to {stop - 1} and sent others "
-                f"(Content-Range: {response.headers.get('Content-Range', 'none')}). It cannot be trusted with parts."
-            )
-            raise SourceReadError(msg)
-        # The version alone is not enough, because many servers report none.
-        self._check_size(told.total)
-        if coding_of(response.headers, self.facts.name):
-            msg = (
-                f"The server of '{label}' compressed a part of the file ({response.headers['Content-Encoding']}) "
-                "though asked not to; parts of compressed and of plain content do not fit together. Try again later."
-            )
-            raise SourceReadError(msg)
-        length = content_length(response.headers)
-        if length is not None and length > told.stop - offset:
-            raise SourceReadError(self._long(told.stop - offset, length))
-        return told.stop - offset
-
-    def _check_whole_for_part(self, response: requests.Response, offset: int) -> None:
-        """Refuse a whole file in answer to a request for a part, unless it is the same file and the part begins at
-        0."""
-        self._check_same(response)
-        self._check_size(content_length(response.headers))
-        # Without a sign on both sides, a whole of the same length may be another state.
-        known = bool(validators(response.headers).version and self.facts.version)
-        if offset or not known or coding_of(response.headers, self.facts.name):
-            sign = "by its ETag or time it is unchanged" if known else "nothing says whether it has changed"
-            msg = (
-                f"The server of '{self.facts.label}' sent the whole file where a part was asked for; {sign}. Try again."
-            )
-            raise TransientError(msg)
-
-    def _check_size(self, told: int | None) -> None:
-        if told is not None and told != self.facts.size:
-            raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {told} bytes"))
-
-    def _check_same(self, response: requests.Response) -> None:
-        if response.status_code == 200 and is_page_type(response.headers) and not self._look.is_page_type:
+    def _check_answer(self, response: requests.Response, offset: int, stop: int | None) -> None:
+        """Raise the error for an answer that is not the requested part of the file as it was, or with `stop=None` its
+        whole."""
+        status, headers, label = response.status_code, response.headers, self.facts.label
+        if status == 200 and is_page_type(headers) and not self._is_page:
             # An expired login or a limit: a page with status 200, in the middle of the data.
-            coding = coding_of(response.headers, self.facts.name)
-            raise _page_error(self.facts.label, _read_head(response, self._session, coding))
-        now, before = validators(response.headers), self._look.validators
-        if now.contradicts(before):
-            raise SourceChangedError(self._changed(f"its version was {before.version} and is {now.version}"))
-
-    def _refuse(self, response: requests.Response) -> None:
-        """Raise the error for a status other than 200 and 206."""
-        if response.status_code == 416:
-            self._check_size(parse_missed_total(response.headers.get("Content-Range")))
+            raise _page_error(label, _read_head(response, self._session, self._coding(response)))
+        if status not in (200, 206, 416):
+            raise _error_of(response, self._session)
+        found, coding = content_range(headers), self._coding(response)
+        # A length of compressed bytes says nothing of the file.
+        size = found and found.total if status != 200 else None if coding else content_length(headers)
+        now, before = validators(headers), self._head.validators
+        if now.contradicts(before) or (size is not None and self.facts.size not in (None, size)):
+            versions = f"from version {before.version} of {self.facts.size} bytes to {now.version} of {size}"
+            msg = (
+                f"'{label}' became another file while it was read, {versions}. Start again; if it happens each time, "
+                "several servers with different copies may answer at this address."
+            )
+            raise SourceChangedError(msg)
+        if status == 416:
             # One of several servers behind the address may not have the file yet.
-            msg = f"The server of '{self.facts.label}' says that it has no such part (416), which it has. Try again."
+            msg = f"The server of '{label}' says that it has no such part (416), which it has. Try again."
             raise TransientError(msg)
-        raise _error_of(response, self._session)
+        if status == 206:
+            fault = _fault_of_part(headers, coding, offset, stop)
+            if fault:
+                msg = f"The server of '{label}' {fault}. It cannot be trusted with parts; try again later."
+                raise SourceReadError(msg)
+            return
+        # Without a sign on both sides, a whole of the same length may be another state.
+        is_same = bool(now.version and before.version)
+        if stop is not None and (offset or coding or not is_same):
+            sign = "by its ETag or time it is unchanged" if is_same else "nothing says whether it has changed"
+            msg = f"The server of '{label}' sent the whole file where a part was requested; {sign}. Try again."
+            raise TransientError(msg)
 
-    def _exactly(self, response: requests.Response, count: int, *, ends: bool) -> Iterator[bytes]:
-        """Yield the next `count` bytes; with `ends`, nothing may follow them."""
-        left = count
-        for piece in _read_pieces(response, self._session, count):
-            left -= len(piece)
-            yield piece
-        if left:
-            raise TransientError(self._short(count - left, count))
-        # This also takes the end of a body in chunks, so that the connection can be used again.
-        if ends and _read_some(response, self._session, 1):
-            raise SourceReadError(self._long(count, None))
-
-    def _decoded(self, response: requests.Response, coding: str, stop: int | None) -> Iterator[bytes]:
-        done = 0
-        for piece in _inflated(_read_pieces(response, self._session), coding, self.facts.label):
-            wanted = piece if stop is None else piece[: stop - done]
-            done += len(wanted)
-            if wanted:
-                yield wanted
-            if done == stop:
-                return
-        if stop is not None:
-            raise TransientError(self._short(done, stop))
-
-    def _changed(self, how: str) -> str:
-        return (
-            f"'{self.facts.label}' became another file while it was read: {how}. Start again; if it happens each time, "
-            "several servers with different copies may answer at this address."
-        )
-
-    def _short(self, got: int, promised: int) -> str:
-        return f"The server of '{self.facts.label}' sent {got} of the {promised} bytes it promised. Try again."
-
-    def _long(self, promised: int, got: int | None) -> str:
-        more = "more" if got is None else f"{got}"
-        return f"The server of '{self.facts.label}' sent {more} bytes where {promised} were asked for and promised."
+    def _coding(self, response: requests.Response) -> str:
+        return coding_of(response.headers, self._name)
 
 
-def _within(ask: Callable[[], T], session: HttpSession, seconds: float) -> T:
-    """Return what `ask` returns, unless it takes longer: a socket's own time limit starts over with every byte, so a
-    server could hold its reader for as long as it likes."""
-    answer = in_thread(ask, "colabstage-look")
+def _fault_of_part(headers: Mapping[str, str], coding: str, offset: int, stop: int | None) -> str:
+    """Return what is wrong with an answer that should have the requested part, or at least its beginning; "" if
+    nothing is."""
+    found, sent = content_range(headers), headers.get("Content-Range", "none")
+    if found is None or found.start != offset or stop is None or found.stop > stop:
+        return f"was asked for the bytes {offset} to {(stop or 0) - 1} and sent others (Content-Range: {sent})"
+    if coding:
+        # Parts of compressed and of plain content do not fit together.
+        return f"compressed a part of the file ({coding}), though asked not to"
+    is_long = (content_length(headers) or 0) > found.stop - offset
+    return f"sends more bytes than the part has (Content-Range: {sent})" if is_long else ""
+
+
+def _look(session: HttpSession, checksum: Checksum | None, length: int, tail: Future[_Part | None] | None) -> HttpFile:
+    """Ask for the facts and the beginning of a file, in a limited time: a socket's own time limit starts over with
+    every byte."""
+    answer = in_thread(lambda: _ask_for_head(session, checksum, length, tail), "colabstage-look")
     try:
-        return answer.result(seconds)
+        return answer.result(2 * session.timeout_s + _LOOK_S)
     except TimeoutError as error:
         if answer.done():
             raise
         raise connection_error(error, session.label) from None
 
 
-def _ask_for_tail(session: HttpSession, length: int) -> _Tail | None:
+def _ask_for_tail(session: HttpSession, length: int) -> _Part | None:
     """Return the last bytes of a file; `None` if the server does not send exactly these."""
     with session.get({"Range": f"bytes=-{length}"}) as response:
-        told = parse_content_range(response.headers.get("Content-Range"))
-        coding = coding_of(response.headers, file_name(response.headers, session.url, response.url))
-        if response.status_code != 206 or coding or told is None or told.total is None or told.stop != told.total:
-            return None
-        count = told.stop - told.start
-        if count > length or content_length(response.headers) not in {None, count}:
-            return None
-        data = b"".join(_read_pieces(response, session, count))
-        # This also takes the end of a body in chunks, so that the connection can be used again.
-        if len(data) != count or _read_some(response, session, 1):
-            return None
-        return _Tail(told.start, data, told.total, validators(response.headers))
+        part = _read_part(response, session, length)
+        return part if part is not None and part.start + len(part.data) == part.total else None
 
 
-def _ask_for_head(session: HttpSession, checksum: Checksum | None, length: int) -> _Look:
+def _ask_for_head(
+    session: HttpSession, checksum: Checksum | None, length: int, tail: Future[_Part | None] | None
+) -> HttpFile:
     with session.get({"Range": f"bytes=0-{length - 1}"}) as response:
-        told = parse_content_range(response.headers.get("Content-Range"))
-        coding = coding_of(response.headers, file_name(response.headers, session.url, response.url))
-        if response.status_code == 206 and told and not coding and told.start == 0 and told.total is not None:
-            size, stop = told.total, min(length, told.total)
-            if told.stop == stop and content_length(response.headers) in {None, stop}:
-                head = _read_head(response, session, "", stop)
-                # This also takes the end of a body in chunks, so that the connection can be used again.
-                if len(head) < stop or not _read_some(response, session, 1):
-                    return _judge_answer(session, response, checksum, size, head, ranges=True)
+        part = _read_part(response, session, length)
+        if part is not None and part.start == 0 and len(part.data) == min(length, part.total or 0):
+            return _judge(session, response, checksum, part, tail)
+        missed = content_range(response.headers)
         # An empty file has no first byte.
-        if response.status_code == 416 and parse_missed_total(response.headers.get("Content-Range")) == 0:
-            return _judge_answer(session, response, checksum, 0, b"", ranges=False)
+        if response.status_code == 416 and missed is not None and missed.total == 0:
+            return _judge(session, response, checksum, _Part(0, b"", 0, validators(response.headers)))
         if response.status_code == 200:
-            return _look_at_whole(session, response, checksum)
-        if response.status_code != 206 and response.status_code not in _NO_RANGES:
+            return _judge(session, response, checksum)
+        if response.status_code not in _NO_RANGES:
             raise _error_of(response, session)
     # Once more without a range, which some servers refuse though they have the file.
     with session.get({}) as response:
         if response.status_code != 200:
             raise _error_of(response, session)
-        return _look_at_whole(session, response, checksum)
+        return _judge(session, response, checksum)
 
 
-def _look_at_whole(session: HttpSession, response: requests.Response, checksum: Checksum | None) -> _Look:
+def _read_part(response: requests.Response, session: HttpSession, most: int) -> _Part | None:
+    """Return the part that an answer has, of at most `most` bytes; `None` if it is not exactly what it says."""
+    found = content_range(response.headers)
     coding = coding_of(response.headers, file_name(response.headers, session.url, response.url))
-    size = None if coding else content_length(response.headers)
-    return _judge_answer(session, response, checksum, size, _read_head(response, session, coding), ranges=False)
+    if response.status_code != 206 or coding or found is None or found.total is None:
+        return None
+    count = found.stop - found.start
+    if count > most or content_length(response.headers) not in {None, count}:
+        return None
+    data = b"".join(_content(response, session, count=count))
+    whole = len(data) == count and _is_at_end(response)
+    return _Part(found.start, data, found.total, validators(response.headers)) if whole else None
 
 
-def _judge_answer(
+def _judge(
     session: HttpSession,
     response: requests.Response,
     checksum: Checksum | None,
-    size: int | None,
-    head: bytes,
-    *,
-    ranges: bool,
-) -> _Look:
+    part: _Part | None = None,
+    tail: Future[_Part | None] | None = None,
+) -> HttpFile:
+    """Return the file that an answer describes, or raise the error for a page. `part`: what it has of the file, if that
+    is served in parts; otherwise the body is unread."""
     headers = response.headers
     name = file_name(headers, session.url, response.url)
+    coding = coding_of(headers, name)
     found = validators(headers)
+    beginning = _read_head(response, session, coding) if part is None else part.data
     # Services answer a login, a quota or a missing file with a page and status 200.
-    if is_page(headers, head) and not names_a_page(session.url, name):
-        raise _page_error(session.label, head)
+    if is_page(headers, beginning) and not names_a_page(session.url, name):
+        raise _page_error(session.label, beginning)
+    head = part or _Part(0, b"", None if coding else content_length(headers), found)
     modified = parse_http_date(found.last_modified)
     # The first server may report a checksum that the storage behind it does not.
     first_hop = response.history[0].headers if response.history else {}
-    decoded = coding_of(headers, name) != ""
     whole = response.status_code == 200
-    offered = None if decoded else offered_checksum(headers, whole=whole, first_hop=first_hop)
+    offered = None if coding else offered_checksum(headers, whole=whole, first_hop=first_hop)
+    ranges = bool(head.data)
     facts = RemoteFacts(
         label=session.label,
         name=name,
-        size=size,
+        size=head.total,
         version=found.version,
         mtime_ns=int(modified * 1e9) if modified else 0,
         checksum=checksum or offered,
         ranges=ranges,
         connections=_CONNECTIONS if ranges else 1,
     )
-    declared = is_page_type(headers) or names_a_page(session.url, name)
-    return _Look(facts, found, declared, headers, head if ranges else b"")
+    return HttpFile(session, facts, headers, head, tail)
 
 
 def _page_error(label: str, head: bytes) -> WebPageError:
@@ -427,85 +353,52 @@ def _page_error(label: str, head: bytes) -> WebPageError:
     return WebPageError(msg)
 
 
-def _error_of(response: requests.Response, session: HttpSession) -> Exception:
+def _error_of(response: requests.Response, session: HttpSession) -> SourceError:
     text = "" if response.status_code < 400 else _read_head(response, session, "").decode("utf-8", "replace")
     return status_error(response.status_code, response.headers, session.url, session.label, text)
 
 
-def _read_head(response: requests.Response, session: HttpSession, coding: str, length: int = _LOOK_BYTES) -> bytes:
-    """Return the first `length` bytes of the content, all of a smaller one, or what of them came in time."""
-    head, deadline = bytearray(), session.clock.now() + _LOOK_S
-    pieces = _read_pieces(response, session, None if coding else length)
-    for piece in _inflated(pieces, coding, session.label) if coding else pieces:
+def _read_head(response: requests.Response, session: HttpSession, coding: str) -> bytes:
+    """Return the first bytes of the content, all of a small one."""
+    head = bytearray()
+    for piece in _content(response, session, coding, None if coding else _LOOK_BYTES):
         head += piece
-        if len(head) >= length or session.clock.now() > deadline:
+        if len(head) >= _LOOK_BYTES:
             break
-    return bytes(head[:length])
+    return bytes(head[:_LOOK_BYTES])
 
 
-def _read_pieces(response: requests.Response, session: HttpSession, count: int | None = None) -> Iterator[bytes]:
-    """Return the body unchanged over the line, as it comes, up to `count` bytes: no piece waits to be filled.
+def _content(
+    response: requests.Response, session: HttpSession, coding: str = "", count: int | None = None
+) -> Iterator[bytes]:
+    """Yield the content as it comes, up to `count` bytes: no piece waits to be filled.
 
     Raises:
-        TransientError: it comes more slowly than the session allows.
+        TransientError: it comes more slowly than the session allows, or what was compressed on the way is damaged.
+        SourceReadError: the coding is one that we never asked for.
     """
+    if coding not in {"", "gzip", "x-gzip"}:
+        msg = (
+            f"The server of '{session.label}' sends the file in the coding '{coding}', though asked for none. Use "
+            "another link."
+        )
+        raise SourceReadError(msg)
+    # Not left to urllib3, which takes a stream that ends too early for a whole one.
+    read = gzip.GzipFile(fileobj=response.raw).read1 if coding else response.raw.read1
 
-    def raw_pieces() -> Iterator[bytes]:
+    def pieces() -> Iterator[bytes]:
         left = _PIECE_BYTES if count is None else count
-        while left > 0 and (piece := _read_some(response, session, min(left, _PIECE_BYTES))):
+        while left > 0 and (piece := bytes(read(min(left, _PIECE_BYTES)))):
             left -= 0 if count is None else len(piece)
             yield piece
 
-    return at_least_rate(raw_pieces(), session.label, window_s=session.timeout_s, clock=session.clock)
-
-
-def _read_some(response: requests.Response, session: HttpSession, count: int) -> bytes:
-    """Return the next bytes of a body, unchanged.
-
-    Raises:
-        TransientError: a body in chunks has lines of its own, and these do not end in time.
-    """
-    raw: Any = response.raw
-
-    def read() -> bytes:
-        # urllib3 1.26 has only the read that waits for all of it: smaller, so that less is lost with a connection.
-        return bytes(raw.read1(count, False) if hasattr(raw, "read1") else raw.read(min(count, 65536), False))
-
-    if not raw.chunked:
-        return read()
-    # As of a head: the socket's own time limit starts over with every byte of a line, and of trailers with every line.
-    return _within(read, session, session.timeout_s)
-
-
-def _inflated(pieces: Iterator[bytes], coding: str, label: str) -> Iterator[bytes]:
-    """Undo `gzip` or `deflate`, in pieces of bounded size.
-
-    Not left to urllib3, which takes a stream that ends too early for a whole one.
-
-    Raises:
-        TransientError: the compressed stream ends too early, or is damaged.
-        SourceReadError: the coding is another one, which we never asked for.
-    """
-    if coding not in {"gzip", "x-gzip", "deflate"}:
-        msg = (
-            f"The server of '{label}' sends the file in the coding '{coding}', though asked for none. Use another link."
-        )
-        raise SourceReadError(msg)
-    # 47: zlib or gzip, by what the stream begins with.
-    unzip = zlib.decompressobj(47)
     try:
-        for piece in pieces:
-            rest = piece
-            while rest:
-                # Several compressed streams one after the other are one content, by RFC 1952.
-                if unzip.eof:
-                    unzip = zlib.decompressobj(47)
-                yield unzip.decompress(rest, _PIECE_BYTES)
-                rest = unzip.unconsumed_tail or unzip.unused_data
-        yield unzip.flush()
-    except zlib.error as error:
-        msg = f"What the server of '{label}' compressed on the way arrived damaged: {error}. Try again."
+        yield from at_least_rate(pieces(), session.label, window_s=session.timeout_s, clock=session.clock)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        msg = f"What the server of '{session.label}' compressed on the way arrived damaged: {error}. Try again."
         raise TransientError(msg) from error
-    if not unzip.eof:
-        msg = f"What the server of '{label}' compressed on the way ended too early. Try again."
-        raise TransientError(msg)
+
+
+def _is_at_end(response: requests.Response) -> bool:
+    """Return whether nothing follows; this also takes the end of a body in chunks, so that its connection is kept."""
+    return not response.raw.read1(1)

@@ -1,4 +1,4 @@
-"""The connections to one file's web server: redirects, logins, time limits, and the meaning of failures."""
+"""The connections to one address on the web: redirects, logins, time limits, and the meaning of failures."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import http.client
 import ssl
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import ColabstageError, OptionError, SourceError, SourceReadError
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.redaction import show_address
+from colabstage.sources.http_answers import is_page_type
 from colabstage.sources.remote import TransientError
 
 if TYPE_CHECKING:
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Clock
 
+AGENT = "colabstage"
 # More than are ever in flight at once, so that no connection is discarded after use.
 _POOL_CONNECTIONS = 64
 _CONNECT_TIMEOUT_S = 15.0
-AGENT = "colabstage"
 _ANSWER_TIMEOUT_S = 60.0
+# No service needs more; requests would follow thirty, each within its own time limit.
+_MAX_REDIRECTS = 10
 # A page of a service, or an answer of its interface, is shorter.
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
-# The statuses with which services answer an expired signed address.
+# The statuses with which services answer an expired address.
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
 
 
@@ -39,13 +41,14 @@ class HttpSession:
     Redirects are followed once. Services that redirect (releases, data sets, mirrors) give an address that is valid for
     minutes or hours. Following the redirect for each of hundreds of parts would double the latency, exceed the
     service's request limit, and might end at a different mirror with another ETag each time. So parts are requested
-    from where the first answer came from, and only if that refuses is the redirect followed again, once.
+    from where the first answer came from. If that refuses, or answers with a page, the address is resolved again, once.
 
     Args:
         url: the address.
         timeout_s: seconds of silence after which a connection counts as failed.
         clock: times bodies.
-        resolve: for a service with an interface of its own, returns the web address that stands for `url` for a while.
+        resolve: for a service with an interface of its own, returns the web address that stands for the file now, or
+            raises the service's own error; by default `url` itself, whose redirect is followed again.
         label: the address for messages; by default `url` without secrets.
         agent: the name of the client.
     """
@@ -64,11 +67,11 @@ class HttpSession:
         self.clock = clock
         self.label = label or show_address(url)
         self.url, self._login = _without_login(url, self.label)
-        self._resolve = resolve or (lambda: self.url)
-        self._target = "" if resolve else self.url
-        self._timeouts = (min(timeout_s, _CONNECT_TIMEOUT_S), timeout_s)
-        self._session = _new_session(self.label)
-        self._agent = self._session.headers["User-Agent"] = agent
+        self._resolve = resolve
+        self._target = self.url
+        self._has_answered = False
+        self._agent = agent
+        self._session = _new_session(self.label, agent)
         self._lock = threading.Lock()
         self._resolving = threading.Lock()
         # The answers being read, which another thread may close.
@@ -80,7 +83,7 @@ class HttpSession:
         again = HttpSession(
             self.url, self.timeout_s, self.clock, resolve=self._resolve, label=self.label, agent=self._agent
         )
-        again._login, again._target = self._login, self._target
+        again._login, again._target, again._has_answered = self._login, self._target, True
         return again
 
     @contextlib.contextmanager
@@ -90,7 +93,7 @@ class HttpSession:
 
         Failures inside the block, too, become TransientError or the error they are.
         """
-        with self._translated():
+        with _translated(self.label, self._check_open):
             response = self._ask(headers)
             try:
                 with self._lock:
@@ -101,8 +104,7 @@ class HttpSession:
             finally:
                 with self._lock:
                     self._open.discard(response)
-                # Reads to its end have given the connection back already; else it is closed for good. A thread that
-                # is left behind in it is woken.
+                # Reads to its end have given the connection back already; else it is closed for good.
                 _shut_down(response)
                 response.close()
                 # Given back to a session that was closed meanwhile, it would stay open.
@@ -110,7 +112,7 @@ class HttpSession:
                     self._session.close()
 
     def close(self) -> None:
-        """Close all connections, including those being read. Calling it twice is fine."""
+        """Close all connections, and wake whoever reads from them. Calling it twice is fine."""
         with self._lock:
             self._closed = True
             reading = list(self._open)
@@ -119,40 +121,46 @@ class HttpSession:
         self._session.close()
 
     def _ask(self, headers: dict[str, str]) -> requests.Response:
-        with self._resolving:
-            # Once for all threads that begin.
-            fresh = "" if self._target else self._resolve()
-            target = self._target = self._target or fresh
+        target = self._target
         response = self._send(target, headers)
-        # An expired signed address refuses; resolving it again gives a new one.
-        if target not in (self.url, fresh) and response.status_code in _EXPIRED:
+        if self._is_outdated(response, target):
             response.close()
-            with self._resolving:
-                # Another thread may have done it.
-                if self._target == target:
-                    self._target = self._resolve()
-                target = self._target
+            target = self._resolve_again(target)
             response = self._send(target, headers)
-        if response.ok:
-            self._target = response.url
+        if response.ok and not _is_page(response):
+            self._target, self._has_answered = response.url, True
         return response
 
+    def _is_outdated(self, response: requests.Response, target: str) -> bool:
+        """Return whether another address may have the file that this one no longer gives."""
+        if self._resolve is None and target == self.url:
+            return False
+        status = response.status_code
+        # What a service's failures mean it says itself; while a file is read, these are as temporary as elsewhere.
+        fails = self._resolve is not None and not self._has_answered and (status == 429 or status >= 500)
+        return status in _EXPIRED or fails or _is_page(response)
+
+    def _resolve_again(self, outdated: str) -> str:
+        with self._resolving:
+            # Another thread may have done it.
+            if self._target == outdated:
+                self._target = self._resolve() if self._resolve else self.url
+            return self._target
+
     def _send(self, url: str, headers: dict[str, str]) -> requests.Response:
-        import requests
         from requests.auth import HTTPBasicAuth
 
         self._check_open()
         # A password is only for the server that it was given for, not for one that it redirects to.
         login = self._login if _origin(url) == _origin(self.url) else None
+        timeouts = (min(self.timeout_s, _CONNECT_TIMEOUT_S), self.timeout_s)
         try:
             return self._session.get(
-                url, headers=headers, auth=login and HTTPBasicAuth(*login), timeout=self._timeouts, stream=True
+                url, headers=headers, auth=login and HTTPBasicAuth(*login), timeout=timeouts, stream=True
             )
-        except ValueError as error:
-            if isinstance(error, requests.exceptions.RequestException):
-                raise
-            # From the parsing of an address that a redirect named.
-            msg = f"'{self.label}' leads to an address that cannot be read. Check it in a browser."
+        except ValueError:
+            # From the parsing of an address that a redirect named; its text may show all of it.
+            msg = f"'{self.label}' is, or leads to, an address that cannot be asked for. Check it in a browser."
             raise SourceReadError(msg) from None
 
     def _check_open(self) -> None:
@@ -160,136 +168,120 @@ class HttpSession:
             msg = f"'{self.label}' was closed, so nothing more can be read of it."
             raise SourceReadError(msg)
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Raise our own errors for those of requests, urllib3 and the system, whose texts may show the whole
-        address."""
-        import requests
-        import urllib3
 
-        try:
-            yield
-        except ColabstageError:
-            raise
-        except (OSError, urllib3.exceptions.HTTPError, http.client.HTTPException) as error:
-            # Closing makes reads fail in many ways; all are reported as the same error.
-            self._check_open()
-            if isinstance(error, requests.exceptions.TooManyRedirects):
-                msg = f"'{self.label}' redirects in a loop. Open it in a browser; it may want a login or cookies."
-                raise SourceReadError(msg) from None
-            raise connection_error(error, self.label) from None
+def _is_page(response: requests.Response) -> bool:
+    return response.status_code == 200 and is_page_type(response.headers)
 
 
 def _shut_down(response: requests.Response) -> None:
-    # Not there before urllib3 2.3: the reader then ends at its time limit. Fails for an answer that just ended.
-    with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):
+    # Fails for an answer that has just ended.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
         response.raw.shutdown()
 
 
-@dataclass(frozen=True, slots=True)
-class WebAnswer:
-    """An answer with its text, if it is a page or JSON."""
+class WebAnswer(NamedTuple):
+    """A service's answer; `text` is "" if it is neither a page nor JSON, and `url` where the redirects ended."""
 
     status: int
-    """The HTTP status."""
     url: str
-    """Where the redirects ended."""
     headers: Mapping[str, str]
-    """Its headers."""
-    text: str = ""
-    """Its text; "" for anything else, which is not read."""
+    text: str
 
 
 def ask_service(
     url: str,
     label: str,
     *,
-    query: Mapping[str, str] | None = None,
+    params: Mapping[str, str] | None = None,
     json: object = None,
     auth: Any = None,
     headers: Mapping[str, str] | None = None,
     redirects: bool = True,
     agent: str = AGENT,
 ) -> WebAnswer:
-    """Return the answer to one question to a service: a GET, or with `json` a POST, whatever its status is.
+    """Return the answer to one question to a service, whatever its status is: a GET, or with `json` a POST.
 
     Raises:
         TransientError, SourceReadError: there is no answer.
     """
-    import requests
-
-    timeouts = (_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S)
-    try:
-        with _new_session(label) as session:
-            session.headers["User-Agent"] = agent
-            with session.request(
-                "GET" if json is None else "POST",
-                url,
-                params=query,
-                json=json,
-                auth=auth,
-                headers=headers,
-                allow_redirects=redirects,
-                stream=True,
-                timeout=timeouts,
-            ) as response:
-                return WebAnswer(response.status_code, response.url, response.headers, _text_of(response))
-    except (requests.RequestException, OSError) as error:
-        # Its text may show the whole address.
-        raise connection_error(error, label) from None
+    with (
+        _translated(label),
+        _new_session(label, agent) as session,
+        session.request(
+            "GET" if json is None else "POST",
+            url,
+            params=params,
+            json=json,
+            auth=auth,
+            headers=headers,
+            allow_redirects=redirects,
+            stream=True,
+            timeout=(_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S),
+        ) as response,
+    ):
+        return WebAnswer(response.status_code, response.url, response.headers, _text_of(response))
 
 
 def _text_of(response: requests.Response) -> str:
     kind = response.headers.get("Content-Type", "")
     if "Content-Disposition" in response.headers or not ("html" in kind or "json" in kind):
         return ""
-    text = bytearray()
-    for part in response.iter_content(64 * 1024):
-        text += part
-        # An endless answer is no page.
-        if len(text) > _MAX_PAGE_BYTES:
-            break
-    return text.decode("utf-8", "replace")
+    # An endless answer is no page.
+    return bytes(response.raw.read(_MAX_PAGE_BYTES, decode_content=True)).decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _translated(label: str, check_open: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Raise our own errors for those of requests, urllib3 and the system, whose texts may show the whole address."""
+    try:
+        yield
+    except ColabstageError:
+        raise
+    except (OSError, http.client.HTTPException, _urllib3_error()) as error:
+        # Closing makes reads fail in many ways; all are reported as the same error.
+        check_open()
+        raise connection_error(error, label) from None
+
+
+def _urllib3_error() -> type[Exception]:
+    from urllib3.exceptions import HTTPError
+
+    return HTTPError
 
 
 def connection_error(error: BaseException, label: str) -> SourceError:
     """Return the typed error for a connection that failed, with the innermost reason: outer ones show addresses."""
-    import requests
+    import requests.exceptions as failures
+    import urllib3.exceptions as urllib3_failures
 
-    inner = innermost(error)
-    # Not transient: it would be refused again and again.
+    inner = _innermost(error)
+    # These two would be refused again and again, so they are not transient.
     if isinstance(inner, ssl.SSLCertVerificationError):
         msg = (
             f"The certificate of the server of '{label}' is not trusted: {inner.verify_message}. If it is your own, "
             "name the file of its authority in the variable REQUESTS_CA_BUNDLE."
         )
         return SourceReadError(msg)
-    if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
-        return SourceReadError(
-            f"'{label}' is, or leads to, an address that cannot be asked for. Check it in a browser."
-        )
-    msg = f"The connection to '{label}' failed: {_reason_of(error, inner)}. Finished work is kept; try again."
-    return TransientError(msg)
+    if isinstance(error, failures.TooManyRedirects):
+        msg = f"'{label}' redirects in a loop. Open it in a browser; it may want a login or cookies."
+        return SourceReadError(msg)
+    cut = (http.client.IncompleteRead, urllib3_failures.IncompleteRead, http.client.RemoteDisconnected)
+    reasons: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
+        (
+            (TimeoutError, failures.Timeout, urllib3_failures.TimeoutError),
+            "the server said nothing, or hardly anything, for too long",
+        ),
+        (cut, "it was closed before everything had arrived"),
+        ((http.client.HTTPException, urllib3_failures.HTTPError), "its answer is not understood"),
+    )
+    known = (text for kinds, text in reasons if isinstance(inner, kinds))
+    reason = next(known, (isinstance(inner, OSError) and inner.strerror) or "it broke")
+    if isinstance(error, reasons[0][0]):
+        reason = reasons[0][1]
+    return TransientError(f"The connection to '{label}' failed: {reason}. Finished work is kept; try again.")
 
 
-def _reason_of(error: BaseException, inner: BaseException) -> str:
-    import requests
-    import urllib3
-
-    timeouts = (TimeoutError, requests.exceptions.Timeout, urllib3.exceptions.TimeoutError)
-    if isinstance(error, timeouts) or isinstance(inner, timeouts):
-        return "the server said nothing, or hardly anything, for too long"
-    if isinstance(
-        inner, http.client.IncompleteRead | urllib3.exceptions.IncompleteRead | http.client.RemoteDisconnected
-    ):
-        return "it was closed before everything had arrived"
-    if isinstance(inner, http.client.HTTPException | urllib3.exceptions.HTTPError):
-        return "its answer is not understood"
-    return (isinstance(inner, OSError) and inner.strerror) or "it broke"
-
-
-def innermost(error: BaseException) -> BaseException:
-    """Return the innermost cause of a connection's error."""
+def _innermost(error: BaseException) -> BaseException:
     seen: set[int] = set()
     # Causes may form a cycle.
     while id(error) not in seen:
@@ -320,7 +312,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port
 
 
-def _new_session(label: str) -> requests.Session:
+def _new_session(label: str, agent: str) -> requests.Session:
     import requests
     from requests.adapters import HTTPAdapter
 
@@ -329,9 +321,8 @@ def _new_session(label: str) -> requests.Session:
 
         def get_redirect_target(self, resp: requests.Response) -> str | None:
             target = super().get_redirect_target(resp)
-            if target is None or not resp.url.lower().startswith("https:"):
-                return target
-            if urlsplit(target).scheme.lower() in {"", "https"}:
+            is_secure = resp.url.lower().startswith("https:")
+            if target is None or not is_secure or urlsplit(target).scheme.lower() in {"", "https"}:
                 return target
             resp.close()
             msg = (
@@ -345,7 +336,6 @@ def _new_session(label: str) -> requests.Session:
     adapter = HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
-    # No service needs more; requests would follow thirty, each within its own time limit.
-    session.max_redirects = 10
-    session.headers.update({"Accept": "*/*", "Accept-Encoding": "identity"})
+    session.max_redirects = _MAX_REDIRECTS
+    session.headers.update({"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": agent})
     return session

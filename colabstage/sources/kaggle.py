@@ -48,8 +48,10 @@ _SERVICE = "https://api.kaggle.com/v1/datasets.DatasetApiService"
 _SLUG = r"[A-Za-z0-9][-_A-Za-z0-9]*"
 _HANDLE = re.compile(rf"({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?/?")
 _HOSTS = frozenset({"kaggle.com", "www.kaggle.com"})
-# Tabs of a dataset's page that are part of the address people copy.
-_TABS = re.compile(r"/(?:data|code|discussion|metadata|settings|suggestions|versions)?/?\Z")
+# A dataset's page, with the tabs that are part of the address people copy.
+_PAGE = re.compile(
+    rf"/datasets/({_SLUG}/{_SLUG})(?:/versions/([1-9]\d*)|/(?:data|code|discussion|metadata|settings|suggestions|versions))?/?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,60 +106,62 @@ def parse_kaggle(text: str) -> KaggleDataset | None:
     4
     """
     cleaned = text.strip().strip("<>\"'")
-    if cleaned.startswith("kaggle://"):
-        match = _HANDLE.fullmatch(cleaned.removeprefix("kaggle://"))
-    else:
-        path = _page_path(cleaned)
-        if path is None:
+    handle = cleaned.removeprefix("kaggle://")
+    if handle == cleaned:
+        parts = page_address(cleaned, _HOSTS)
+        if parts is None:
             return None
-        match = _HANDLE.fullmatch(path)
+        page = _PAGE.fullmatch(parts.path)
+        asked = urllib.parse.parse_qs(parts.query).get("datasetVersionNumber", [""])[0]
+        version = asked or (page and page[2])
+        handle = "" if page is None else f"{page[1]}/versions/{version}" if version else page[1]
+    match = _HANDLE.fullmatch(handle)
     if match is None:
         msg = (
             f"'{show_address(cleaned)}' is not a dataset on Kaggle. Expected kaggle://owner/dataset, "
-            "kaggle://owner/dataset/versions/N "
-            "or https://www.kaggle.com/datasets/owner/dataset. Download a competition's or a model's files with "
-            "kagglehub itself and stage their folder."
+            "kaggle://owner/dataset/versions/N or https://www.kaggle.com/datasets/owner/dataset. Download a "
+            "competition's or a model's files with kagglehub itself and stage their folder."
         )
         raise OptionError(msg)
     return KaggleDataset(match[1], match[2], int(match[3]) if match[3] else None)
 
 
-def _page_path(text: str) -> str | None:
-    """Return `owner/dataset…` from a page's address; "" for another page of Kaggle's, `None` for any other address."""
-    parts = page_address(text, _HOSTS)
-    if parts is None or not parts.path.startswith("/datasets/"):
-        return None if parts is None else ""
-    found = parts.path.removeprefix("/datasets/")
-    version = urllib.parse.parse_qs(parts.query).get("datasetVersionNumber", [""])[0]
-    if re.fullmatch(rf"{_SLUG}/{_SLUG}/versions/\d+/?", found) is None:
-        found = _TABS.sub("", found)
-    return f"{found}/versions/{version}" if version else found
-
-
 def find_kaggle_folder(dataset: KaggleDataset, environ: Mapping[str, str] = os.environ) -> KaggleFolder | None:
     """Return the dataset where it is mounted, or where kagglehub has downloaded a certain version; asks nobody."""
-    if dataset.version is None:
-        return _mounted(dataset, environ)
-    return _downloaded(dataset, dataset.version, environ)
-
-
-def _mounted(dataset: KaggleDataset, environ: Mapping[str, str]) -> KaggleFolder | None:
-    """Return the dataset's read-only mount in Kaggle's notebooks or Colab's cache, whose version is unknown."""
+    if dataset.version is not None:
+        return _downloaded(dataset, dataset.version, environ)
     inputs = _mount_folder(environ)
-    exact = inputs / "datasets" / dataset.owner / dataset.name
+    exact, by_name = inputs / "datasets" / dataset.owner / dataset.name, inputs / dataset.name
     if _is_filled(exact):
-        return KaggleFolder(exact, f"Kaggle's files are read where they are mounted: '{exact}'.")
-    by_name = inputs / dataset.name
-    # On Colab such a folder may be any version, mounted for an earlier request of that one.
-    if detect_platform(environ=environ).name != "kaggle" or not _is_filled(by_name):
-        return None
-    note = f"Kaggle's files are read where they are mounted: '{by_name}' (a path that does not tell their owner)."
-    return KaggleFolder(by_name, note)
+        return _mounted(exact)
+    # A path that does not tell its owner; on Colab it may be any version, mounted for an earlier request of that one.
+    return _mounted(by_name) if detect_platform(environ=environ).name == "kaggle" and _is_filled(by_name) else None
+
+
+def _mounted(path: Path, version: str = "") -> KaggleFolder:
+    return KaggleFolder(path, f"Kaggle's files are read where they are mounted: '{path}'.", version)
 
 
 def _mount_folder(environ: Mapping[str, str]) -> Path:
     named = environ.get("KAGGLE_CACHE_MOUNT_FOLDER") or environ.get("COLAB_CACHE_MOUNT_FOLDER")
     return Path(named) if named else system_root(environ) / "kaggle" / "input"
+
+
+def _downloaded(dataset: KaggleDataset, version: int, environ: Mapping[str, str]) -> KaggleFolder | None:
+    """Return a version in kagglehub's cache, if all of it is there."""
+    cache = Path(environ.get("KAGGLEHUB_CACHE") or Path(environ.get("HOME") or Path.home()) / ".cache" / "kagglehub")
+    home = cache / "datasets" / dataset.owner / dataset.name
+    path = home / "versions" / str(version)
+    # kagglehub's marker that everything is extracted.
+    if not ((home / f"{version}.complete").exists() and _is_filled(path)):
+        return None
+    return KaggleFolder(path, f"Kaggle's files are read in kagglehub's own cache: '{path}'.", str(version))
+
+
+def _is_filled(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return any(folder.iterdir())
+    return False
 
 
 def _mount_on_request(dataset: KaggleDataset, login: Any, environ: Mapping[str, str]) -> KaggleFolder | None:
@@ -178,19 +182,16 @@ def _mount_on_request(dataset: KaggleDataset, login: Any, environ: Mapping[str, 
         if time.monotonic() > deadline:
             return None
         time.sleep(0.2)
-    version = "" if dataset.version is None else str(dataset.version)
-    return KaggleFolder(path, f"Kaggle's files are read where they are mounted: '{path}'.", version)
+    return _mounted(path, str(dataset.version or ""))
 
 
 def _ask_colab(dataset: KaggleDataset, login: Any, environ: Mapping[str, str]) -> str:
     version = {} if dataset.version is None else {"version": dataset.version}
     asked = {"owner": dataset.owner, "dataset": dataset.name, **version}
     service = f"http://{environ['TBE_RUNTIME_ADDR']}/kagglehub/datasets"
-    for action in ("is_supported", "mount"):
-        answer = ask_service(f"{service}/{action}", dataset.label, json=asked, auth=login)
-        if answer.status != 200:
-            raise KeyError(action)
-    return str(json.loads(answer.text)["slug"])
+    if ask_service(f"{service}/is_supported", dataset.label, json=asked, auth=login).status != 200:
+        raise KeyError(dataset.label)
+    return str(json.loads(ask_service(f"{service}/mount", dataset.label, json=asked, auth=login).text)["slug"])
 
 
 def _ask_notebook(dataset: KaggleDataset, environ: Mapping[str, str]) -> str:
@@ -205,24 +206,6 @@ def _ask_notebook(dataset: KaggleDataset, environ: Mapping[str, str]) -> str:
         },
     )
     return str(json.loads(answer.text)["result"]["mountSlug"])
-
-
-def _downloaded(dataset: KaggleDataset, version: int, environ: Mapping[str, str]) -> KaggleFolder | None:
-    """Return a version in kagglehub's cache, if all of it is there."""
-    cache = Path(environ.get("KAGGLEHUB_CACHE") or Path(environ.get("HOME") or Path.home()) / ".cache" / "kagglehub")
-    datasets = cache / "datasets" / dataset.owner
-    path = datasets / dataset.name / "versions" / str(version)
-    # kagglehub's marker that everything is extracted.
-    marker = datasets / dataset.name / f"{version}.complete"
-    if not (marker.exists() and _is_filled(path)):
-        return None
-    return KaggleFolder(path, f"Kaggle's files are read in kagglehub's own cache: '{path}'.", str(version))
-
-
-def _is_filled(folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return any(folder.iterdir())
-    return False
 
 
 def open_kaggle(
@@ -258,13 +241,24 @@ def open_kaggle(
     version = dataset.version or with_retries(lambda: _ask_newest(dataset, login), policy)
     if (found := _downloaded(dataset, version, environ)) is not None:
         return found
+
+    def find_storage() -> str:
+        # A signed address, which expires after a while. The login is for Kaggle, and not for the storage.
+        answer = _ask(dataset, "DownloadDataset", login, datasetVersionNumber=version)
+        if not (address := answer.headers.get("Location", "")):
+            msg = (
+                f"Kaggle's answer names no download of '{dataset.label}' (status {answer.status}). See {dataset.page}."
+            )
+            raise SourceReadError(msg)
+        return address
+
     try:
         file = open_http(
-            dataset.page,
+            with_retries(find_storage, policy),
             checksum=checksum,
             policy=policy,
             along_bytes=along_bytes,
-            resolve=lambda: _find_storage(dataset, version, login),
+            resolve=find_storage,
             label=dataset.label,
         )
     except WebPageError as error:
@@ -291,37 +285,26 @@ def _ask_newest(dataset: KaggleDataset, login: Any) -> int:
         raise SourceReadError(msg) from None
 
 
-def _find_storage(dataset: KaggleDataset, version: int, login: Any) -> str:
-    """Return the signed address of a dataset's zip, which expires after a while."""
-    answer = _ask(dataset, "DownloadDataset", login, datasetVersionNumber=version)
-    # The login is for Kaggle, and not for the storage that it leads to.
-    if not (place := answer.headers.get("Location", "")):
-        msg = f"Kaggle's answer names no download of '{dataset.label}' (status {answer.status}). See {dataset.page}."
-        raise SourceReadError(msg)
-    return place
-
-
 def _ask(dataset: KaggleDataset, action: str, login: Any, **more: object) -> WebAnswer:
+    """Return Kaggle's answer about a dataset; a refusal becomes its error."""
     asked = {"ownerSlug": dataset.owner, "datasetSlug": dataset.name, **more}
     answer = ask_service(f"{_SERVICE}/{action}", dataset.label, json=asked, auth=login, redirects=False)
-    status = answer.status
+    status, label, page = answer.status, dataset.label, dataset.page
     if status in (401, 403):
         msg = (
-            f"Kaggle refuses '{dataset.label}'. Open {dataset.page} while logged in, see whether the name is right and "
+            f"Kaggle refuses '{label}'. Open {page} while logged in, see whether the name is right and "
             "accept the licence or rules it asks for. If it is private, create a token (your picture, Settings, API), "
             "set KAGGLE_API_TOKEN in the environment or in Colab's secrets, and have kagglehub installed, which reads "
             "it: %pip install -q kagglehub"
         )
         raise SourceAccessError(msg)
     if status == 404:
-        msg = f"Kaggle has no '{dataset.label}'. Compare the name and the version with {dataset.page}."
+        msg = f"Kaggle has no '{label}'. Compare the name and the version with {page}."
         raise SourceNotFoundError(msg)
-    if status in (408, 429) or status >= 500:
-        msg = f"Kaggle cannot answer for '{dataset.label}' now: status {status}. Try again later."
-        raise TransientError(msg)
     if status >= 400:
-        msg = f"Kaggle answered the question for '{dataset.label}' with status {status}. See {dataset.page}."
-        raise SourceReadError(msg)
+        kind = TransientError if status in (408, 429) or status >= 500 else SourceReadError
+        msg = f"Kaggle cannot answer for '{label}': status {status}. Try again later, or see {page}."
+        raise kind(msg)
     return answer
 
 

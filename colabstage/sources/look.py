@@ -7,7 +7,7 @@ from concurrent.futures import wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from colabstage.errors import ColabstageError, said_by
+from colabstage.errors import ColabstageError, SourceReadError, said_by
 from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.machine.drive_attributes import Md5Questions, ask_client
@@ -243,15 +243,19 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
 
 
 def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
-    from colabstage.sources.gdrive import share_link_facts
+    from colabstage.sources.gdrive import SharedFolder, open_share
 
-    facts = share_link_facts(source.link, policy=_ONE_TRY)
-    if facts is None:
+    try:
+        found = open_share(source.link, policy=_ONE_TRY)
+    except SourceReadError:
         return Look("silent", "Drive gave no answer that could be used")
-    if facts.version != recorded.version:
+    if not isinstance(found, SharedFolder):
+        found.close()
+    version = found.version if isinstance(found, SharedFolder) else found.facts.version
+    if version != recorded.version:
         return Look("changed")
-    if not facts.version:
+    if not version:
         return Look("same", "Drive reports no version of it, so new content would not be noticed")
-    if facts.size is None:
+    if isinstance(found, SharedFolder):
         return Look("same", "the same files are shared; one that was replaced in place would not be noticed")
     return Look("same", "Drive reports the recorded version")

@@ -3,32 +3,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import SourceChangedError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy, hash_block
-from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.redaction import show_address
 from colabstage.io.units import left_out
-from colabstage.sources.buckets import ObjectStore
+from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
-from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError
+from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError, given_up, with_retries
 from colabstage.sources.remote_files import RemoteFileTree
-from colabstage.sources.retry import RetryBudget, read_directly, read_through
 from colabstage.sources.services import service_of
-from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.folder import GOOGLE_NATIVE
-from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, unknown_entry
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Sequence
 
-    from colabstage.io.progress import Clock
     from colabstage.sources.remote import Checksum
-    from colabstage.trees.bytes import ByteSource
+    from colabstage.sources.services import Found
 
 # The length to request if an object is expected to be shorter.
 _SHORT_BYTES = 1024 * 1024
@@ -36,7 +33,7 @@ _SHORT_BYTES = 1024 * 1024
 
 class ObjectFile(RemoteFile):
     """Read one object as a `RemoteFile`. All bytes are of `facts.version`: the service is asked at the end of each
-    range.
+    range, unless the whole object came with one answer, which is of one version.
 
     The last piece of a range is returned after that, so that a complete range has been checked, and everything read
     before the check was read while the version was still the first one.
@@ -58,20 +55,20 @@ class ObjectFile(RemoteFile):
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Return the content from `offset` on, in pieces of at most a megabyte; see `RemoteFile`."""
-        size = self.facts.size
+        size, label = self.facts.size, self.facts.label
         if offset and not self.facts.ranges:
-            msg = f"'{self.facts.label}' can only be read from its beginning; its service has no range requests."
+            msg = f"'{label}' can only be read from its beginning; its service has no range requests."
             raise SourceReadError(msg)
         end = size if length is None else offset + length
+        is_one_answer = offset == 0 and end is not None and end == size and end < PIECE_BYTES
+        # One byte more than listed, so that a longer object is noticed without another request.
+        asked = end + 1 if is_one_answer and end is not None else end
         at = offset
         # The last piece is held back until the version has been checked.
         held = b""
         try:
-            for piece in self._store.read(self._path, offset, end) if end is None or offset < end else ():
+            for piece in self._store.read(self._path, offset, asked) if end is None or offset < end else ():
                 at += len(piece)
-                if end is not None and at > end:
-                    msg = f"'{self.facts.label}' sent more than was requested: its service has no range requests."
-                    raise SourceReadError(msg)
                 if held:
                     yield held
                 held = piece
@@ -85,10 +82,13 @@ class ObjectFile(RemoteFile):
             # Reads of an object that shrank or vanished fail in many ways.
             self._check_version()
             raise
-        if self._asks_version:
+        if at != end if is_one_answer else self._asks_version:
             self._check_version()
+        if end is not None and at > end:
+            msg = f"'{label}' sent more than was requested: its service has no range requests."
+            raise SourceReadError(msg)
         if end is not None and at < end:
-            msg = f"'{self.facts.label}' was cut off at byte {at:,} of {end:,}."
+            msg = f"'{label}' was cut off at byte {at:,} of {end:,}."
             raise TransientError(msg)
         if held:
             yield held
@@ -118,195 +118,57 @@ class ObjectFile(RemoteFile):
             raise SourceChangedError(msg)
 
 
-T = TypeVar("T")
-
-
-class _StoreEntry(NamedTuple):
-    """Describe an entry in the service's terms."""
-
-    path: str
-    """Its name in the service."""
-    version: str
-    """Its version in the listing."""
-
-
-class _Listing(NamedTuple):
-    """Hold the result of a listing."""
-
-    entries: list[FileEntry]
-    """The files of the tree."""
-    members: dict[str, _StoreEntry]
-    """Their names in the service and versions, by name."""
-    native: list[str]
-    """Google's own documents, which are not files."""
-    links: list[str]
-    """Links that do not lead to a file."""
-
-
-class ObjectTree(Tree):
+class ObjectTree(RemoteFileTree):
     """Read the files below a folder of any service that fsspec knows, as listed when this is made.
 
     Empty objects that stand for folders, operating systems' junk files, and Google's own documents (with a note) are
     left out.
 
     Args:
-        url: such as `s3://bucket/train`.
+        store: the folder; closed with the tree, or where this fails.
         workers: how many folders are listed at once, if the service does not list everything in one answer.
-        retry: how often an object is requested again after transient failures.
-        clock: replaced in tests.
+        retry: how often the listing and each object are requested again after transient failures.
 
     Raises:
-        OptionError, MissingDependencyError, SourceNotFoundError, SourceAccessError: as `open_object`.
-        SourceReadError: it is a file, or the listing failed after several tries.
+        SourceAccessError, SourceReadError: the listing failed, after several tries.
         UnsafeArchiveError: a folder cannot hold one of the names: `..`, an absolute name, a file that is also a folder.
     """
 
-    kind = "folder"
-    by_request = True
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        workers: int = 16,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self._store = ObjectStore(url, clock=clock)
-        self.label = self._store.label
-        self._retry = retry
-        self._clock = clock
-        try:
-            # Waiting cannot be reported to anybody yet.
-            listed = self._patiently(lambda: self._list(workers), replace(retry, patience_s=0.0))
-        except BaseException:
-            self._store.close()
-            raise
-        # Services list in their own order; trees are sorted by name.
-        self.entries = FileEntries.of(sorted(listed.entries, key=lambda entry: entry.name))
-        self._members = listed.members
-        self.notes = (*self._store.notes, *_notes(listed))
-
-    @property
-    def stamp(self) -> str:
-        """Return a hash of all names, sizes and versions: the same while nothing is added, removed or rewritten."""
-        lines = (f"{entry.name}\t{entry.size}\t{self._members[entry.name].version}" for entry in self.entries)
-        return hash_block("\n".join(lines).encode(errors="surrogateescape"))
-
-    def file_states(self) -> FileStates:
-        versions = [self._members[name].version for name in self.entries.names]
-        return FileStates([""] * len(versions), versions)
-
-    def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one object, with retries after transient failures.
-
-        Raises:
-            SourceChangedError: it is no longer `entry.size` bytes long.
-            SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
-        """
-        # There is nothing to request, and some services refuse an empty range.
-        if not entry.size:
-            return b""
-        path = self._member(entry).path
-        # One byte more than listed, so that a longer object is noticed without another request.
-        data = self._patiently(lambda: b"".join(self._store.read(path, 0, entry.size + 1)), self._retry)
-        if len(data) != entry.size:
-            found = f"{len(data):,} bytes were there" if len(data) < entry.size else "there is more"
-            msg = (
-                f"'{self.label.rstrip('/')}/{entry.name}' was listed with {entry.size:,} bytes, but {found}: it "
-                "changed while being read. Wait until its upload is complete, then stage again."
-            )
-            raise SourceChangedError(msg)
-        return data
-
-    def open(self, entry: FileEntry) -> ByteSource:
-        """Return the bytes of one object; each part is requested when it is read."""
-        label = f"{self.label}/{entry.name}"
-        return RequestedBytes(lambda length, offset: self.read_part(entry, offset, length), entry.size, label=label)
-
-    def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
-        """Return a part of one object. If the service breaks off, received bytes are not requested again; afterwards
-        the service is asked whether the object is still the listed one.
-
-        Raises:
-            SourceChangedError: the object has changed.
-            SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
-        """
-        found = read_directly(
-            self._object(entry), offset, length, policy=self._retry, clock=self._clock, tell=self._wait_for
-        )
-        self._wait_for("")
-        return found
-
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Return the content in pieces of at most a megabyte; verified before the last one.
-
-        Raises:
-            SourceChangedError: it is no longer the listed object.
-            SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
-        """
-        if not entry.size:  # nothing to ask for
-            return
-        # The last piece comes after the check that it is still the same object.
-        for piece in read_through(self._object(entry), policy=self._retry, clock=self._clock, tell=self._wait_for):
-            self._wait_for("")
-            yield piece
+    def __init__(self, store: ObjectStore, *, workers: int, retry: RetryPolicy) -> None:
+        self._store = store
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(store.close)
+            with given_up():
+                rows = with_retries(lambda: store.list_files(workers=workers), retry)
+            members, notes = _sort_listing(store, rows)
+            openers = [
+                (name, partial(ObjectFile, store, path, facts, owns_store=False))
+                for name, (path, facts) in members.items()
+            ]
+            facts = [facts for _, facts in members.values()]
+            lines = (f"{name}\t{one.size}\t{one.version}" for name, (_, one) in sorted(members.items()))
+            stamp = hash_block("\n".join(lines).encode(errors="surrogateescape"))
+            super().__init__(store.label, openers, policy=retry, stamp=stamp, facts=facts)
+            on_error.pop_all()
+        self.notes = (*store.notes, *notes)
 
     def close(self) -> None:
         """Close the connections. Calling it twice is fine."""
         self._store.close()
 
-    def _list(self, workers: int) -> _Listing:
-        root = self._store.path.rstrip("/")
-        is_file = self._store.info().get("type") != "directory"
-        listed = [] if is_file and not self._store.folders_are_prefixes else self._store.list_files(workers=workers)
+
+def _sort_listing(
+    store: ObjectStore, rows: Sequence[dict[str, Any]]
+) -> tuple[dict[str, tuple[str, RemoteFacts]], list[str]]:
+    """Return the path and facts of each file by its name, and notes on what was left out."""
+    label, root = store.label, store.path.rstrip("/")
+    members: dict[str, tuple[str, RemoteFacts]] = {}
+    native, links = [], []
+    for row in rows:
+        path, size = str(row["name"]), size_of(row) or 0
         # Some services list the folder itself among its contents.
-        rows = [row for row in listed if str(row["name"]).rstrip("/") != root]
-        if is_file and not rows:
-            msg = f"'{self.label}' is a file, not a folder."
-            raise SourceReadError(msg)
-        return _sort_listing(self.label, root, rows)
-
-    def _object(self, entry: FileEntry) -> ObjectFile:
-        member = self._member(entry)
-        facts = RemoteFacts(
-            label=f"{self.label.rstrip('/')}/{entry.name}",
-            name=entry.name.rpartition("/")[2],
-            size=entry.size,
-            version=member.version,
-            mtime_ns=entry.mtime_ns,
-        )
-        return ObjectFile(self._store, member.path, facts, owns_store=False)
-
-    def _member(self, entry: FileEntry) -> _StoreEntry:
-        try:
-            return self._members[entry.name]
-        except KeyError:
-            raise unknown_entry(self.label, entry.name) from None
-
-    def _patiently(self, ask: Callable[[], T], policy: RetryPolicy) -> T:
-        """Return the answer to a request that has to be answered as a whole, with retries if it breaks off."""
-        budget = RetryBudget(policy, self._clock)
-        while True:
-            try:
-                found = ask()
-            except TransientError as error:
-                budget.rest(error, self.label, arrived=0, sleep=self._clock.sleep, tell=self._wait_for)
-            else:
-                self._wait_for("")
-                return found
-
-    def _wait_for(self, why: str) -> None:
-        self.waits_for = why
-
-
-def _sort_listing(label: str, root: str, rows: list[dict[str, Any]]) -> _Listing:
-    """Judge a listing's names; the service is not contacted."""
-    listed = _Listing([], {}, [], [])
-    sizes: dict[str, int] = {}
-    for position, row in enumerate(rows):
-        path = str(row["name"])
-        size = size_of(row) or 0
+        if path.rstrip("/") == root:
+            continue
         raw = path.removeprefix(f"{root}/") if root else path.lstrip("/")
         # Not a real file, but a marker of a folder: consoles make `folder/`, Hadoop `folder_$folder$`.
         if size == 0 and (not raw or raw.endswith(("/", "_$folder$"))):
@@ -315,43 +177,42 @@ def _sort_listing(label: str, root: str, rows: list[dict[str, Any]]) -> _Listing
         if is_junk(name):
             continue
         if name.lower().endswith(GOOGLE_NATIVE):
-            listed.native.append(name)
+            native.append(name)
         elif row.get("type") != "file":
-            listed.links.append(name)
-        elif name in sizes:
-            check_collisions(label, [name, name], [])
+            links.append(name)
         else:
-            sizes[name] = size
-            listed.members[name] = _StoreEntry(path, version_of(row))
-            listed.entries.append(FileEntry(name, size, mtime_ns_of(row), position))
-    # Leave out empty objects that have others below them, which also mark folders; refuse those with content. Here a
-    # name cannot be both a file and a folder, although buckets allow it.
-    markers = {name for name in parent_folders(sizes) if sizes.get(name) == 0}
-    check_collisions(label, [name for name in sizes if name not in markers], [])
-    return listed._replace(
-        entries=[entry for entry in listed.entries if entry.name not in markers],
-        members={name: member for name, member in listed.members.items() if name not in markers},
-    )
-
-
-def _notes(listed: _Listing) -> tuple[str, ...]:
+            if name in members:
+                check_collisions(label, [name, name])
+            whole, base = f"{label.rstrip('/')}/{name}", name.rpartition("/")[2]
+            members[name] = path, RemoteFacts(whole, base, size, version_of(row), mtime_ns_of(row))
+    # Leave out empty objects that have others below them, which also mark folders.
+    for name in parent_folders(members) & members.keys():
+        if not members[name][1].size:
+            del members[name]
+    documents = "they are links, not content. Export them from Drive if they belong to the dataset."
     notes = []
-    if listed.native:
-        notes.append(
-            f"{left_out(len(listed.native), 'Google documents')} (first '{min(listed.native)}'): they are links, "
-            "not content. Export them from Drive if they belong to the dataset."
-        )
-    if listed.links:
-        notes.append(f"{left_out(len(listed.links), 'links', 'to no file')} (first '{min(listed.links)}').")
-    return tuple(notes)
+    if native:
+        notes.append(f"{left_out(len(native), 'Google documents')} (first '{min(native)}'): {documents}")
+    if links:
+        notes.append(f"{left_out(len(links), 'links', 'to no file')} (first '{min(links)}').")
+    return members, notes
 
 
-def open_object(url: str, *, checksum: Checksum | None = None) -> RemoteFile:
-    """Open one file of a service that fsspec knows, or that an installed package adds.
+def open_address(
+    url: str,
+    *,
+    checksum: Checksum | None = None,
+    workers: int = 16,
+    retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+) -> RemoteFile | RemoteFileTree:
+    """Open what is at an address of a service that fsspec knows, or that an installed package adds: a file or a folder.
+
+    If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker.
 
     Args:
         url: such as `s3://bucket/data.zip`.
-        checksum: the expected hash of its whole content; otherwise the service's own, if it is certain.
+        checksum: the expected hash of a file's whole content; otherwise the service's own, if it is certain.
+        workers, retry: as of `ObjectTree`, for a folder.
 
     Raises:
         OptionError: not an address that fsspec knows.
@@ -359,101 +220,76 @@ def open_object(url: str, *, checksum: Checksum | None = None) -> RemoteFile:
         SourceNotFoundError: there is nothing; the message says what is there instead.
         SourceAccessError: a login or a permission is missing; the message says how to give it.
         TransientError: the service does not answer at present.
-        SourceReadError: it is a folder, or the service fails in another way.
+        SourceReadError: the service fails in another way.
     """
-    if (service := service_of(url)) is not None:
-        found = service(url)
-        if isinstance(found, Mapping):
-            raise _is_folder(show_address(url))
-        if checksum is not None:
-            found.facts = replace(found.facts, checksum=checksum)
+    found = _find(url, checksum)
+    if isinstance(found, ObjectStore):
+        return ObjectTree(found, workers=workers, retry=retry)
+    if isinstance(found, Mapping):
+        return RemoteFileTree(show_address(url), list(found.items()), policy=retry, askers=workers)
+    return found
+
+
+def open_object(url: str, *, checksum: Checksum | None = None) -> RemoteFile:
+    """Open one file, as `open_address`; a folder is a `SourceReadError`."""
+    found = _find(url, checksum)
+    if not isinstance(found, ObjectStore | Mapping):
         return found
-    store = ObjectStore(url)
-    try:
-        facts = _facts_of_object(store, checksum)
-    except BaseException:
-        store.close()
-        raise
-    return ObjectFile(store, store.path, facts)
-
-
-def read_at_once(url: str) -> bytes | None:
-    """Return all of a short object with one request; `None` if that is not enough: an object of a mebibyte or more,
-    another kind of service, a refused login, a transient failure. `open_object` then reads it, or says what is wrong.
-
-    Raises:
-        OptionError, MissingDependencyError, SourceNotFoundError: as `open_object`.
-    """
-    if service_of(url) is not None:
-        return None
-    store = ObjectStore(url)
-    try:
-        # Other services have to be asked for the size first, and so does s3fs for ranges without an end.
-        data = b"".join(store.read(store.path, 0, _SHORT_BYTES)) if store.folders_are_prefixes else b""
-        return data if 0 < len(data) < _SHORT_BYTES else None
-    except SourceNotFoundError:
-        raise
-    except SourceError:
-        return None
-    finally:
-        store.close()
-
-
-def object_kind(url: str) -> Literal["file", "folder"]:
-    """Return whether an address is that of a file or of a folder.
-
-    If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker.
-
-    Raises:
-        OptionError, MissingDependencyError, SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as
-            for `open_object`.
-    """
-    if (service := service_of(url)) is not None:
-        found = service(url)
-        if isinstance(found, Mapping):
-            return "folder"
+    if isinstance(found, ObjectStore):
         found.close()
-        return "file"
-    store = ObjectStore(url)
-    try:
-        info = store.info()
-        if info.get("type") == "directory":
-            return "folder"
-        may_be_marker = store.folders_are_prefixes and (url.endswith("/") or size_of(info) == 0)
-        return "folder" if may_be_marker and store.list_folder(store.path) else "file"
-    finally:
-        store.close()
+    msg = f"'{show_address(url)}' is a folder, not a file."
+    raise SourceReadError(msg)
 
 
-def open_folder(url: str, *, workers: int, retry: RetryPolicy) -> Tree:
-    """Return the files of a folder; the arguments as of `ObjectTree`."""
+def _find(url: str, checksum: Checksum | None) -> Found | ObjectStore:
+    """Return the file at an address, what opens the files of a folder, or a bucket's folder as a store."""
     service = service_of(url)
-    if service is None:
-        return ObjectTree(url, workers=workers, retry=retry)
-    found, label = service(url), show_address(url)
-    if not isinstance(found, Mapping):
-        found.close()
-        msg = f"'{label}' is a file, not a folder."
-        raise SourceReadError(msg)
-    return RemoteFileTree(label, list(found.items()), policy=retry, askers=workers)
+    found = _find_in_store(url) if service is None else service(url)
+    if checksum is not None and not isinstance(found, ObjectStore | Mapping):
+        found.facts = replace(found.facts, checksum=checksum)
+    return found
 
 
-def _is_folder(label: str) -> SourceReadError:
-    return SourceReadError(f"'{label}' is a folder, not a file.")
-
-
-def _facts_of_object(store: ObjectStore, checksum: Checksum | None) -> RemoteFacts:
-    info = store.info()
-    if info.get("type") == "directory":
-        raise _is_folder(store.label)
-    size = size_of(info)
-    return RemoteFacts(
+def _find_in_store(url: str) -> ObjectFile | ObjectStore:
+    """Return the object at an address, or for a folder its store."""
+    store = ObjectStore(url)
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(store.close)
+        info = store.info()
+        size = size_of(info)
+        may_be_marker = store.folders_are_prefixes and (url.endswith("/") or size == 0)
+        is_folder = info.get("type") == "directory" or (may_be_marker and store.list_folder(store.path))
+        on_error.pop_all()
+    if is_folder:
+        return store
+    facts = RemoteFacts(
         label=store.label,
         name=store.path.rstrip("/").rpartition("/")[2],
         size=size,
         version=version_of(info),
         mtime_ns=mtime_ns_of(info),
-        checksum=checksum or checksum_of(info),
+        checksum=checksum_of(info),
         ranges=size is not None,
         connections=store.connections if size is not None else 1,
     )
+    return ObjectFile(store, store.path, facts)
+
+
+def read_at_once(url: str) -> bytes | None:
+    """Return all of a short object with one request; `None` if that is not enough: an object of a mebibyte or more,
+    another kind of service, a refused login, a transient failure. `open_address` then reads it, or says what is wrong.
+
+    Raises:
+        OptionError, MissingDependencyError, SourceNotFoundError: as `open_address`.
+    """
+    if service_of(url) is not None:
+        return None
+    with ObjectStore(url) as store:
+        try:
+            # Other services have to be asked for the size first, and so does s3fs for ranges without an end.
+            data = b"".join(store.read(store.path, 0, _SHORT_BYTES)) if store.folders_are_prefixes else b""
+        except SourceNotFoundError:
+            raise
+        except SourceError:
+            return None
+    return data if 0 < len(data) < _SHORT_BYTES else None

@@ -780,38 +780,26 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
 
 
 def _open_object(source: ObjectSource, opening: Opening) -> Part:
-    from colabstage.sources.objects import object_kind, open_folder
+    from colabstage.sources.objects import open_address
 
-    if object_kind(source.url) == "folder":
-        tree = open_folder(source.url, workers=SLOW_LISTERS, retry=PATIENT)
-        return Part(source, "object store", slow=True, opening=opening, tree=tree)
-    file = open_remote(source, checksum=opening.checksum)
-    return Part(source, "object store", slow=True, opening=opening, file=file)
+    found = open_address(source.url, checksum=opening.checksum, workers=SLOW_LISTERS, retry=PATIENT)
+    if isinstance(found, RemoteFileTree):
+        return Part(source, "object store", slow=True, opening=opening, tree=found)
+    return Part(source, "object store", slow=True, opening=opening, file=found)
 
 
 def _open_shared(source: ShareSource, opening: Opening, along_bytes: int) -> Part:
-    from colabstage.sources.gdrive import (
-        IN_FLIGHT,
-        list_shared_folder,
-        open_shared_file,
-        resolve_link,
-        shared_openers,
-    )
+    from colabstage.sources.gdrive import IN_FLIGHT, SharedFolder, open_share
 
-    link = resolve_link(source.link)
-    if link.kind != "folder":
-        file = open_shared_file(link, checksum=opening.checksum, along_bytes=along_bytes)
-        return Part(source, "share link", slow=True, opening=opening, file=file)
-    folder = list_shared_folder(link, cancellation=opening.cancellation)
+    cancellation = opening.cancellation
+    found = open_share(source.link, checksum=opening.checksum, along_bytes=along_bytes, cancellation=cancellation)
+    if not isinstance(found, SharedFolder):
+        return Part(source, "share link", slow=True, opening=opening, file=found)
+    openers, stamp = found.openers(), found.version
     tree = RemoteFileTree(
-        source.label,
-        shared_openers(folder),
-        policy=PATIENT,
-        cancellation=opening.cancellation,
-        askers=IN_FLIGHT,
-        stamp=folder.version,
+        source.label, openers, policy=PATIENT, cancellation=cancellation, askers=IN_FLIGHT, stamp=stamp
     )
-    return Part(source, "share link", slow=True, opening=opening, tree=tree, notes=list(folder.notes))
+    return Part(source, "share link", slow=True, opening=opening, tree=tree, notes=list(found.notes))
 
 
 def _open_kaggle(source: KaggleSource, opening: Opening, along_bytes: int) -> Part:

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeGuard, Union
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.io.arguments import check_argument
@@ -36,7 +36,7 @@ from colabstage.machine.mounts import (
 from colabstage.machine.platforms import detect_platform
 from colabstage.sources.gdrive import parse_share_link
 from colabstage.sources.kaggle import parse_kaggle
-from colabstage.sources.services import service_of
+from colabstage.sources.services import protocol_of, service_of
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 from colabstage.trees.volumes import is_piece, may_be_part
 from colabstage.trees.volumes import parts_of as parts_of_file
@@ -57,8 +57,6 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
 # `Path("s3://bucket/key")` drops one of the slashes.
 _COLLAPSED = re.compile(r"(https?|s3|gs|gcs|az|abfs|hf|ftp|sftp|kaggle|file):/[^/]")
 _NO_PATH = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|{_COLLAPSED.pattern}")
-# They would copy everything that is read to the very disk that has to be spared.
-_CACHING = frozenset({"simplecache", "filecache", "blockcache", "cached"})
 # The limit of Linux's file systems and system calls.
 _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 4095
@@ -78,8 +76,6 @@ _WITH_SIG = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _SourceBase:
-    """Hold what every source has."""
-
     address: str
     """Its name in keys and manifests; contains no secret."""
     name: str
@@ -172,9 +168,8 @@ def parse_source(source: SourceArgument) -> Source:
     digest = short_digest("\n".join(part.address for part in parts))
     # The common beginning of their names: `part` for `part-000`, `part-001`.
     common = os.path.commonprefix([part.name for part in parts]).rstrip("0123456789-_.")  # noqa: RUF071 - by character
-    more = f"{len(parts) - 1:,} more"
     name = common if len(common) > 2 else f"{parts[0].name}-and-{len(parts) - 1}-more"
-    return ManySource(f"list:{digest}", name, f"{parts[0].label} and {more}", parts)
+    return ManySource(f"list:{digest}", name, f"{parts[0].label} and {len(parts) - 1:,} more", parts)
 
 
 def _parse_one(source: object) -> SingleSource:
@@ -189,12 +184,8 @@ def _parse_one(source: object) -> SingleSource:
         digest = _content_digest(tree)
         address = f"tree:{tree.label}" + (f"?{digest}" if digest else "")
         return TreeSource(address, readable_name(tree.label), tree.label, tree, digest)
-    remedy = instead_of(source, several=True)
-    msg = (
-        f"source={show_value(source)} cannot work; {remedy[:1].lower()}{remedy[1:]}"
-        if remedy
-        else (f"source={show_value(source)} cannot work; expected {_EXPECTED}.")
-    )
+    remedy = instead_of(source, several=True) or f"Expected {_EXPECTED}."
+    msg = f"source={show_value(source)} cannot work; {remedy[:1].lower()}{remedy[1:]}"
     raise OptionError(msg)
 
 
@@ -214,33 +205,28 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
     if not text.strip():
         msg = f"source={source!r} names nothing; expected {_EXPECTED}."
         raise OptionError(msg)
-    if not isinstance(source, str) and _COLLAPSED.match(text):
-        scheme_only = text.partition(":")[0]
-        msg = f"source is an address ({scheme_only}:…) inside a path object, which has lost a slash. Pass it as text."
-        raise OptionError(msg)
-    scheme = _SCHEME.match(text)
-    if scheme is None:
-        link = parse_share_link(text) if isinstance(source, str) else None
-        return local_source(text) if link is None else share_source(link)
-    return _parse_url(text.strip(), scheme[1].lower())
-
-
-def _parse_url(text: str, scheme: str) -> SingleSource:
-    dataset = parse_kaggle(text)
-    if dataset is not None:
+    if not isinstance(source, str):
+        if collapsed := _COLLAPSED.match(text):
+            what = f"source is an address ({collapsed[1]}:…) inside a path object"
+            msg = f"{what}, which has lost a slash. Pass it as text."
+            raise OptionError(msg)
+        if _SCHEME.match(text) is None:
+            return local_source(text)
+    if (dataset := parse_kaggle(text)) is not None:
         return KaggleSource(f"kaggle:{dataset.handle}", readable_name(dataset.name), dataset.label, dataset)
-    link = parse_share_link(text)
-    if link is not None:
+    if (link := parse_share_link(text)) is not None:
         return share_source(link)
+    found = _SCHEME.match(text)
+    if found is None:
+        return local_source(text)
+    text, scheme = text.strip(), found[1].lower()
     if scheme == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):
             msg = f"'{show_address(text)}' names another machine; expected a file of this one: file:///folder/name."
             raise OptionError(msg)
         return local_source(unquote(parts.path))
-    if scheme in ("http", "https"):
-        return _web(text)
-    return _object(text, scheme)
+    return _web(text) if scheme in ("http", "https") else _object(text, scheme)
 
 
 def share_source(link: ShareLink) -> ShareSource:
@@ -309,17 +295,15 @@ def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
         msg = f"{path!r} is not a path: expected text without NUL characters."
         raise OptionError(msg)
     try:
-        expanded = Path(text).expanduser()
+        place = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links into Drive
     except RuntimeError:
         msg = f"{text!r} begins with the home of a user unknown here. Write './{text}' if it is a file's name."
         raise OptionError(msg) from None
-    try:
-        place = Path(os.path.abspath(expanded))  # noqa: PTH100 - resolve() would follow links into Drive
     except FileNotFoundError:
         msg = f"{text!r} is relative, and the current folder has been deleted. Go to another one with os.chdir first."
         raise OptionError(msg) from None
-    longest = max(place.parts, key=lambda part: len(os.fsencode(part)))
-    if len(os.fsencode(longest)) > _MOST_NAME_BYTES or len(os.fsencode(place)) > _MOST_PATH_BYTES:
+    longest = max(len(os.fsencode(part)) for part in place.parts)
+    if longest > _MOST_NAME_BYTES or len(os.fsencode(place)) > _MOST_PATH_BYTES:
         msg = (
             f"The path '{str(place)[:60]}…' is too long: a name takes at most {_MOST_NAME_BYTES} bytes, a whole path "
             f"{_MOST_PATH_BYTES}. Choose a shorter one."
@@ -373,21 +357,6 @@ def local_address(path: Path) -> str:
 
 
 def _web(text: str) -> WebSource:
-    parts = _split_address(text)
-    if not parts.hostname:
-        msg = f"'{show_address(text)}' names no server; expected https://server/path."
-        raise OptionError(msg)
-    host = parts.hostname if parts.port in (None, 80, 443) else f"{parts.hostname}:{parts.port}"
-    bare = urlunsplit((parts.scheme.lower(), host, parts.path or "/", "", ""))
-    shown = show_address(bare)
-    hidden = re.sub(r";([^;/=]*)=([^;/]*)", lambda pair: f";{pair[1]}={_stretched_pair(pair[1], pair[2], host)}", bare)
-    address = _keyed(shown, hidden if shown != bare else "", _lasting_query(parts.query, host))
-    return WebSource(
-        address, readable_name(unquote(PurePosixPath(parts.path).name) or parts.hostname), show_address(text), text
-    )
-
-
-def _split_address(text: str) -> SplitResult:
     try:
         parts = urlsplit(text)
         _ = parts.port  # validated only on access
@@ -398,7 +367,47 @@ def _split_address(text: str) -> SplitResult:
             "write the characters @ : / ? # [ ] as %40 %3A %2F %3F %23 %5B %5D, and a port as a number up to 65535."
         )
         raise OptionError(msg) from None
-    return parts
+    if not parts.hostname:
+        msg = f"'{show_address(text)}' names no server; expected https://server/path."
+        raise OptionError(msg)
+    host = parts.hostname if parts.port in (None, 80, 443) else f"{parts.hostname}:{parts.port}"
+    bare = urlunsplit((parts.scheme.lower(), host, parts.path or "/", "", ""))
+    shown = show_address(bare)
+    hidden = re.sub(r";([^;/=]*)=([^;/]*)", lambda pair: f";{pair[1]}={_stretched_pair(pair[1], pair[2], host)}", bare)
+    address = _keyed(shown, hidden if shown != bare else "", _lasting_query(parts.query, host))
+    name = readable_name(unquote(PurePosixPath(parts.path).name) or parts.hostname)
+    return WebSource(address, name, show_address(text), text)
+
+
+def _object(text: str, scheme: str) -> ObjectSource:
+    # A scheme alone is a mistake of another kind.
+    protocol_of(text)
+    if service_of(text) is None:
+        _check_known(scheme)
+    label = show_address(text).rstrip("/")
+    shown, mark, query = label.partition("?")
+    # Without a value it is a key that contains a question mark.
+    if "=" not in query:
+        shown, mark = label, ""
+    place, written = shown.partition("://")[2].rstrip("/"), text.partition("://")[2]
+    # What a server shows depends on the user (a home folder, a bucket's view), not on the password.
+    user = "" if written.startswith(place) else re.split("[:@/]", written)[0]
+    server = f"{scheme}://{place.partition('/')[0]}"
+    lasting = _lasting_query(text.partition("?")[2] if mark else "", server)
+    address = _keyed(f"{scheme}://{place}", user and f"user {_stretched(user, server)}", lasting)
+    return ObjectSource(address, readable_name(PurePosixPath(place).name or place), label, text)
+
+
+def _check_known(scheme: str) -> None:
+    from fsspec import available_protocols
+
+    known = set(available_protocols())
+    if scheme in known:
+        return
+    close = difflib.get_close_matches(scheme, ["s3", "gs", *sorted({*known, "kaggle", "gdrive"})], n=1, cutoff=0.5)
+    meant = f" Did you mean {close[0]}://?" if close else ""
+    msg = f"'{scheme}://' is not a kind of address that colabstage knows.{meant} Expected {_EXPECTED}."
+    raise OptionError(msg)
 
 
 def _keyed(shown: str, *rest: str) -> str:
@@ -425,51 +434,15 @@ def _lasting_query(query: str, server: str) -> str:
     """Return a query without signatures, which change from day to day, and with digests in place of secrets."""
     pairs = parse_qsl(query, keep_blank_values=True)
     names = {name.lower() for name, _ in pairs}
-    passing: frozenset[str] = frozenset()
-    if "signature" in names:
-        passing |= _WITH_SIGNATURE
+    signing: frozenset[str] = _WITH_SIGNATURE if "signature" in names else frozenset()
     if "sig" in names and names & {"se", "sp", "sv"}:
-        passing |= _WITH_SIG
-    return urlencode(
-        [
-            (name, _stretched_pair(name, value, server))
-            for name, value in pairs
-            if name.lower() not in passing and not name.lower().startswith(_SIGNING_PREFIXES)
-        ]
+        signing |= _WITH_SIG
+    lasting = (
+        (name, _stretched_pair(name, value, server))
+        for name, value in pairs
+        if name.lower() not in signing and not name.lower().startswith(_SIGNING_PREFIXES)
     )
-
-
-def _object(text: str, scheme: str) -> ObjectSource:
-    label = show_address(text)
-    if "::" in text or scheme in _CACHING:
-        msg = f"'{label}' goes through another file system; give the address of the data itself."
-        raise OptionError(msg)
-    if service_of(text) is None:
-        _check_known(scheme)
-    shown, query = label.rstrip("/"), ""
-    if "=" in label.partition("?")[2]:  # otherwise it is a key that contains a question mark
-        shown = label.partition("?")[0]
-        query = text.partition("?")[2]
-    place = shown.partition("://")[2].rstrip("/")
-    written = text.partition("://")[2]
-    login = not written.startswith(place)
-    # What a server shows depends on the user (a home folder, a bucket's view), not on the password.
-    user = re.split("[:@/]", written)[0] if login else ""
-    server = f"{scheme}://{place.partition('/')[0]}"
-    address = _keyed(f"{scheme}://{place}", user and f"user {_stretched(user, server)}", _lasting_query(query, server))
-    return ObjectSource(address, readable_name(PurePosixPath(place).name or place), label.rstrip("/"), text)
-
-
-def _check_known(scheme: str) -> None:
-    from fsspec import available_protocols
-
-    known = set(available_protocols())
-    if scheme in known:
-        return
-    close = difflib.get_close_matches(scheme, ["s3", "gs", *sorted({*known, "kaggle", "gdrive"})], n=1, cutoff=0.5)
-    meant = f" Did you mean {close[0]}://?" if close else ""
-    msg = f"'{scheme}://' is not a kind of address that colabstage knows.{meant} Expected {_EXPECTED}."
-    raise OptionError(msg)
+    return urlencode(list(lasting))
 
 
 def parts_of(source: Source) -> tuple[SingleSource, ...]:

@@ -68,7 +68,8 @@ class RemoteFileTree(Tree):
     """A tree of files anywhere, each opened when it is read. Their sizes are requested when it is made.
 
     `files`: the name of each in the tree, and what opens it, any number of times; in the order in which to read.
-    `stamp`: what is the same while no file is added, removed or renamed; "" if nothing tells.
+    `stamp`: what is the same while no file is added, removed or renamed; "" if nothing tells. `facts`: what is known of
+    each file already, as from a listing; otherwise each is opened for it.
     """
 
     kind = "folder"
@@ -83,6 +84,7 @@ class RemoteFileTree(Tree):
         cancellation: Cancellation | None = None,
         askers: int = _ASKERS,
         stamp: str = "",
+        facts: Sequence[RemoteFacts] | None = None,
     ) -> None:
         self.label = label
         self._stamp = stamp
@@ -90,9 +92,10 @@ class RemoteFileTree(Tree):
         names = [clean_member_name(label, name) for name, _ in files]
         check_collisions(label, names, ())
         self._open = dict(zip(names, (opener for _, opener in files), strict=True))
-        # A service that hangs must not delay the interpreter's exit.
-        with DaemonPool(min(askers, len(files)) or 1, "colabstage-list") as pool:
-            facts = pool.run(self._ask, names, cancellation=cancellation)
+        if facts is None:
+            # A service that hangs must not delay the interpreter's exit.
+            with DaemonPool(min(askers, len(files)) or 1, "colabstage-list") as pool:
+                facts = pool.run(self._ask, names, cancellation=cancellation)
         # In the order of `files`.
         self.facts: dict[str, RemoteFacts] = dict(zip(names, facts, strict=True))
         self.entries = FileEntries.of(
@@ -155,13 +158,19 @@ class RemoteFileTree(Tree):
         with self._at_service(entry) as file:
             # Some serve only the whole file, from the beginning.
             skipped = 0 if file.facts.ranges else offset
-            data = read_directly(file, offset - skipped, length + skipped, policy=self._policy)
+            data = read_directly(file, offset - skipped, length + skipped, policy=self._policy, tell=self._wait_for)
+        self._wait_for("")
         return data[skipped:]
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
         """Yield the content in pieces of at most a megabyte, as they come; compared at the end as by `read`."""
         with self._at_service(entry) as file:
-            yield from self._verified(entry, read_through(file, policy=self._policy))
+            for piece in self._verified(entry, read_through(file, policy=self._policy, tell=self._wait_for)):
+                self._wait_for("")
+                yield piece
+
+    def _wait_for(self, why: str) -> None:
+        self.waits_for = why
 
     def gives_parts(self, entry: FileEntry) -> bool:
         """Return whether parts of a file can be requested, not only the whole file from its beginning."""

@@ -97,7 +97,7 @@ class HttpsHosts:
 
     def __init__(self, services: Mapping[str, Callable[[HostRequest], HostAnswer]], folder: Path) -> None:
         self.certificate = folder / "loopback-hosts.pem"
-        _write_certificate(self.certificate, [name for name in services if name] or ["localhost"])
+        write_certificate(self.certificate, [name for name in services if name] or ["localhost"])
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate)
         self._server = _Server(services, context)
@@ -249,7 +249,7 @@ class _ProxyHandler(_Handler):
             tls.close()
 
 
-def _write_certificate(path: Path, hosts: list[str]) -> None:
+def write_certificate(path: Path, hosts: list[str]) -> None:
     """Write a key and a self-signed certificate for `hosts`, good for a day, into one file that only we can read."""
     try:
         from cryptography import x509

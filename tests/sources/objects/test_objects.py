@@ -21,71 +21,26 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.sources.buckets import PIECE_BYTES, ObjectStore, cut_spans
-from colabstage.sources.objects import ObjectFile, object_kind, open_object
+from colabstage.sources.objects import ObjectFile, open_address, open_object
 from colabstage.sources.remote import Checksum, RemoteFile, TransientError
+from colabstage.sources.remote_files import RemoteFileTree
 from tests.sources.servers import PASSWORD, USER, BucketService, FolderService, use_login
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from tests.sources.objects.conftest import Place
 
 MB = 1_000_000
 FEW_TRIES = {"config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 2}}
 
 
-@pytest.fixture(params=["s3", "ftp", "sftp", "memory"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, moto_server: BucketService) -> Iterator[Place]:
-    """A place for objects in each of the services. (The server named here has to start before the guard on leaks.)"""
-    kind = request.param
-    if kind == "s3":
-        service = request.getfixturevalue("s3")
-        yield Place(f"s3://{service.bucket}", service.put, service.remove)
-    elif kind == "memory":
-        yield from _memory()
-    else:
-        yield _over_folder(kind, request)
-
-
-class Place:
-    """`url(key)` is what `put(key, content)` wrote."""
-
-    def __init__(self, address: str, put: Any, remove: Any) -> None:
-        self.address = address
-        self.put = put
-        self.remove = remove
-
-    def url(self, key: str) -> str:
-        return f"{self.address}/{key}"
-
-
-def _memory() -> Iterator[Place]:
-    import fsspec
-
-    files = fsspec.filesystem("memory")
-    yield Place(
-        "memory://top", lambda key, data: files.pipe_file(f"/top/{key}", data), lambda key: files.rm(f"/top/{key}")
-    )
-    files.store.clear()
-    files.pseudo_dirs[:] = [""]
-
-
-def _over_folder(kind: str, request: pytest.FixtureRequest) -> Place:
-    service: FolderService = request.getfixturevalue(kind)
-    root, address = service.root, service.login_address
-
-    def put(key: str, data: bytes) -> None:
-        path = root / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        older = path.stat().st_mtime if path.exists() else None
-        path.write_bytes(data)
-        if older is not None:  # FTP and SFTP tell whole seconds
-            os.utime(path, (older + 2, older + 2))
-
-    return Place(address, put, lambda key: (root / key).unlink())
-
-
 def whole(file: RemoteFile) -> bytes:
     return b"".join(file.read_range(0, None))
+
+
+def kind_of(url: str) -> str:
+    found = open_address(url)
+    found.close()
+    return "folder" if isinstance(found, RemoteFileTree) else "file"
 
 
 def test_an_object_comes_whole_and_in_parts(place: Place) -> None:
@@ -168,7 +123,7 @@ def test_an_empty_object_is_a_file(place: Place) -> None:
     file = open_object(place.url("empty"))
     assert (file.facts.size, whole(file)) == (0, b"")
     file.close()
-    assert object_kind(place.url("empty")) == "file"
+    assert kind_of(place.url("empty")) == "file"
 
 
 def test_content_that_changes_midway_is_noticed(place: Place) -> None:
@@ -203,7 +158,7 @@ def test_what_is_missing_is_said_with_what_is_there(place: Place) -> None:
     """The message for a wrong name has the names beside it."""
     place.put("a/train.zip", b"x")
     place.put("a/test.zip", b"x")
-    for ask in (open_object, object_kind):
+    for ask in (open_object, open_address):
         with pytest.raises(SourceNotFoundError, match=r"a/valid\.zip' .*test\.zip, train\.zip\."):
             ask(place.url("a/valid.zip"))
 
@@ -211,8 +166,8 @@ def test_what_is_missing_is_said_with_what_is_there(place: Place) -> None:
 def test_files_and_folders_are_told_apart(place: Place) -> None:
     """A folder is one with and without the slash, and cannot be opened as a file."""
     place.put("a/b/c.txt", b"x")
-    assert object_kind(place.url("a/b/c.txt")) == "file"
-    assert object_kind(place.url("a")) == object_kind(place.url("a/b/")) == "folder"
+    assert kind_of(place.url("a/b/c.txt")) == "file"
+    assert kind_of(place.url("a")) == kind_of(place.url("a/b/")) == "folder"
     with pytest.raises(SourceReadError, match="is a folder, not a file"):
         open_object(place.url("a/b"))
 
@@ -223,10 +178,9 @@ def test_a_marker_of_a_folder_is_no_file(s3: BucketService) -> None:
     s3.put("a/x", b"1")
     s3.put("b", b"content")
     s3.put("b/x", b"1")
-    assert object_kind("s3://data/a") == "folder"
-    assert object_kind("s3://data/b") == "file"
-    assert object_kind("s3://data/b/") == "folder"
-    assert object_kind("s3://data") == "folder"
+    assert kind_of("s3://data/a") == "folder"
+    assert kind_of("s3://data/b") == "file"
+    assert kind_of("s3://data/b/") == "folder"
 
 
 def test_a_checksum_that_was_given_is_kept_and_an_etag_is_none(s3: BucketService) -> None:
@@ -342,8 +296,8 @@ def test_a_login_may_come_from_the_environment(
         ("s3:/data/x", "not a remote address"),
         ("s3://", "not a remote address"),
         ("nosuch://x/y", "nothing here reads nosuch://"),
-        ("simplecache::s3://data/x", "caches or wrappers"),
-        ("zip://a.txt::s3://data/x.zip", "caches or wrappers"),
+        ("simplecache::s3://data/x", "another file system"),
+        ("zip://a.txt::s3://data/x.zip", "another file system"),
         ("sftp://ann:pass/word@host/x", "not a complete address"),
     ],
 )
@@ -356,7 +310,7 @@ def test_what_is_no_address_is_refused(url: str, message: str) -> None:
 
 def test_a_missing_package_is_named_with_its_install_line() -> None:
     """The message can be pasted into a cell."""
-    with pytest.raises(MissingDependencyError, match="pip install ocifs"):
+    with pytest.raises(MissingDependencyError, match="ocifs"):
         open_object("oci://bucket/x")
 
 

@@ -24,15 +24,15 @@ from colabstage.errors import (
 )
 from colabstage.io.files import RetryPolicy
 from colabstage.sources.gdrive import (
+    SharedFolder,
     ShareLink,
     list_shared_folder,
     name_apart,
+    open_share,
     open_shared_file,
     parse_share_link,
     safe_name,
-    share_link_facts,
 )
-from colabstage.sources.http_answers import disposition_name
 from colabstage.sources.remote import TransientError
 from tests.support.https_hosts import answer_page
 from tests.support.share_links import DriveShares, SharedItem
@@ -203,23 +203,17 @@ def test_the_page_about_the_virus_scan_is_passed(drive: DriveShares, out: Path) 
     assert out.read_bytes() == content(SCAN_LIMIT + 1)
 
 
-def test_facts_of_a_folder_have_its_name(drive: DriveShares) -> None:
-    """A folder's size would take a request for each file, so it stays open; its version follows the listing."""
+def test_a_folder_has_a_name_and_a_version(drive: DriveShares) -> None:
+    """The version follows the listing."""
     drive.add(SharedItem(FILE, "new.bin", content=b"abc"), SharedItem(OTHER, "other.bin", content=b"d"))
     drive.add(SharedItem(FOLDER, "Data & more", kind="folder", entries=(FILE,)))
-    facts = share_link_facts(ShareLink("folder", FOLDER), policy=QUICK)
-    assert facts is not None
-    assert (facts.name, facts.size) == ("Data & more", None)
+    first = open_share(ShareLink("unknown", FOLDER), policy=QUICK)
     change(drive, FOLDER, entries=(FILE, OTHER))
-    later = share_link_facts(ShareLink("folder", FOLDER), policy=QUICK)
-    assert later is not None
-    assert later.version != facts.version
-
-
-def test_facts_are_none_where_drive_does_not_answer(drive: DriveShares) -> None:
-    """A busy server is no reason to refuse a plan."""
-    drive.add(SharedItem(FILE, "a.bin", state="busy"))
-    assert share_link_facts(LINK, policy=QUICK) is None
+    later = open_share(ShareLink("folder", FOLDER), policy=QUICK)
+    assert isinstance(first, SharedFolder)
+    assert isinstance(later, SharedFolder)
+    assert first.name == later.name == "Data & more"
+    assert first.version != later.version
 
 
 def test_a_resource_key_opens_what_needs_one(drive: DriveShares, out: Path) -> None:
@@ -413,24 +407,15 @@ def test_a_checksum_for_a_folder_is_refused(drive: DriveShares, out: Path) -> No
 
 @pytest.mark.parametrize(
     ("raw", "safe"),
-    [("a/b.zip", "a_b.zip"), ("..", "_"), ("", "_"), (".colabstage-x.tmp", "_.colabstage-x.tmp"), ("a\0b", "a_b")],
+    [
+        ("a/b.zip", "a_b.zip"),
+        ("..", "_"),
+        ("", "_"),
+        (".colabstage-x.tmp", "_.colabstage-x.tmp"),
+        ("a\0b", "a_b"),
+        ("é" * 300 + ".zip", "é" * 118 + ".zip"),
+    ],
 )
 def test_names_from_drive_are_made_safe(raw: str, safe: str) -> None:
-    """Whatever somebody calls a file, it stays in its folder."""
+    """Whatever somebody calls a file, it stays in its folder, and keeps its suffix."""
     assert safe_name(raw) == safe
-
-
-def test_overlong_names_keep_their_suffix() -> None:
-    """A name is cut to what a disk takes, and stays a zip."""
-    name = safe_name("é" * 300 + ".zip")
-    assert len(name.encode()) <= 240
-    assert name.endswith(".zip")
-
-
-def test_names_in_headers_are_read_in_both_forms() -> None:
-    """The extended form wins; the plain one is UTF-8 in disguise."""
-    both = "attachment; filename=\"x.zip\"; filename*=UTF-8''%C3%A9.zip"
-    plain = 'attachment; filename="' + "é.zip".encode().decode("latin-1") + '"'
-    assert disposition_name({"Content-Disposition": both}) == "é.zip"
-    assert disposition_name({"Content-Disposition": plain}) == "é.zip"
-    assert disposition_name({}) == ""
