@@ -6,21 +6,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from campaigns.campaign import State, WrongError, same_bytes
+from campaigns.campaign import Campaign, State, WrongError, same_bytes
 from campaigns.material import random_file
+from campaigns.mortal import UNDISTURBED, MortalDrive
 from colabstage.errors import ColabstageError
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.machine.mounts import probe_mount
 from colabstage.stage.publish import previous_path, publish_file
-from simulated_drive.drive import SimulatedDrive
-from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,53 +25,33 @@ if TYPE_CHECKING:
     from campaigns.worker import ProgressLog
 
 _NBYTES = 2_000_000
-# As slow that kills meet uploads under way, and otherwise quick.
-_KNOBS = DriveKnobs(
-    cold_open_latency_s=0,
-    warm_open_latency_s=0,
-    listing_latency_s=0,
-    listing_per_entry_s=0,
-    warm_listing_s=0,
-    stream_bytes_per_s=1e9,
-    total_bytes_per_s=1e9,
-    warm_bytes_per_s=1e9,
-    upload_bytes_per_s=2e7,
-    visibility_s=0.1,
-)
 # Of the times that a run is started: the client dies under it; and of the kills: the machine dies with its process.
 _CLIENT_DIES, _MACHINE_DIES = 0.4, 0.5
 _WITHIN_S = 4.0
-# Rounds in which is measured how long it takes.
-_UNDISTURBED = 2
 
 
-class Arriving:
+class Arriving(Campaign):
     """`publish_file(wait_uploaded=True)`, counted in checkpoints that were reported as uploaded.
 
     Every second one has a name of its own; the others follow each other under one name.
     """
 
+    name: ClassVar[str] = "arrive"
     title: ClassVar[str] = (
         "`publish_file(wait_uploaded=True)`: one checkpoint after another to a simulated Google Drive, whose client "
         "and machine are killed as well; what a machine has not uploaded is lost with it"
     )
     unit: ClassVar[str] = "checkpoints reported as uploaded"
     because: ClassVar[str] = "what was reported is in the cloud, byte for byte, with its manifest, and is never lost"
-    variants: ClassVar[int] = 1
-    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._count = 6 if small else 20
         self._files = [random_file(home / "epochs" / str(n), _NBYTES, n) for n in range(self._count)]
-        self._place = home / "content" / "drive"
-        self._place.mkdir(parents=True)
-        self._drive = SimulatedDrive(home / "google", knobs=_KNOBS)
-        self._drive.mount(self._place)
-        self._chance = random.Random(7)
-        self._timer: threading.Timer | None = None
+        self._mortal = MortalDrive(home, upload_bytes_per_s=2e7, seed=7)
+        self._drive, self._place, self._chance = self._mortal.drive, self._mortal.place, self._mortal.chance
         self._number = 0
         self._arguments: dict[str, Any] = {}
-        self.counts = {"clients that died": 0, "machines that died": 0, "checkpoints published": 0}
+        self.counts: dict[str, int] = {"clients that died": 0, "machines that died": 0, "checkpoints published": 0}
 
     @property
     def bound(self) -> float:
@@ -96,9 +73,8 @@ class Arriving:
 
     def _arm(self) -> None:
         """Have the client die in the middle of the next run, or not."""
-        if self._number >= _UNDISTURBED and self._chance.random() < _CLIENT_DIES:
-            self._timer = threading.Timer(self._chance.uniform(0.1, _WITHIN_S), self._drive.kill)
-            self._timer.start()
+        if self._number >= UNDISTURBED and self._chance.random() < _CLIENT_DIES:
+            self._mortal.later(self._chance.uniform(0.1, _WITHIN_S), self._drive.kill)
 
     @staticmethod
     def work(arguments: dict[str, Any], log: ProgressLog) -> None:
@@ -131,8 +107,7 @@ class Arriving:
         self._settle()
         self._check_cloud()
         if self._chance.random() < _MACHINE_DIES:
-            self._drive.kill()
-            self._drive.new_machine()
+            self._mortal.new_machine()
             self.counts["machines that died"] += 1
         else:
             self._drive.unmount()
@@ -144,10 +119,7 @@ class Arriving:
         return "whole" if first == self._count else "old" if first else "nothing"
 
     def _settle(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.join()
-            self._timer = None
+        self._mortal.settle()
         if not self._drive.is_alive():
             self.counts["clients that died"] += 1
 
@@ -160,17 +132,14 @@ class Arriving:
             newest = number % 2 == 0 or number >= first - 2
             places = [own, previous_path(own)] if number % 2 else [own]
             if newest and not any(_is_whole(place, self._files[number]) for place in places):
-                msg = f"arrive: checkpoint {number} was reported as uploaded, and is not whole in the cloud at '{own}'."
-                raise WrongError(msg)
+                self.fail(f"checkpoint {number} was reported as uploaded, and is not whole in the cloud at '{own}'.")
 
     def check(self) -> None:
         """As right after a kill, once more, of a machine that has died with everything that was on it."""
         self._settle()
         if self._arguments["first"] != self._count:
-            msg = f"arrive: {self._arguments['first']} of {self._count} checkpoints were reported as uploaded."
-            raise WrongError(msg)
-        self._drive.kill()
-        self._drive.new_machine()
+            self.fail(f"{self._arguments['first']} of {self._count} checkpoints were reported as uploaded.")
+        self._mortal.new_machine()
         self._check_cloud()
         self._drive.mount(self._place)
         shutil.rmtree(self._place / "MyDrive" / Path(self._arguments["folder"]).name)

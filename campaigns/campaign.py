@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import filecmp
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from campaigns.worker import ProgressLog
@@ -19,60 +20,76 @@ class WrongError(Exception):
     """A promise was broken."""
 
 
-class Campaign(Protocol):
+class Campaign:
     """One kind of work.
 
-    `title`: what is done, for the page. `unit`: what its progress is counted in. `bound`: how many units one kill may
-    cost: finished, and done once more; why so many is said in `because`. `variants`: rounds differ, and do so again
-    after so many.
+    `name`: how it is called on the command line. `title`: what is done, for the page. `unit`: what its progress is
+    counted in. `bound`: how many units one kill may cost: finished, and done once more; why so many is said in
+    `because`. `needed`: units in all of the work of a round. `spread`: units by which rounds of one kind differ without
+    any kill. `variants`: rounds differ, and do so again after so many.
     """
 
+    name: ClassVar[str]
     title: ClassVar[str]
     unit: ClassVar[str]
     because: ClassVar[str]
-    variants: ClassVar[int]
+    variants: ClassVar[int] = 1
+    counts: Mapping[str, int] = MappingProxyType({})
+    """What else was counted, for the page."""
 
     def __init__(self, home: Path, *, small: bool) -> None:
         """Make the data in `home`; `small` for a short campaign."""
+        raise NotImplementedError
 
     @property
     def bound(self) -> float:
-        """Units that one kill may cost."""
+        raise NotImplementedError
+
+    @property
+    def needed(self) -> float:
+        raise NotImplementedError
 
     @property
     def spread(self) -> float:
-        """Units by which rounds of one kind differ without any kill."""
+        return 0.0
 
     def begin(self, number: int) -> dict[str, Any]:
-        """Make a fresh place for the round of this number; returns what the worker needs to know."""
+        """Make a fresh place for the round of this number; return what the worker needs to know."""
+        raise NotImplementedError
 
     @staticmethod
     def work(arguments: dict[str, Any], log: ProgressLog) -> None:
         """Do the work; called in the worker."""
+        raise NotImplementedError
 
     def done(self, log: Sequence[tuple[str, float]]) -> float:
-        """Units that the run which has just ended finished, not counting what it found finished."""
-
-    @property
-    def needed(self) -> float:
-        """Units in all of the work of this round."""
+        """Return the units that the run which has just ended finished, not counting what it found finished."""
+        raise NotImplementedError
 
     def look(self) -> State:
-        """What a reader finds now, right after a kill.
-
-        Raises:
-            WrongError: a part that could be taken for the whole.
-        """
+        """Return what a reader finds right after a kill; fail where a part could be taken for the whole."""
+        raise NotImplementedError
 
     def check(self) -> None:
-        """Compare what the finished run left with the truth, byte by byte.
-
-        Raises:
-            WrongError: it differs, or something was left behind.
-        """
+        """Compare what the finished run left with the truth, byte by byte."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of everything."""
+
+    def fail(self, message: str) -> NoReturn:
+        """Say that a promise was broken.
+
+        Raises:
+            WrongError: always.
+        """
+        msg = f"{self.name}: {message}"
+        raise WrongError(msg)
+
+    def check_nothing_left(self, *folders: Path) -> None:
+        """Fail where unfinished work, a lock or a draft is below a folder once a call has succeeded."""
+        if found := [name for folder in folders for name in leftovers(folder)]:
+            self.fail(f"left behind: {found}")
 
 
 def same_bytes(one: Path, other: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
 
-from campaigns.campaign import State, WrongError, leftovers, same_tree
+from campaigns.campaign import Campaign, State, same_tree
 from campaigns.material import write_photographs, zip_folder
 from colabstage import extract_archive
 
@@ -23,17 +23,17 @@ _BATCH_MB = 1.05
 _BATCHES = 8
 
 
-class Extracting:
+class Extracting(Campaign):
     """`extract_archive`, counted in MB of content."""
 
+    name: ClassVar[str] = "extract"
     title: ClassVar[str] = "`extract_archive`: a zip of thousands of members, a tar.gz"
     unit: ClassVar[str] = "MB"
     because: ClassVar[str] = f"members are redone in batches of 1 MB, and up to {_BATCHES} batches are under way"
     variants: ClassVar[int] = 2
-    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
-        self._truth = write_photographs(home / "photos", 600 if small else 3000)
+        self._truth = write_photographs(home / "photos", 300 if small else 3000)
         tar = home / "photos.tar.gz"
         with tarfile.open(tar, "w:gz", compresslevel=1) as archive:
             archive.add(self._truth, ".")
@@ -79,8 +79,7 @@ class Extracting:
             if process.info["ppid"] == 1 and str(self._place) in " ".join(process.info["cmdline"] or ()):
                 psutil.wait_procs([process], timeout=5)
                 if process.is_running():
-                    msg = f"extract: a process of the killed one works on: {process.info['cmdline']}"
-                    raise WrongError(msg)
+                    self.fail(f"a process of the killed one works on: {process.info['cmdline']}")
         target = self._place / "photos"
         if not target.exists():
             return "nothing"
@@ -90,9 +89,4 @@ class Extracting:
     def check(self) -> None:
         """Every member, byte by byte, and nothing beside them."""
         same_tree(self._place / "photos", self._truth, "extract")
-        if found := leftovers(self._place):
-            msg = f"extract: left behind: {found}"
-            raise WrongError(msg)
-
-    def close(self) -> None:
-        """Nothing is held."""
+        self.check_nothing_left(self._place)

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from campaigns.campaign import State, WrongError, leftovers, same_bytes, same_tree
+from campaigns.campaign import Campaign, State, same_bytes, same_tree
 from campaigns.material import random_file, write_photographs
 from colabstage.sources.fetching import fetch_files
 from simulated_drive.drive import SimulatedDrive
@@ -30,9 +30,10 @@ _CONNECTIONS = {"web": 16, "file": 5}
 _FILES_IN_FLIGHT = 32 + 4 * 32
 
 
-class Fetching:
+class Fetching(Campaign):
     """`fetch_files`, counted in MB that came from the source."""
 
+    name: ClassVar[str] = "fetch"
     title: ClassVar[str] = (
         "`fetch_files`: a folder of small files from a simulated Google Drive, one large file from a web server on "
         "loopback, one from Drive"
@@ -43,7 +44,6 @@ class Fetching:
         f"of 8 MiB for each connection, and a web server gets {_CONNECTIONS['web']} of them"
     )
     variants: ClassVar[int] = 3
-    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._stack = contextlib.ExitStack()
@@ -120,15 +120,12 @@ class Fetching:
         if self._kind == "folder":
             same_tree(self._target, self._folder, "fetch")
         elif not self._target.is_file() or not same_bytes(self._target, self._file):
-            msg = f"fetch: '{self._target.name}' is not the file that was asked for."
-            raise WrongError(msg)
+            self.fail(f"'{self._target.name}' is not the file that was asked for.")
 
     def check(self) -> None:
         """Everything, byte by byte, and nothing temporary beside it."""
         self._compare()
-        if found := leftovers(self._place):
-            msg = f"fetch: left behind: {found}"
-            raise WrongError(msg)
+        self.check_nothing_left(self._place)
 
     def close(self) -> None:
         """Stop the server, unmount."""

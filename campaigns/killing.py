@@ -113,7 +113,7 @@ def run_campaign(
     finally:
         campaign.close()
     hunt.outcome.seconds = time.monotonic() - began
-    hunt.outcome.more = dict(getattr(campaign, "counts", {}))
+    hunt.outcome.more = dict(campaign.counts)
     return hunt.outcome
 
 

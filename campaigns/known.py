@@ -9,30 +9,30 @@ if TYPE_CHECKING:
     from campaigns.campaign import Campaign
 
 # In the order of a dataset's way: fetched, extracted, packed, published, uploaded; all of it in one cell; calls of
-# all kinds in one place; and training while data arrives.
-_PLACES = {
-    "fetch": ("campaigns.fetching", "Fetching"),
-    "extract": ("campaigns.extracting", "Extracting"),
-    "pack": ("campaigns.packing", "Packing"),
-    "publish": ("campaigns.publishing", "Publishing"),
-    "arrive": ("campaigns.arriving", "Arriving"),
-    "stage": ("campaigns.staging", "Staging"),
-    "update": ("campaigns.updating", "Updating"),
-    "resume": ("campaigns.resuming", "Resuming"),
-    "live": ("campaigns.living", "Living"),
-    "stream": ("campaigns.streaming", "Streaming"),
+# all kinds in one place; and training while data arrives. Each is the class of its module's name.
+_MODULES = {
+    "fetch": "fetching",
+    "extract": "extracting",
+    "pack": "packing",
+    "publish": "publishing",
+    "arrive": "arriving",
+    "stage": "staging",
+    "update": "updating",
+    "resume": "resuming",
+    "live": "living",
+    "stream": "streaming",
 }
 # The one that kills nothing: random files of others are read beside h5py.
 FOREIGN = "foreign"
 
 
 def names() -> list[str]:
-    """All campaigns that kill, in order."""
-    return list(_PLACES)
+    """Return all campaigns that kill, in order."""
+    return list(_MODULES)
 
 
 def campaign_class(name: str) -> type[Campaign]:
-    """The class of a campaign; imported only now, so that a worker loads what it needs and no more."""
-    module, attribute = _PLACES[name]
-    found: type[Campaign] = getattr(importlib.import_module(module), attribute)
+    """Return the class of a campaign; imported only now, so that a worker loads what it needs and no more."""
+    module = _MODULES[name]
+    found: type[Campaign] = getattr(importlib.import_module(f"campaigns.{module}"), module.capitalize())
     return found

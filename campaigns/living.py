@@ -11,7 +11,7 @@ import shutil
 import zipfile
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from campaigns.campaign import State, WrongError, leftovers
+from campaigns.campaign import Campaign, State
 from colabstage import extract_archive
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.publish import previous_path, publish_file, restore_file
@@ -28,9 +28,10 @@ _VERBS = ("stage", "extract", "fetch", "publish", "purge")
 _MINE = "hours of work"
 
 
-class Living:
+class Living(Campaign):
     """Calls of all verbs in one place that nobody clears up between them."""
 
+    name: ClassVar[str] = "live"
     title: ClassVar[str] = (
         "`stage_dataset`, `extract_archive`, `fetch_files`, `publish_file` and `purge_datasets` in turn, in one place, "
         "on sources that change, beside files that colabstage did not make"
@@ -38,7 +39,6 @@ class Living:
     unit: ClassVar[str] = "calls"
     because: ClassVar[str] = "a call that was killed after its last byte is made again"
     variants: ClassVar[int] = len(_VERBS)
-    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._chance = random.Random(1)
@@ -118,23 +118,16 @@ class Living:
             return "nothing"
         if served == self._wanted():
             return "whole"
-        if served == self._before:
-            return "old"
-        msg = f"live: what {self._verb} left after a kill is neither what was there nor what the source holds."
-        raise WrongError(msg)
+        if served != self._before:
+            self.fail(f"what {self._verb} left after a kill is neither what was there nor what the source holds.")
+        return "old"
 
     def check(self) -> None:
         """What is served is what the source holds, and nothing temporary is left."""
         self._check_mine()
         if self._served() != self._wanted():
-            msg = f"live: after {self._verb} there is something else than the source holds."
-            raise WrongError(msg)
-        if found := leftovers(self._place):
-            msg = f"live: {self._verb} left behind: {found}"
-            raise WrongError(msg)
-
-    def close(self) -> None:
-        """Nothing is held."""
+            self.fail(f"after {self._verb} there is something else than the source holds.")
+        self.check_nothing_left(self._place)
 
     def _wanted(self) -> dict[str, bytes] | None:
         """What the verb is to come to."""
@@ -168,5 +161,4 @@ class Living:
     def _check_mine(self) -> None:
         for path in self._mine:
             if not path.is_file() or path.read_text(encoding="utf-8") != _MINE:
-                msg = f"live: {self._verb} has changed '{path}', which colabstage did not make."
-                raise WrongError(msg)
+                self.fail(f"{self._verb} has changed '{path}', which colabstage did not make.")

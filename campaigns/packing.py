@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from campaigns.campaign import State, WrongError, leftovers, same_bytes
+from campaigns.campaign import Campaign, State, WrongError, leftovers, same_bytes
 from campaigns.material import write_photographs, zip_folder
 from colabstage.h5.manifest import check_whole, manifest_path, read_manifest
 from colabstage.io.progress import NullProgress, ProgressStep
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 _THREADS = "threads"
 
 
-class Packing:
+class Packing(Campaign):
     """`pack_dataset`, counted in samples."""
 
+    name: ClassVar[str] = "pack"
     title: ClassVar[str] = (
         "`pack_dataset`: a folder of JPEGs to pixels, a zip to encoded bytes; half over an older pack"
     )
     unit: ClassVar[str] = "samples"
     variants: ClassVar[int] = 4
-    spread: ClassVar[float] = 0.0
     because: ClassVar[str] = (
         f"the journal records blocks of {BLOCK_SAMPLES} samples. Samples are read and stored in order, except those "
         f"that a thread is working on, so each thread, reader or worker, has at most one open block, in which at most "
@@ -71,8 +71,7 @@ class Packing:
                     start, end = file["X_train/offsets"][row : row + 2]
                     right = file["X_train/bytes"][start:end].tobytes() == photo.read_bytes()
                 if not right:
-                    msg = f"pack: the undisturbed {kind} pack does not hold '{names[row]}'."
-                    raise WrongError(msg)
+                    self.fail(f"the undisturbed {kind} pack does not hold '{names[row]}'.")
         return truth
 
     @property
@@ -134,9 +133,6 @@ class Packing:
         if self._worked and (found := leftovers(self._place)):
             msg = f"pack: left behind: {found}"
             raise WrongError(msg)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class _Counting(NullProgress):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from campaigns.campaign import State, WrongError, leftovers, same_bytes
+from campaigns.campaign import Campaign, State, leftovers, same_bytes
 from campaigns.material import random_file
 from colabstage.h5.manifest import BLOCK_BYTES, check_whole, manifest_path, read_manifest
 from colabstage.stage.publish import previous_path, publish_file
@@ -24,14 +24,13 @@ _IN_FLIGHT = 1
 _VERSIONS = 4
 
 
-class Publishing:
+class Publishing(Campaign):
     """`publish_file`, counted in blocks written to Drive, as Drive's client counts them."""
 
+    name: ClassVar[str] = "publish"
     title: ClassVar[str] = "`publish_file`: version after version of one checkpoint to a simulated Google Drive"
     unit: ClassVar[str] = "blocks of 8 MiB"
     because: ClassVar[str] = "one block is being written at a time"
-    variants: ClassVar[int] = 1
-    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._nbytes = (3 if small else 12) * BLOCK_BYTES + 1234
@@ -86,21 +85,18 @@ class Publishing:
             # A version that is about to make room is emptied first; without its manifest it counts for nothing.
             manifest = read_manifest(place)
             if state == "nothing" and not older and (manifest is not None or place == self._target):
-                msg = f"publish: '{place.name}' is no version after a kill ({place.stat().st_size:,} bytes)."
-                raise WrongError(msg)
+                self.fail(f"'{place.name}' is no version after a kill ({place.stat().st_size:,} bytes).")
             if manifest is not None and place.stat().st_size == manifest.size:
                 check_whole(place, manifest)
                 found.add(state)
         if self._version and not found & {"whole", "old"}:
-            msg = "publish: no whole version with its manifest was left after a kill."
-            raise WrongError(msg)
+            self.fail("no whole version with its manifest was left after a kill.")
         return "whole" if "whole" in found else "old" if "old" in found else "nothing"
 
     def check(self) -> None:
         """The new version and the one before it, whole, with manifests, and nothing else; in the cloud too."""
         if not self._drive.flush(timeout_s=60):
-            msg = "publish: the uploads did not end."
-            raise WrongError(msg)
+            self.fail("the uploads did not end.")
         folder = self._drive.cloud / "MyDrive" / self._target.parent.name
         for root in (self._target.parent, folder):
             wanted = {root / self._target.name: self._source(self._version)}
@@ -109,14 +105,12 @@ class Publishing:
             for place, version in wanted.items():
                 manifest = read_manifest(place)
                 if manifest is None or not same_bytes(place, version):
-                    msg = f"publish: '{place}' is not the version it should be."
-                    raise WrongError(msg)
+                    self.fail(f"'{place}' is not the version it should be.")
                 check_whole(place, manifest)
             names = {path.name for path in root.iterdir()}
             expected = {file.name for place in wanted for file in (place, manifest_path(place))}
             if names != expected or leftovers(root):
-                msg = f"publish: '{root}' holds {sorted(names ^ expected)} that it should not, or lacks it."
-                raise WrongError(msg)
+                self.fail(f"'{root}' holds {sorted(names ^ expected)} that it should not, or lacks it.")
 
     def close(self) -> None:
         """Unmount."""

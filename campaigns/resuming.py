@@ -6,24 +6,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from campaigns.campaign import State, WrongError, leftovers
+from campaigns.campaign import Campaign, State, leftovers
+from campaigns.mortal import UNDISTURBED, MortalDrive
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.runs import run
 from colabstage.runs.versions import Version, list_versions
-from simulated_drive.drive import SimulatedDrive
-from simulated_drive.knobs import DriveFaults, DriveKnobs, ListingFault
+from simulated_drive.knobs import DriveFaults, ListingFault
 from tests.runs.training import train, write_data
 
 if TYPE_CHECKING:
@@ -31,19 +29,6 @@ if TYPE_CHECKING:
 
     from campaigns.worker import ProgressLog
 
-# As slow that kills meet uploads under way, and otherwise quick.
-_KNOBS = DriveKnobs(
-    cold_open_latency_s=0,
-    warm_open_latency_s=0,
-    listing_latency_s=0,
-    listing_per_entry_s=0,
-    warm_listing_s=0,
-    stream_bytes_per_s=1e9,
-    total_bytes_per_s=1e9,
-    warm_bytes_per_s=1e9,
-    upload_bytes_per_s=1e6,
-    visibility_s=0.1,
-)
 _EVERY = 4
 _STEPS = 36
 # Of the times that a run is started: something goes wrong while it runs, which a kill may still end.
@@ -60,13 +45,12 @@ _TROUBLES = {
 _WITHIN_S, _LASTS_S = 2.5, 0.5
 # Of the kills: the machine dies with its process.
 _MACHINE_DIES = 0.3
-# Rounds in which is measured how long it takes.
-_UNDISTURBED = 2
 
 
-class Resuming:
+class Resuming(Campaign):
     """`resumable`, counted in steps of a training of three epochs, on a simulated Google Drive."""
 
+    name: ClassVar[str] = "resume"
     title: ClassVar[str] = (
         "`resumable`: a training with dropout and a schedule, saved to a simulated Google Drive; Drive's client and "
         "the machine are killed as well, disk and Drive are full or dead for a while, listings are stale, and the "
@@ -74,26 +58,22 @@ class Resuming:
     )
     unit: ClassVar[str] = "steps"
     because: ClassVar[str] = f"a version is saved every {_EVERY} steps, and the step after it may be on its way"
-    variants: ClassVar[int] = 1
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._home = home
         self._data = write_data(home / "rows.h5")
         train(home / "truth", self._data, home / "truth.pt")
-        self._disk, self._place = home / "disk", home / "content" / "drive"
-        for folder in (self._disk, self._place):
-            folder.mkdir(parents=True)
+        self._disk = home / "disk"
+        self._disk.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(self._disk)], check=True)
-        self._drive = SimulatedDrive(home / "drive", knobs=_KNOBS)
-        self._drive.mount(self._place)
+        self._mortal = MortalDrive(home, upload_bytes_per_s=1e6, seed=5)
+        self._drive, self._place, self._chance = self._mortal.drive, self._mortal.place, self._mortal.chance
         self._runs = self._place / "MyDrive" / "runs"
         self._number = 0
-        self._chance = random.Random(5)
-        self._timers: list[threading.Timer] = []
         self._trouble = ""
         self._allowed = 0
         self._damaged: Version | None = None
-        self.counts = {
+        self.counts: dict[str, int] = {
             "machines that died": 0,
             **dict.fromkeys(_TROUBLES, 0),
             "runs that an error ended": 0,
@@ -132,7 +112,7 @@ class Resuming:
             "disk": str(self._disk),
             "place": str(self._place),
             "failed": str(self._failed),
-            "mortal": str(self._mortal),
+            "mortal": str(self._dying),
         }
 
     @property
@@ -140,7 +120,7 @@ class Resuming:
         return self._home / "failed"
 
     @property
-    def _mortal(self) -> Path:
+    def _dying(self) -> Path:
         """Is there while a process dies with Drive's client."""
         return self._home / "mortal"
 
@@ -176,7 +156,7 @@ class Resuming:
     def _arm(self) -> None:
         """Have something go wrong in the next run, or not."""
         self._trouble = ""
-        if self._number < _UNDISTURBED or self._chance.random() >= _TROUBLED:
+        if self._number < UNDISTURBED or self._chance.random() >= _TROUBLED:
             return
         self._trouble = self._chance.choice(list(_TROUBLES))
         begins: dict[str, Any] = {
@@ -192,11 +172,9 @@ class Resuming:
         }
         if self._trouble in begins:
             at = self._chance.uniform(0.0, _WITHIN_S)
-            self._timers = [threading.Timer(at, begins[self._trouble])]
+            self._mortal.later(at, begins[self._trouble])
             if self._trouble in ends:
-                self._timers.append(threading.Timer(at + _LASTS_S, ends[self._trouble]))
-            for timer in self._timers:
-                timer.start()
+                self._mortal.later(at + _LASTS_S, ends[self._trouble])
         elif self._trouble == "stale listings":
             stale = ListingFault(pattern=f"MyDrive/runs/{self._number}", keep=0.5, first=1)
             self._drive.set_faults(DriveFaults(listings=(stale,)))
@@ -204,19 +182,15 @@ class Resuming:
             self._trouble = ""
             return
         if self._trouble == "clients that died":
-            self._mortal.touch()
+            self._dying.touch()
         self.counts[self._trouble] += 1
         self._allowed += _TROUBLES[self._trouble]
 
     def _settle(self) -> None:
         """End what goes wrong, and repair it."""
-        for timer in self._timers:
-            timer.cancel()
-            timer.join()
-        self._timers = []
+        self._mortal.settle()
         self._empty()
-        self._mortal.unlink(missing_ok=True)
-        self._drive.set_faults(DriveFaults())
+        self._dying.unlink(missing_ok=True)
         if not self._drive.is_alive():
             self._remount()
 
@@ -262,12 +236,10 @@ class Resuming:
             self._failed.unlink()
             self.counts["runs that an error ended"] += 1
             if _TROUBLES.get(self._trouble, 0) != _STEPS and self._trouble != "clients that died":
-                msg = f"resume: an error ended the run although nothing was wrong:\n{said}"
-                raise WrongError(msg)
+                self.fail(f"an error ended the run although nothing was wrong:\n{said}")
         self._settle()
         if self._chance.random() < _MACHINE_DIES:
-            self._drive.kill()
-            self._drive.new_machine()
+            self._mortal.new_machine()
             for left in self._disk.iterdir():
                 shutil.rmtree(left)
             self._mount()
@@ -295,8 +267,7 @@ class Resuming:
             torch.load(path, weights_only=True) for path in (self._home / f"{self._number}.pt", self._home / "truth.pt")
         )
         if wrong := [name for name in truth if not torch.equal(ours[name], truth[name])]:
-            msg = f"resume: {wrong} differ from the weights of a training that nothing interrupted."
-            raise WrongError(msg)
+            self.fail(f"{wrong} differ from the weights of a training that nothing interrupted.")
         folder = self._run(self._number)
         # A process that was killed between its last save and the removal of an older version leaves that, or its
         # manifest, to the next save, which a run that is done does not need.
@@ -305,8 +276,7 @@ class Resuming:
         expected = {"run.json", *(f"{one.name}{end}" for one in known for end in ("", ".json"))}
         strange = {path.name for path in folder.iterdir()} - expected
         if not 1 <= len(there) <= 3 or not set(there[:2]) <= set(self._whole()) or strange or leftovers(folder):
-            msg = f"resume: '{folder}' holds {sorted(path.name for path in folder.iterdir())}."
-            raise WrongError(msg)
+            self.fail(f"'{folder}' holds {sorted(path.name for path in folder.iterdir())}.")
 
     def close(self) -> None:
         """Unmount."""

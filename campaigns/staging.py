@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from campaigns.campaign import State, WrongError, leftovers, same_bytes
+from campaigns.campaign import Campaign, State, same_bytes
 from campaigns.material import write_photographs, zip_folder
 from campaigns.packing import check_pack, look_at_pack
 from colabstage.h5.manifest import manifest_path, read_manifest
@@ -30,9 +30,10 @@ _BLOCKS_IN_FLIGHT = 5
 _KNOBS = DriveKnobs(time_scale=0.1, upload_bytes_per_s=50e6)
 
 
-class Staging:
+class Staging(Campaign):
     """`stage_dataset`, counted in samples; from the cache, in the samples that the bytes read stand for."""
 
+    name: ClassVar[str] = "stage"
     title: ClassVar[str] = (
         "`stage_dataset` from a simulated Google Drive: a folder, a zip, and the packed copy in the cache in turn; "
         "publishing to the cache included"
@@ -42,7 +43,6 @@ class Staging:
         f"as for packing; from the cache the samples in the {_BLOCKS_IN_FLIGHT} blocks of 8 MiB that are on the way"
     )
     variants: ClassVar[int] = 3
-    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._count = 200 if small else 1200
@@ -142,8 +142,7 @@ class Staging:
         cached = folder / truth.name
         manifest = read_manifest(cached)
         if manifest is not None and cached.is_file() and not same_bytes(cached, truth):
-            msg = "stage: the cached pack has a manifest and is not whole after a kill."
-            raise WrongError(msg)
+            self.fail("the cached pack has a manifest and is not whole after a kill.")
         return look_at_pack(self._place, truth, None)
 
     def check(self) -> None:
@@ -151,12 +150,9 @@ class Staging:
         truth = self._truths[self._kind]
         check_pack(self._place, truth)
         if not self._drive.flush(timeout_s=60):
-            msg = "stage: the uploads did not end."
-            raise WrongError(msg)
+            self.fail("the uploads did not end.")
         check_pack(self._cache / truth.name, truth)
-        if found := [*leftovers(self._fast), *leftovers(self._cache)]:
-            msg = f"stage: left behind: {found}"
-            raise WrongError(msg)
+        self.check_nothing_left(self._fast, self._cache)
 
     def close(self) -> None:
         """Unmount."""

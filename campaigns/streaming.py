@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from campaigns.campaign import State, WrongError, leftovers
+from campaigns.campaign import Campaign, State, WrongError
 from campaigns.material import write_photographs, zip_folder
 from campaigns.packing import check_pack, look_at_pack
 from colabstage.errors import OptionError
@@ -44,9 +44,10 @@ _ARRAY = (64, 64, 3)
 _PACKERS, _CONNECTIONS = 8, 2
 
 
-class Streaming:
+class Streaming(Campaign):
     """One epoch of training, counted in samples that were packed or fetched."""
 
+    name: ClassVar[str] = "stream"
     title: ClassVar[str] = (
         "One epoch on data that is not all here: a zip that is packed meanwhile, a pack that is copied from the cache "
         "meanwhile, and a pack of which `disk_limit` lets a part be here, in turn. Each run continues with the "
@@ -63,7 +64,7 @@ class Streaming:
     def __init__(self, home: Path, *, small: bool) -> None:
         self._home = home
         self._place = home / "place"
-        self._rows = 10_000 if small else 30_000
+        self._rows = 8_000 if small else 30_000
         self._photographs = 300 if small else 1500
         self._zip = zip_folder(write_photographs(home / "photos", self._photographs), home / "photos.zip")
         self._arrays = home / "arrays.npz"
@@ -80,7 +81,7 @@ class Streaming:
         # Bytes that a run fetches which is not killed, by kind.
         self._alone: dict[str, float] = {}
         self._kind = ""
-        self.counts = {"batches compared": 0, "looks at the disk": 0}
+        self.counts: dict[str, int] = {"batches compared": 0, "looks at the disk": 0}
 
     def _make_truth(self, source: Path) -> Path:
         """What a call without streaming makes."""
@@ -176,9 +177,7 @@ class Streaming:
             _check_limit(self._place / "local", _LIMIT_BLOCKS * BLOCK_BYTES)
             return
         check_pack(self._pack, self._truth)
-        if found := leftovers(self._place):
-            msg = f"stream: left behind: {found}"
-            raise WrongError(msg)
+        self.check_nothing_left(self._place)
 
     def _compare(self, *, whole: bool) -> None:
         """Compare the batches that were noted with those of the other runs, and their rows with the dataset's.
@@ -203,9 +202,6 @@ class Streaming:
         if whole and not finished:
             msg = f"stream: {self._kind}: the epoch ended without all rows."
             raise WrongError(msg)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _train(loader: Loader, order: str, place: Path) -> None:

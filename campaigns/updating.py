@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from campaigns.campaign import State, WrongError, leftovers, same_bytes
+from campaigns.campaign import Campaign, State, same_bytes
 from campaigns.material import write_photographs
 from campaigns.packing import check_pack, look_at_pack
 from colabstage.h5.manifest import manifest_path
@@ -22,9 +22,10 @@ _FORMS: dict[str, dict[str, Any]] = {"pixels": {"image_size": (64, 64)}, "encode
 _EDITED, _THREADS = 60, 5
 
 
-class Updating:
+class Updating(Campaign):
     """`stage_dataset` of a folder of which some files were added, removed and rewritten, counted in samples."""
 
+    name: ClassVar[str] = "update"
     title: ClassVar[str] = (
         "`stage_dataset` of a folder that has changed: rows are taken over from the earlier pack, which is here or in "
         "the cache"
@@ -35,7 +36,6 @@ class Updating:
         "when those that are read are"
     )
     variants: ClassVar[int] = 4
-    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._count = 300 if small else 1500
@@ -104,8 +104,7 @@ class Updating:
         cached = self._cache / self._truth.name
         counts = cached.is_file() and manifest_path(cached).exists()
         if counts and not any(same_bytes(cached, pack) for pack in (earlier, self._truth)):
-            msg = "update: the cached pack has a manifest and is neither the earlier nor the new one."
-            raise WrongError(msg)
+            self.fail("the cached pack has a manifest and is neither the earlier nor the new one.")
         return look_at_pack(self._place, self._truth, earlier)
 
     def check(self) -> None:
@@ -113,11 +112,5 @@ class Updating:
         for pack in (self._place, self._cache / self._truth.name):
             check_pack(pack, self._truth)
             if len(list(pack.parent.glob("*.rows"))) != 1:
-                msg = f"update: '{pack.parent}' does not have one record of rows."
-                raise WrongError(msg)
-        if found := [*leftovers(self._fast), *leftovers(self._cache)]:
-            msg = f"update: left behind: {found}"
-            raise WrongError(msg)
-
-    def close(self) -> None:
-        """Nothing is held."""
+                self.fail(f"'{pack.parent}' does not have one record of rows.")
+        self.check_nothing_left(self._fast, self._cache)

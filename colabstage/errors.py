@@ -184,7 +184,8 @@ class CancelledError(ColabstageError, RuntimeError):
 
 
 class WorkersLostError(ColabstageError, RuntimeError):
-    """An executor's workers died again and again, or fell silent, and finished work is kept; or a loader's died."""
+    """An executor's workers died again and again, or fell silent, and finished work is kept; a loader's died; or
+    another rank of a training has."""
 
 
 class OptionError(ColabstageError, ValueError):

@@ -18,18 +18,16 @@ import os
 import stat as stat_bits
 import struct
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from colabstage.io.files import pread_exactly, pwrite_exactly
-from colabstage.io.progress import SYSTEM_CLOCK
 from simulated_drive.knobs import Meter, cold_listing_s, listing_gives_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from colabstage.io.progress import Clock
     from simulated_drive.knobs import ColdFile, DriveKnobs, DriveStats, Traffic
 
 MY_DRIVE = "/MyDrive"
@@ -119,11 +117,10 @@ class Snapshot:
 class Folders:
     """The listing cache. Shortcuts (symbolic links in the cloud's folder) appear as their targets."""
 
-    def __init__(self, cloud: Path, *, knobs: DriveKnobs, stats: DriveStats, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, cloud: Path, *, knobs: DriveKnobs, stats: DriveStats) -> None:
         self._cloud = str(cloud)
         self._knobs = knobs
         self._stats = stats
-        self._clock = clock
         self._lock = threading.Lock()
         self._snapshots: dict[str, Snapshot] = {}
 
@@ -139,20 +136,20 @@ class Folders:
             snapshot = self._snapshots.get(folder) or self._snapshots.setdefault(folder, Snapshot())
         entries = snapshot.entries
         # Without the lock, because most calls find it fresh.
-        if entries is not None and self._clock.now() < snapshot.taken_at + self._knobs.visibility_s:
+        if entries is not None and time.monotonic() < snapshot.taken_at + self._knobs.visibility_s:
             return snapshot
         with snapshot.lock:
             if snapshot.entries is None:
-                began = self._clock.now()
+                began = time.monotonic()
                 entries = self._scan(folder)
                 self._stats.listings_cold += 1
                 # The real time of looking counts towards the wait.
-                sleep_until(began + cold_listing_s(self._knobs, len(entries)), self._clock)
-                snapshot.taken_at = self._clock.now()
+                sleep_until(began + cold_listing_s(self._knobs, len(entries)))
+                snapshot.taken_at = time.monotonic()
                 snapshot.entries = entries
-            elif self._clock.now() >= snapshot.taken_at + self._knobs.visibility_s:
+            elif time.monotonic() >= snapshot.taken_at + self._knobs.visibility_s:
                 snapshot.entries = self._scan(folder)
-                snapshot.taken_at = self._clock.now()
+                snapshot.taken_at = time.monotonic()
         return snapshot
 
     def _scan(self, folder: str) -> dict[str, Entry]:
@@ -197,7 +194,7 @@ class Folders:
             raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
         if known:
             self._stats.listings_warm += 1
-            self._clock.sleep(self._knobs.warm_listing_s)
+            time.sleep(self._knobs.warm_listing_s)
         return [(name, entry.is_folder) for name, entry in entries.items()]
 
     def known(self, folder: str) -> Mapping[str, Entry]:
@@ -241,7 +238,7 @@ class Folders:
         """Note that a folder was created here, and is empty."""
         snapshot = Snapshot()
         snapshot.entries = {}
-        snapshot.taken_at = self._clock.now()
+        snapshot.taken_at = time.monotonic()
         with self._lock:
             self._snapshots[path] = snapshot
         self.patch(path)
@@ -288,7 +285,7 @@ class SmallStore:
         with self._lock:
             offset = self._end
             self._end += len(data)
-        pwrite_exactly(self.fd, data, offset)
+        write_all(self.fd, data, offset)
         return self._note(key, offset)
 
     def rekey(self, before: Key, after: Key) -> None:
@@ -309,11 +306,17 @@ class SmallStore:
         os.close(self._index_fd)
 
 
-def sleep_until(moment: float, clock: Clock) -> None:
-    """Sleep until the given time of the clock."""
-    wait_s = moment - clock.now()
+def write_all(handle: int, data: bytes, offset: int) -> None:
+    """Write all of `data`; a disk that is nearly full takes a part without an error."""
+    if os.pwrite(handle, data, offset) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def sleep_until(moment: float) -> None:
+    """Sleep until the given time."""
+    wait_s = moment - time.monotonic()
     if wait_s > _SHORTEST_SLEEP_S:
-        clock.sleep(wait_s)
+        time.sleep(wait_s)
 
 
 def content_key(stat: os.stat_result) -> Key:
@@ -358,9 +361,7 @@ class Content:
 class ContentCache:
     """All entries, filled through `Traffic`, which says how long each block takes."""
 
-    def __init__(
-        self, folder: Path, *, knobs: DriveKnobs, traffic: Traffic, stats: DriveStats, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    def __init__(self, folder: Path, *, knobs: DriveKnobs, traffic: Traffic, stats: DriveStats) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # Only the dead client knew which of their blocks had arrived.
         for leftover in folder.glob("*.part"):
@@ -372,7 +373,6 @@ class ContentCache:
         self._warm_bytes_per_s = knobs.warm_bytes_per_s
         self._traffic = traffic
         self._stats = stats
-        self._clock = clock
         self._lock = threading.Lock()
         self._contents: dict[Key, Content] = {}
 
@@ -436,8 +436,8 @@ class ContentCache:
             self._stats.warm_opens += first
             self._stats.bytes_warm += nbytes
             # Each open has its own pipe, because local reads do not wait for each other.
-            ready = visit.warm.reserve(self._clock.now() + self._warm_open_latency_s * first, nbytes)
-        sleep_until(ready, self._clock)
+            ready = visit.warm.reserve(time.monotonic() + self._warm_open_latency_s * first, nbytes)
+        sleep_until(ready)
 
     def _file(self, key: Key, suffix: str = "") -> Path:
         return self._folder / ("-".join(map(str, key)) + suffix)
@@ -489,12 +489,12 @@ class ContentCache:
             first = not visit.cold_paid
             visit.cold_paid = True
             arrived = self._traffic.fetch(
-                content.stream, self._clock.now(), block=block, nbytes=nbytes, first_of_open=first
+                content.stream, time.monotonic(), block=block, nbytes=nbytes, first_of_open=first
             )
             self._stats.bytes_cold += nbytes
         # Without any lock, so that other files continue meanwhile.
-        sleep_until(arrived, self._clock)
-        data = pread_exactly(content.cloud_fd, nbytes, offset)
+        sleep_until(arrived)
+        data = os.pread(content.cloud_fd, nbytes, offset)
         # Another client replaced it; the real client also answers with an I/O error.
         if len(data) != nbytes:
             raise OSError(errno.EIO, "the file became shorter in the cloud")
@@ -509,7 +509,7 @@ class ContentCache:
             with content.lock:
                 if content.fd < 0:
                     content.fd = os.open(self._file(content.key, ".part"), os.O_RDWR | os.O_CREAT, 0o600)
-            pwrite_exactly(content.fd, data, block * self._block_bytes)
+            write_all(content.fd, data, block * self._block_bytes)
         with content.lock:
             content.here.add(block)
             if len(content.here) == content.blocks:

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
 from dataclasses import asdict
@@ -25,7 +26,6 @@ os.environ["FUSE_LIBRARY_NAME"] = "fuse3"
 
 import mfusepy
 
-from colabstage.machine.mounts import unmount_lazily
 from simulated_drive.cache import blocks_of
 from simulated_drive.filesystem import FuseDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, FaultLedger
@@ -48,6 +48,12 @@ _FILL_PLUS, _PLUS_WHEN_ASKED = 1 << 1, 1 << 14
 _FILLER = ctypes.PYFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int
 )
+
+
+def _detach(mountpoint: str) -> None:
+    """Unmount, even while files are open there."""
+    command = ["fusermount3", "-u", "-z", "-q", mountpoint]
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False, cwd="/")
 
 
 class _Mount(mfusepy.FUSE):  # type: ignore[misc]
@@ -194,7 +200,7 @@ class Server:
         except Exception:
             # libfuse would go on without a word to whoever waits for the mount.
             log.exception("What an earlier client left cannot be taken up.")
-            unmount_lazily(Path(self._mountpoint))
+            _detach(self._mountpoint)
             os._exit(1)
         self._say(0, {"ready": True})
 
@@ -219,7 +225,7 @@ class Server:
                 if request["do"] == "exit":
                     os._exit(0)
         # Whoever started this is gone: nobody else would ever unmount.
-        unmount_lazily(Path(self._mountpoint))
+        _detach(self._mountpoint)
         os._exit(0)
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -18,14 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.machine.drive_errors import drive_log_path
-from colabstage.machine.platforms import system_root
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.io.progress import Clock
     from simulated_drive.knobs import DriveKnobs, DriveStats
 
 _BLOCK_BYTES = 4096
@@ -44,9 +39,10 @@ def note_quota_exceeded(path: str) -> None:
 
     Only on a practice machine: elsewhere that log is the real client's.
     """
-    if system_root() == Path("/"):
+    root = os.environ.get("COLABSTAGE_SYSTEM_ROOT")
+    if not root:
         return
-    log = drive_log_path()
+    log = Path(root, "root/.config/Google/DriveFS/Logs/drive_fs.txt")
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
@@ -57,15 +53,12 @@ class Account:
     """The account's use of storage. The cloud's folder is measured now and then, first at creation; writes in between
     are added."""
 
-    def __init__(
-        self, cloud: Path, *, knobs: DriveKnobs, pending_bytes: Callable[[], int], clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    def __init__(self, cloud: Path, *, knobs: DriveKnobs, pending_bytes: Callable[[], int]) -> None:
         self._cloud = cloud
         # It counts against the account until it is emptied, as in Drive.
         self._trash = cloud / "Trash"
         self._quota_bytes = knobs.quota_bytes
         self._pending_bytes = pending_bytes
-        self._clock = clock
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._measure()
@@ -73,14 +66,14 @@ class Account:
     def used_bytes(self, fresh_s: float = _FRESH_S) -> int:
         """Return the bytes that count against the quota, measured no longer ago than the given time."""
         with self._lock:
-            if self._clock.now() > self._measured_at + fresh_s:
+            if time.monotonic() > self._measured_at + fresh_s:
                 self._measure()
             return self._used
 
     def _measure(self) -> None:
         self._files, nbytes = _files_in(self._cloud)
         self._used = nbytes + self._pending_bytes()
-        self._measured_at = self._clock.now()
+        self._measured_at = time.monotonic()
 
     def take(self, nbytes: int) -> bool:
         """Add `nbytes`; return whether they fit."""

@@ -26,9 +26,9 @@ import pytest
 from PIL import Image
 
 import colabstage
+from colabstage import list_datasets
 from colabstage.errors import ColabstageError, NotStagedError, OptionError
 from colabstage.io.given import show_content
-from colabstage.stage.purge import list_datasets
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -77,7 +77,7 @@ def test_names_are_not_what_purge_datasets_takes(given: Any) -> None:
         cs.purge_datasets(given)
 
 
-@pytest.mark.parametrize("missing", ["", "torch"])
+@pytest.mark.parametrize("missing", [pytest.param("", marks=pytest.mark.torch), "torch"])
 def test_a_star_imports_what_there_is(missing: str) -> None:
     """Without torch all but what needs it, which by name says so."""
     code = """

@@ -10,8 +10,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_name("imports.txt")
 FACE = {"colabstage", "colabstage.errors", "colabstage.options", "colabstage.transforms"}
@@ -88,23 +86,6 @@ def test_no_other_test_reaches_behind_the_public_face() -> None:
 def test_the_list_only_shrinks() -> None:
     """What is no longer imported leaves the list: `python -m tests.test_imports` takes it out."""
     assert lines_of(less(listed(), found())) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "modules"),
-    [
-        ("from colabstage import dataset_h5\nfrom colabstage.errors import LayoutError", set()),
-        ("import colabstage.options\nfrom tests.pictures import make_picture", set()),
-        ("from colabstage.h5.manifest import Manifest", {"colabstage.h5.manifest"}),
-        ("from colabstage.h5 import manifest", {"colabstage.h5.manifest"}),
-        ("def f():\n    import colabstage.io.files", {"colabstage.io.files"}),
-        ('patch("colabstage.io.files.read_json", f)', {"colabstage.io.files"}),
-        ('"""Runs.\n\nfrom colabstage.io import files"""', {"colabstage.io.files"}),
-    ],
-)
-def test_imports_are_found(text: str, modules: set[str]) -> None:
-    """At the top, in functions, in scripts and in patches."""
-    assert internal_modules(text) == modules
 
 
 if __name__ == "__main__":

@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import colabstage as cs
+from colabstage import list_datasets, purge_datasets
 from colabstage.errors import ColabstageError, TargetExistsError
-from colabstage.stage.purge import list_datasets, purge_datasets, sweep_leftovers
+from colabstage.stage.purge import sweep_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 IS_ROOT = os.geteuid() == 0
 # Another user, as `nobody` is.
 OTHER = 65534
-QUICK = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def images(folder: Path, count: int, *, first: int = 0) -> Path:

@@ -170,6 +170,8 @@ def test_the_citation_is_of_this_version() -> None:
 
 def test_actions_are_pinned() -> None:
     """Each by the hash of a commit, with its version beside it, the same in all workflows."""
+    if not (ROOT / ".github").exists():
+        pytest.skip("needs a git checkout: the package that is published has no workflows")
     used = [
         line.partition("uses: ")[2]
         for path in sorted((ROOT / ".github/workflows").glob("*.yml"))

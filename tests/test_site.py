@@ -160,4 +160,4 @@ def test_every_page_is_on_the_site(site: Path) -> None:
 def test_links_to_elsewhere_are_these() -> None:
     """Nobody follows them here; a new place is seen in this list."""
     hosts = {link.split("/")[2] for page in [README, *DOCS] for link in links(page) if link.startswith("http")}
-    assert hosts <= {"colab.research.google.com", "github.com"}
+    assert hosts <= {"colab.research.google.com", "docs.mlcommons.org", "github.com"}

@@ -131,7 +131,7 @@ def judge(facts: ProfileFacts) -> Verdict:
     if step_s is None:
         most = ""
         if stage is not None:
-            most = f", most of them for {_WHAT.get(stage, stage)} ({stages[stage] / sum(stages.values()):.0%})"
+            most = f", mostly for {_WHAT.get(stage, stage)} ({stages[stage] / sum(stages.values()):.0%})"
         made = f"The loader makes a batch in {format_batch(facts.alone_s)}{most}."
         return Verdict("input-bound", stage, "work", f"{made} Whether training waits for it shows with step=.")
     lost = max(0.0, 1 - step_s / now_s)

@@ -114,18 +114,17 @@ def speaks_of_a_mount(error: OSError) -> bool:
 
 def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
     """Return the typed error for a read that failed for good after `tries` tries."""
-    often = "1 try" if tries == 1 else f"{tries} tries"
+    often, reason = "1 try" if tries == 1 else f"{tries} tries", error.strerror or str(error)
     if error.errno in _DEAD:
         msg = (
-            f"Reading '{name}' failed: {error.strerror}. The Drive client has died. Mount it again "
-            "with mount_drive() and run this cell once more; finished work is kept."
+            f"Reading '{name}' failed: {reason}. The Drive client has died. Mount it again with mount_drive() and run "
+            "this cell once more; finished work is kept."
         )
         return DriveDisconnectedError(msg)
     # It was there a moment ago, or it would not have been requested.
     if error.errno == errno.ENOENT:
         msg = f"'{name}' was listed but cannot be found any more ({often}). Was it moved or deleted meanwhile?"
         return SourceNotFoundError(msg)
-    reason = error.strerror or str(error)
     msg = f"Reading '{name}' failed after {often}: {reason}."
     if error.errno in _TRANSIENT:
         msg += (
@@ -533,22 +532,20 @@ def _acquire(
 ) -> bool:
     import filelock
 
-    soon_s = min(timeout_s, _SOON_S)
-    try:
-        lock.acquire(timeout=soon_s)
-    except filelock.Timeout:
-        if timeout_s <= soon_s:
-            return False
-    else:
-        return True
-    # Reported only now, because most locks are free at once.
-    began = time.monotonic()
-    notice(f"Waited for another process, which holds '{path}'.")
-    while (waited_s := time.monotonic() - began + soon_s) < timeout_s:
+    began, is_told = time.monotonic(), False
+    while True:
+        left_s = max(0.0, began + timeout_s - time.monotonic())
+        with contextlib.suppress(filelock.Timeout):
+            lock.acquire(timeout=min(_SOON_S, left_s))
+            return True
+        if left_s <= _SOON_S:
+            break
+        # Reported only now, because most locks are free at once.
+        if not is_told:
+            notice(f"Waited for another process, which holds '{path}'.")
+        is_told = True
         if cancellation is not None:
             cancellation.check()
-        with contextlib.suppress(filelock.Timeout):
-            lock.acquire(timeout=min(_SOON_S, timeout_s - waited_s))
-            return True
-    notice(f"Continued beside another process, which has held '{path}' for more than {waited_s:.0f} s.")
+    if is_told:
+        notice(f"Continued beside another process, which has held '{path}' for more than {timeout_s:.0f} s.")
     return False

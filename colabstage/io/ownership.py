@@ -37,10 +37,8 @@ from colabstage.io.workspace import (
     WAS,
     check_own,
     find_owned,
-    is_abandoned,
     is_made_here,
     is_our_name,
-    name_and_owner,
     owned_beside,
     owned_name,
     owner_is_alive,
@@ -71,13 +69,9 @@ _TOLD = 3
 def among_others(act: Callable[[], T], *places: Path) -> T:
     """Call `act` on places where other processes may do the same at the same time; return its result.
 
-    Between any two steps of `act` another process may put something there, replace it or remove it. So `act` is called
-    again if something that it saw is gone, if something has appeared, or if it refused something that has changed
-    since.
-
-    Args:
-        act: looks at the places and changes them; it can be repeated.
-        places: all that it judges.
+    Between any two steps of `act` another process may put something there, replace it or remove it. So `act`, which
+    can be repeated, is called again if something that it saw is gone, if something has appeared, or if it refused
+    something that has changed since. `places`: all that it judges.
     """
     for _ in range(_LOOKS):
         before = [_facts_of(place) for place in places]
@@ -101,45 +95,7 @@ def _facts_of(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def sweep_orphans(folder: Path, *, name: str = "", prefix: str = "", empty: bool = False) -> list[Path]:
-    """Remove what dead processes left in `folder`, as `sweep_temporaries` does; return what was removed.
-
-    Of several inventories of an existing folder, the one that fits best stays.
-
-    Args:
-        folder: where to look; it may be missing.
-        name, prefix: as for `find_owned`.
-        empty: as for `sweep_temporaries`.
-    """
-    owned = find_owned(folder, name=name, prefix=prefix)
-    removed = sweep_temporaries(owned, empty=empty)
-    inventories: dict[Path, list[Path]] = {}
-    for entry, target, _ in owned:
-        if entry.suffix == INVENTORY:
-            inventories.setdefault(target, []).append(entry)
-    for target, several in inventories.items():
-        removed += _sweep_inventories(target, several)
-    return removed
-
-
-def _sweep_inventories(target: Path, inventories: list[Path]) -> list[Path]:
-    """Remove inventories of folders that dead owners announced but never put in place, or that have been replaced."""
-    # A single one may be announced for a folder that is about to be put there.
-    if len(inventories) < 2 or look_at(target).kind != "folder":
-        return []
-    there = _take_inventory(target)
-    # One that cannot be read fits nothing.
-    standings = {inventory: _compare(_read_inventory(inventory) or {}, there) for inventory in inventories}
-    best = min(inventories, key=lambda inventory: standings[inventory].distance())
-    if not standings[best].inventory:
-        return []
-    removed = []
-    for inventory in inventories:
-        _, owner = name_and_owner(inventory) or ("", "")
-        if inventory != best and is_abandoned(inventory, owner):
-            remove_named(inventory)
-            removed.append(inventory)
-    return removed
+# --- files ---
 
 
 def remove_empty(folder: Path) -> None:
@@ -150,17 +106,17 @@ def remove_empty(folder: Path) -> None:
 
 def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False) -> bool:
     """Remove a file or folder that `ours` vouches for; return whether it is gone. A link stays, and so does what
-    another user made.
-
-    `empty`: as for `remove_own`.
-    """
+    another user made. `empty`: as for `remove_own`."""
     if not os.path.lexists(path):
         return True
     # Where locks have no effect, another process may remove it between any two of these steps.
     with contextlib.suppress(FileNotFoundError):
         if not is_made_here(path) or not ours(path):
             return not os.path.lexists(path)
-        # Renamed first, so that nobody opens a half-removed folder.
+        if not empty and path.is_file():
+            path.unlink()
+            return True
+        # Renamed first, so that nobody opens a half-removed folder, or an emptied file.
         going = owned_name(path, OLD)
         path.rename(going)
         remove_own(going, empty=empty)
@@ -176,15 +132,15 @@ def remove_named(path: Path) -> None:
 
 def rename_named(path: Path, to: Path) -> None:
     """Rename a file with a name that only colabstage uses to another such name, replacing what has it."""
-    _check_named(path)
-    _check_named(to)
+    _check_named(path, to)
     path.replace(to)
 
 
-def _check_named(path: Path) -> None:
-    if not is_our_name(path.name):
-        msg = f"'{path}' is not a name that only colabstage gives, so it is not removed or replaced."
-        raise ValueError(msg)
+def _check_named(*paths: Path) -> None:
+    for path in paths:
+        if not is_our_name(path.name):
+            msg = f"'{path}' is not a name that only colabstage gives, so it is not removed or replaced."
+            raise ValueError(msg)
 
 
 def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
@@ -198,11 +154,8 @@ def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
 def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> None:
     """Put a finished file, which is one of our temporaries or inside one, in its place in one step.
 
-    Args:
-        made: the file.
-        target: its final path.
-        replaces: tells whether a file at `target` may be replaced, because it is ours and as we made it, or because the
-            caller was told to.
+    `replaces` tells whether a file at `target` may be replaced, because it is ours and as we made it, or because the
+    caller was told to.
     """
     check_own(made)
 
@@ -260,12 +213,18 @@ def sync_file(path: Path) -> None:
         os.close(handle)
 
 
+# --- folders ---
+
+
+Inventory = dict[str, str]
+"""What is in a folder by name: size and time of a file, the target of a link, or that it is a folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What is at a place, compared with its inventory."""
 
     kind: Literal["nothing", "empty folder", "folder", "file or link"]
-    """What kind of thing it is."""
     inventory: str = ""
     """The digest of the inventory; "" if there is none, or if everything that it lists is gone."""
     strange: tuple[str, ...] = ()
@@ -274,6 +233,15 @@ class Standing:
     """Names that are there, but differ from the inventory."""
     gone: tuple[str, ...] = ()
     """Names that are only in the inventory."""
+
+    @classmethod
+    def of(cls, listed: Inventory, there: Inventory) -> Standing:
+        """Compare what is in a folder with an inventory of it."""
+        strange, gone = sorted(there.keys() - listed.keys()), sorted(listed.keys() - there.keys())
+        changed = sorted(name for name, facts in listed.items() if there.get(name, facts) != facts)
+        if len(changed) + len(gone) == len(listed):
+            return cls("folder")
+        return cls("folder", _digest(listed), tuple(strange), tuple(changed), tuple(gone))
 
     @property
     def is_as_made(self) -> bool:
@@ -293,9 +261,8 @@ class Standing:
     def __str__(self) -> str:
         if not self.inventory:
             return "was not made by colabstage"
-        said = [f"not from colabstage: {listed(self.strange, _TOLD)}"] if self.strange else []
-        said += [f"changed: {listed(self.changed, _TOLD)}"] if self.changed else []
-        said += [f"gone: {listed(self.gone, _TOLD)}"] if self.gone else []
+        differs = {"not from colabstage": self.strange, "changed": self.changed, "gone": self.gone}
+        said = [f"{what}: {listed(names, _TOLD)}" for what, names in differs.items() if names]
         return f"was changed since it was made ({'; '.join(said)})" if said else "is as it was made"
 
 
@@ -307,23 +274,20 @@ def look_at(target: Path) -> Standing:
         return Standing("nothing")
     if not stat.S_ISDIR(found.st_mode):
         return Standing("file or link")
-    if not is_made_here(target):
-        return Standing("folder")
-    there = _take_inventory(target)
+    there = _take_inventory(target) if is_made_here(target) else {"": "another user's"}
     if not there:
         return Standing("empty folder")
     # There may be several: one whose folder was never put in place fits worse than the one before it.
-    inventories = [_read_inventory(path) for path, _ in owned_beside(target, INVENTORY)]
-    known = [_compare(listed, there) for listed in inventories if listed is not None]
+    known = [Standing.of(_read_inventory(path), there) for path, _ in owned_beside(target, INVENTORY)]
     return min(known, key=Standing.distance, default=Standing("folder"))
 
 
-def _compare(listed: dict[str, str], there: dict[str, str]) -> Standing:
-    strange, gone = sorted(there.keys() - listed.keys()), sorted(listed.keys() - there.keys())
-    changed = sorted(name for name, facts in listed.items() if there.get(name, facts) != facts)
-    if len(changed) + len(gone) == len(listed):
-        return Standing("folder")
-    return Standing("folder", _digest(listed), tuple(strange), tuple(changed), tuple(gone))
+def check_replaceable(target: Path, remedy: str = "Move that away, or choose another target.") -> None:
+    """Refuse a target that colabstage may not replace; `remedy`: the sentence that says what to do."""
+    here = look_at(target)
+    if not here.is_replaceable:
+        msg = f"'{target}' {here}. {remedy}"
+        raise TargetExistsError(msg)
 
 
 def put_folder(
@@ -344,8 +308,7 @@ def put_folder(
         The digest of the inventory, as `Standing.inventory` has it.
     """
     check_own(made)
-    listed = _take_inventory(made)
-    inventory = owned_name(target, INVENTORY)
+    listed, inventory = _take_inventory(made), owned_name(target, INVENTORY)
 
     def put() -> None:
         if not overwrite:
@@ -357,24 +320,11 @@ def put_folder(
     among_others(put, target)
     if not inventory.exists():  # another thread that put the same folder there has removed it
         _write_inventory(inventory, listed)
-    for path, owner in list(owned_beside(target, INVENTORY)):
+    for path, owner in owned_beside(target, INVENTORY):
         # Inventories of earlier states. One of a living process is for the folder that it is about to put there.
         if path != inventory and (owner == owner_token() or not owner_is_alive(owner)):
             remove_named(path)
     return _digest(listed)
-
-
-def check_replaceable(target: Path, remedy: str = "Move that away, or choose another target.") -> None:
-    """Refuse a target that colabstage may not replace.
-
-    Args:
-        target: the final path of the folder.
-        remedy: the sentence that says what to do.
-    """
-    here = look_at(target)
-    if not here.is_replaceable:
-        msg = f"'{target}' {here}. {remedy}"
-        raise TargetExistsError(msg)
 
 
 def _swap(made: Path, target: Path) -> None:
@@ -413,9 +363,8 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(other))
 
 
-def _take_inventory(folder: Path) -> dict[str, str]:
-    """Return what is in a folder by name: size and time of a file, the target of a link, or that it is a folder."""
-    listed: dict[str, str] = {}
+def _take_inventory(folder: Path) -> Inventory:
+    found: Inventory = {}
     todo = [""]
     while todo:
         prefix = todo.pop()
@@ -424,21 +373,21 @@ def _take_inventory(folder: Path) -> dict[str, str]:
                 for entry in scan:
                     name = prefix + entry.name
                     if entry.is_dir(follow_symlinks=False):
-                        listed[name] = "folder"
+                        found[name] = "folder"
                         todo.append(f"{name}/")
                     elif entry.is_symlink():
-                        listed[name] = f"link {os.readlink(entry.path)}"  # noqa: PTH115 - thousands of them
+                        found[name] = f"link {os.readlink(entry.path)}"  # noqa: PTH115 - thousands of them
                     else:
-                        found = entry.stat(follow_symlinks=False)
-                        is_file = stat.S_ISREG(found.st_mode)
-                        listed[name] = f"{found.st_size} {found.st_mtime_ns}" if is_file else "device"
+                        about = entry.stat(follow_symlinks=False)
+                        is_file = stat.S_ISREG(about.st_mode)
+                        found[name] = f"{about.st_size} {about.st_mtime_ns}" if is_file else "device"
         except OSError as error:
             # It disappeared meanwhile, or cannot be examined; no inventory has this value.
-            listed[prefix or "."] = f"error {error.errno}"
-    return listed
+            found[prefix or "."] = f"error {error.errno}"
+    return found
 
 
-def _write_inventory(inventory: Path, listed: dict[str, str]) -> None:
+def _write_inventory(inventory: Path, listed: Inventory) -> None:
     # Not a temporary of the inventory's own name, which nobody would look for, nor of the folder's, which would be
     # adopted.
     draft = inventory.with_suffix(DRAFT)
@@ -451,22 +400,47 @@ def _write_inventory(inventory: Path, listed: dict[str, str]) -> None:
         raise
 
 
-def _inventory_text(listed: dict[str, str]) -> bytes:
+def _inventory_text(listed: Inventory) -> bytes:
     # Sorted, so that the digest depends only on what is listed; file names cannot contain NUL.
     parts = [os.fsencode(text) for item in sorted(listed.items()) for text in item]
     return b"\0".join([_INVENTORY_HEAD, *parts])
 
 
-def _digest(listed: dict[str, str]) -> str:
+def _digest(listed: Inventory) -> str:
     return hashlib.sha256(_inventory_text(listed)).hexdigest()[:16]
 
 
-def _read_inventory(path: Path) -> dict[str, str] | None:
-    try:
+def _read_inventory(path: Path) -> Inventory:
+    """Return an inventory; an empty one, which fits nothing, where it cannot be read."""
+    with contextlib.suppress(OSError):
         head, *parts = path.read_bytes().split(b"\0")
-    except OSError:
-        return None
-    if head != _INVENTORY_HEAD or len(parts) % 2:
-        return None
-    names = map(os.fsdecode, parts[::2])
-    return dict(zip(names, map(os.fsdecode, parts[1::2]), strict=True))
+        if head == _INVENTORY_HEAD and len(parts) % 2 == 0:
+            return dict(zip(map(os.fsdecode, parts[::2]), map(os.fsdecode, parts[1::2]), strict=True))
+    return {}
+
+
+# --- leftovers ---
+
+
+def sweep_orphans(folder: Path, *, name: str = "", prefix: str = "", empty: bool = False) -> list[Path]:
+    """Remove what dead processes left in `folder`, which may be missing; return what was removed.
+
+    Of several inventories of an existing folder, the one that fits best stays; the others are of folders that were
+    announced and never put in place, or that have been replaced. A single one may be for a folder that is about to be
+    put there. `name`, `prefix`: as for `find_owned`; `empty`: as for `remove_own`.
+    """
+    owned = find_owned(folder, name=name, prefix=prefix)
+    removed = sweep_temporaries(owned, empty=empty)
+    inventories = [one for one in owned if one.path.suffix == INVENTORY]
+    for target in dict.fromkeys(one.target for one in inventories):
+        several = [one for one in inventories if one.target == target]
+        if len(several) < 2 or look_at(target).kind != "folder":
+            continue
+        there = _take_inventory(target)
+        standings = [Standing.of(_read_inventory(one.path), there) for one in several]
+        best = min(range(len(several)), key=lambda at: standings[at].distance())
+        for at, one in enumerate(several if standings[best].inventory else ()):
+            if at != best and one.is_abandoned:
+                remove_named(one.path)
+                removed.append(one.path)
+    return removed

@@ -62,12 +62,12 @@ class RecordFile(Generic[Record]):
 
     def find(self, folder: Path, wanted: Callable[[Record], bool]) -> Path | None:
         """Return the first target in `folder` whose record is wanted; `None` if there is none."""
-        suffixes = (f"{RECORD_SUFFIX}{ANNOUNCED_SUFFIX}", RECORD_SUFFIX)
-        for path in sorted(found for suffix in suffixes for found in folder.glob(f".*{suffix}")):
-            name = path.name.removeprefix(".").removesuffix(ANNOUNCED_SUFFIX).removesuffix(RECORD_SUFFIX)
-            record = self.read(folder / name)
+        announced = sorted(folder.glob(f".*{RECORD_SUFFIX}{ANNOUNCED_SUFFIX}"))
+        for path in (*announced, *sorted(folder.glob(f".*{RECORD_SUFFIX}"))):
+            target = folder / path.name[1:].removesuffix(ANNOUNCED_SUFFIX).removesuffix(RECORD_SUFFIX)
+            record = self.read(target)
             if record is not None and wanted(record):
-                return folder / name
+                return target
         return None
 
     def announce(self, target: Path, record: Record) -> None:
@@ -116,55 +116,45 @@ def read_fields(kind: type[Record], raw: Any) -> Record | None:
     """Return the dataclass `kind` from JSON values; `None` where one is missing, unknown, mistyped or too large."""
     try:
         return _instance(kind, raw)
-    except (_UnfitError, ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         return None
 
 
-class _UnfitError(Exception):
-    """A value does not have the type of its field."""
-
-
-@functools.cache
-def _types(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
+_types = functools.cache(get_type_hints)
 
 
 def _instance(kind: type[Record], raw: Any) -> Record:
     assert is_dataclass(kind)
     hints = _types(kind)
+    needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
     # An unknown key is from another version, which may give the others another meaning.
-    if not isinstance(raw, dict) or not hints.keys() >= raw.keys():
-        raise _UnfitError
-    values = {name: _value(hints[name], value) for name, value in raw.items()}
-    needed = (one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING)
-    if not values.keys() >= set(needed):
-        raise _UnfitError
-    return kind(**values)
+    if not isinstance(raw, dict) or not needed <= raw.keys() <= hints.keys():
+        raise TypeError
+    return kind(**{name: _value(hints[name], value) for name, value in raw.items()})
 
 
 def _value(hint: Any, raw: Any) -> Any:
-    """Return `raw` as a value of the type `hint`, JSON's lists as tuples."""
+    """Return `raw` as a value of the type `hint`, JSON's lists as tuples; raises `TypeError` where it does not fit."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         for one in inner:
-            with contextlib.suppress(_UnfitError, ValueError):
+            with contextlib.suppress(ValueError, TypeError):
                 return _value(one, raw)
-        raise _UnfitError
-    if origin is Literal:
-        fits = raw in inner and type(raw) in {type(one) for one in inner}
     elif origin is tuple and isinstance(raw, list):
-        if inner[-1:] == (Ellipsis,):
-            return tuple(_value(inner[0], part) for part in raw)
-        return tuple(_value(one, part) for one, part in zip(inner, raw, strict=True))
+        each = inner[:1] * len(raw) if inner[-1:] == (Ellipsis,) else inner
+        return tuple(_value(one, part) for one, part in zip(each, raw, strict=True))
     elif origin is dict and isinstance(raw, dict):
         return {_value(inner[0], name): _value(inner[1], value) for name, value in raw.items()}
     elif isinstance(hint, type) and is_dataclass(hint):
         return _instance(hint, raw)
-    # `True` is an int to Python, and JSON's numbers have no end.
     elif hint is int:
-        fits = type(raw) is int and abs(raw) < _BEYOND
-    else:
-        fits = hint is Any or (isinstance(hint, type) and type(raw) is hint)
-    if not fits:
-        raise _UnfitError
-    return raw
+        # `True` is an int to Python, and JSON's numbers have no end.
+        if type(raw) is int and abs(raw) < _BEYOND:
+            return raw
+    elif (
+        hint is Any
+        or (origin is Literal and any(raw == one and type(raw) is type(one) for one in inner))
+        or (isinstance(hint, type) and type(raw) is hint)
+    ):
+        return raw
+    raise TypeError

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import glob
 import hashlib
 import itertools
 import json
@@ -32,16 +31,14 @@ import secrets
 import shutil
 import stat
 import time
-from dataclasses import dataclass
 from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import TargetExistsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-
 
 OWN_MARK = ".colabstage-"
 # Work in progress; what is being removed; what made room for its successor; the inventory of a folder that was put in
@@ -53,20 +50,26 @@ EVIDENCE = (INVENTORY, EXCHANGE)
 # The records that `fetch_files` and `extract_archive` leave beside their results, and their names until the result is
 # in place.
 RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
-# Work of a process that cannot be checked counts as abandoned after this time without a change.
-_FOREIGN_RENAME_S = 60.0
-# Leftovers of an owner in another boot or container, which cannot be checked, are removed after this time without a
-# change.
-FOREIGN_AGE_S = 3600.0
+# Work of an owner in another boot or container, which cannot be checked, counts as abandoned after so long without a
+# change; what only made room for a moment, much sooner.
+FOREIGN_AGE_S, _FOREIGN_RENAME_S = 3600.0, 60.0
 _counter = itertools.count()
 # 255 minus the longest possible mark, owner's token, number and suffix.
 _MAX_NAME_BYTES = 160
+# How often to create a dataset's folder again if others remove it because it is empty.
+_TRIES = 8
+# Lines joined for one write when a journal is begun: that of a pack of a million samples has 125,000.
+_LINES_AT_ONCE = 4096
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def short_digest(text: str, digits: int = 16) -> str:
     """Return the first hexadecimal digits of a text's SHA-256, for names and keys."""
     # File names on Linux need not be UTF-8.
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:digits]
+
+
+# --- owners ---
 
 
 def current_world() -> str:
@@ -83,10 +86,10 @@ def current_world() -> str:
 def _started(pid: int) -> str:
     """Return the start time of a process in clock ticks, as the kernel has it; empty if there is no such process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    fields = stat.rpartition(")")[2].split()  # from field 3 of proc(5) on, after the command's name
+    fields = text.rpartition(")")[2].split()  # from field 3 of proc(5) on, after the command's name
     # A process that has ended but was not waited for (Z, X) owns nothing any more.
     return "" if fields[0] in "ZX" else fields[19]
 
@@ -98,17 +101,23 @@ def owner_token() -> str:
 
 
 def owner_is_alive(token: str) -> bool | None:
-    """Return whether the process that made `token` still runs.
-
-    `None` if that cannot be checked: the token is from another boot or container, or from a system that does not say
-    when processes started.
-    """
+    """Return whether the process that made `token` still runs; `None` if that cannot be checked: it is from another
+    boot or container, or from a system that does not say when processes started."""
     # Process ids start over in each boot and each container, so elsewhere they mean nothing.
     world, _, rest = token.partition("-")
     pid, _, started = rest.partition("-")
     if not pid.isdigit() or not started or world != current_world():
         return None
     return _started(int(pid)) == started
+
+
+def is_abandoned(path: Path, owner: str) -> bool:
+    """Return whether the owner of one of our names is dead, or cannot be checked and has not touched it for an hour."""
+    alive = owner_is_alive(owner)
+    return alive is False or (alive is None and time.time() - last_touched(path) > FOREIGN_AGE_S)
+
+
+# --- names ---
 
 
 def shortened(name: str) -> str:
@@ -121,22 +130,22 @@ def shortened(name: str) -> str:
 
 
 def owned_name(path: Path, suffix: str) -> Path:
+    """Return a new name beside `path` that says what it stands for and who owns it."""
     # Random digits, so that nobody can put a link under the name before it is used.
     number = f"{next(_counter)}-{secrets.token_hex(4)}"
     return path.with_name(f"{OWN_MARK}{shortened(path.name)}.{owner_token()}.{number}{suffix}")
 
 
 def temp_beside(path: Path) -> Path:
-    """Return a new temporary name in `path`'s folder, with the owner in it."""
+    """Return a new temporary name in `path`'s folder."""
     return owned_name(path, TEMP)
 
 
 def is_our_name(name: str) -> bool:
     """Return whether a name is one that colabstage gives files beside the user's data: a temporary, record or
     inventory."""
-    return name.startswith(OWN_MARK) or (
-        name[:1] == "." and name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX)
-    )
+    is_record = name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX)
+    return name.startswith(OWN_MARK) or (name[:1] == "." and is_record)
 
 
 def name_and_owner(temp: Path) -> tuple[str, str] | None:
@@ -160,18 +169,54 @@ def check_own(path: Path) -> None:
         raise ValueError(msg)
 
 
-def leave_for_next(temp: Path) -> None:
-    """Give up a temporary file or folder of ours, so that any process, including this one, can take it over.
+class Owned(NamedTuple):
+    """A file or folder with an owned name."""
 
-    If that is impossible it is removed, because nobody could see that it was given up.
+    path: Path
+    target: Path
+    """What it stands for."""
+    owner: str
+
+    @property
+    def is_abandoned(self) -> bool:
+        return is_abandoned(self.path, self.owner)
+
+
+def find_owned(folder: Path, *, name: str = "", prefix: str = "", suffixes: tuple[str, ...] = _OWNED) -> list[Owned]:
+    """Return what in a folder has an owned name and was made by this user, in order.
+
+    With `name`, only what stands for a file or folder of that name; with `prefix`, for names that begin so.
     """
-    check_own(temp)
-    base, _, number = temp.name.removesuffix(TEMP).rpartition(".")
     try:
-        # No process has the id 0, so the owner counts as dead.
-        temp.rename(temp.with_name(f"{base.rpartition('.')[0]}.{current_world()}-0-0.{number}{TEMP}"))
-    except OSError:
-        remove_own(temp)
+        entries = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    owned = [(entry, found) for entry in entries if (found := name_and_owner(entry)) is not None]
+    return [
+        Owned(entry, folder / (name or base), owner)
+        for entry, (base, owner) in owned
+        if (not name or base == shortened(name)) and base.startswith(prefix) and is_made_here(entry)
+    ]
+
+
+def owned_beside(path: Path, suffix: str) -> list[tuple[Path, str]]:
+    """Return the paths with an owned name for `path` that this user made, each with its owner."""
+    return [(one.path, one.owner) for one in find_owned(path.parent, name=path.name, suffixes=(suffix,))]
+
+
+def find_orphans(path: Path) -> list[Path]:
+    """Return what dead processes left unfinished for `path`, on this machine or another, as far as it is ours."""
+    found = find_owned(path.parent, name=path.name, suffixes=(TEMP,))
+    return [one.path for one in found if one.is_abandoned and all(map(is_made_here, walk_parts(one.path)))]
+
+
+def is_worked_in(folder: Path, *, but: Path) -> bool:
+    """Return whether a process that is alive, or may be, has a temporary in `folder` other than `but`."""
+    owners = [one.owner for one in find_owned(folder, suffixes=(TEMP,)) if one.path != but]
+    return any(owner_is_alive(owner) is not False for owner in owners)
+
+
+# --- what is on the disk ---
 
 
 def is_made_here(path: Path) -> bool:
@@ -196,7 +241,7 @@ def is_made_here(path: Path) -> bool:
 def _owner_given(folder: Path, _device: int, _user: int) -> int:
     """Return the owner that a new file of this user has in a folder."""
     probe = temp_beside(folder / "owner")
-    handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = os.open(probe, _NEW | os.O_EXCL, 0o600)
     try:
         return os.fstat(handle).st_uid
     finally:
@@ -204,64 +249,11 @@ def _owner_given(folder: Path, _device: int, _user: int) -> int:
         probe.unlink()
 
 
-def _holds_only_ours(path: Path) -> bool:
-    """Return whether a file or folder, and all that is in it, was made by this user, and nothing in it is a link."""
-    return all(is_made_here(part) for part in walk_parts(path))
-
-
-def is_abandoned(path: Path, owner: str) -> bool:
-    """Return whether the owner of one of our names is dead.
-
-    One in another boot or container cannot be asked. It counts as dead when it has not touched anything for an hour.
-    """
-    alive = owner_is_alive(owner)
-    return alive is False or (alive is None and time.time() - last_touched(path) > FOREIGN_AGE_S)
-
-
-def find_orphans(path: Path) -> list[Path]:
-    """Return what dead processes left unfinished for `path`, on this machine or another, as far as it is ours."""
-    found = owned_beside(path, TEMP)
-    return [entry for entry, owner in found if is_abandoned(entry, owner) and _holds_only_ours(entry)]
-
-
-def is_worked_in(folder: Path, *, but: Path) -> bool:
-    """Return whether a process that is alive, or may be, has a temporary in `folder` other than `but`."""
-    owned = [owner for entry, _, owner in find_owned(folder) if entry.suffix == TEMP and entry != but]
-    return any(owner_is_alive(owner) is not False for owner in owned)
-
-
-def owned_beside(path: Path, suffix: str) -> Iterator[tuple[Path, str]]:
-    """Return the paths with an owned name for `path` that this user made, each with its owner."""
-    wanted = shortened(path.name)
-    for entry in sorted(path.parent.glob(f"{OWN_MARK}{glob.escape(wanted)}.*{suffix}")):
-        parts = name_and_owner(entry)
-        if parts is not None and parts[0] == wanted and is_made_here(entry):
-            yield entry, parts[1]
-
-
-def take_orphan(orphan: Path, temp: Path) -> bool:
-    """Rename what `find_orphans` found to `temp`, our own name; return whether it was still there.
-
-    The rename is atomic, so only one of several processes succeeds.
-    """
-    check_own(orphan)
-    try:
-        orphan.rename(temp)
-    except OSError:
-        return False
-    return True
-
-
 def walk_parts(path: Path) -> Iterator[Path]:
-    """Return `path` itself and everything below it, even while others create and remove files there; no link is
-    followed.
-
-    Files that disappear meanwhile may or may not be included; `Path.rglob` would raise.
-    """
+    """Return `path` itself and everything below it, even while others create and remove files there, which
+    `Path.rglob` does not bear; no link is followed."""
     yield path
-    if path.is_symlink():
-        return
-    for folder, folders, files in os.walk(path):
+    for folder, folders, files in () if path.is_symlink() else os.walk(path):
         for name in (*folders, *files):
             yield Path(folder, name)
 
@@ -280,13 +272,38 @@ def disk_use(path: Path) -> int:
 def last_touched(path: Path) -> float:
     """Return when a file, or anything in a folder, was last written, since 1970; infinity if it has just
     disappeared."""
-    latest = -math.inf
-    for part in walk_parts(path):
-        try:
-            latest = max(latest, part.lstat().st_mtime)
-        except FileNotFoundError:
-            return math.inf
-    return latest
+    try:
+        return max(part.lstat().st_mtime for part in walk_parts(path))
+    except FileNotFoundError:
+        return math.inf
+
+
+# --- temporaries are given up, taken over, changed and removed ---
+
+
+def leave_for_next(temp: Path) -> None:
+    """Give up a temporary file or folder of ours, so that any process, including this one, can take it over.
+
+    If that is impossible it is removed, because nobody could see that it was given up.
+    """
+    check_own(temp)
+    base, _, number = temp.name.removesuffix(TEMP).rpartition(".")
+    try:
+        # No process has the id 0, so the owner counts as dead.
+        temp.rename(temp.with_name(f"{base.rpartition('.')[0]}.{current_world()}-0-0.{number}{TEMP}"))
+    except OSError:
+        remove_own(temp)
+
+
+def take_orphan(orphan: Path, temp: Path) -> bool:
+    """Rename what `find_orphans` found to `temp`, our own name; return whether it was still there: the rename is
+    atomic, so only one of several processes succeeds."""
+    check_own(orphan)
+    try:
+        orphan.rename(temp)
+    except OSError:
+        return False
+    return True
 
 
 def remove_own(path: Path, *, empty: bool = False) -> None:
@@ -312,6 +329,12 @@ def remove_own(path: Path, *, empty: bool = False) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def cut_own(path: Path, size: int) -> None:
+    """Set the length in bytes of a file in one of our temporaries."""
+    check_own(path)
+    _set_length(path, size)
+
+
 def _set_length(path: Path, size: int, *, most_names: int | None = None) -> None:
     """Set the length of a regular file, which is no link and has at most so many names."""
     # A FIFO is not waited for.
@@ -321,56 +344,6 @@ def _set_length(path: Path, size: int, *, most_names: int | None = None) -> None
             os.ftruncate(handle, size)
     finally:
         os.close(handle)
-
-
-def find_owned(folder: Path, *, name: str = "", prefix: str = "") -> list[tuple[Path, Path, str]]:
-    """Return the owned names in a folder that this user made, each with what it stands for and its owner.
-
-    With `name`, only those that stand for a file or folder of that name; with `prefix`, for names that begin so.
-    """
-    try:
-        entries = list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    owned = [(entry, found) for entry in entries if (found := name_and_owner(entry)) is not None]
-    return [
-        (entry, folder / (name or base), owner)
-        for entry, (base, owner) in owned
-        if (not name or base == shortened(name)) and base.startswith(prefix) and is_made_here(entry)
-    ]
-
-
-def sweep_temporaries(owned: Iterable[tuple[Path, Path, str]], *, empty: bool = False) -> list[Path]:
-    """Remove those of `find_owned` whose owners are dead, except evidence; return what was removed.
-
-    What made room for a successor that never came is put back. `empty`: as for `remove_own`.
-    """
-    removed: list[Path] = []
-    for entry, target, owner in owned:
-        if entry.suffix in EVIDENCE:
-            continue
-        # What this process is done with is no longer worked on.
-        if not is_abandoned(entry, owner) and not (entry.suffix == OLD and owner == owner_token()):
-            continue
-        if entry.suffix == WAS and (put_back(target) or not os.path.lexists(target)):
-            continue
-        remove_own(entry, empty=empty)  # another sweeper may be at it too
-        if not os.path.lexists(entry):
-            removed.append(entry)
-    return removed
-
-
-def put_back(target: Path) -> bool:
-    """Put back what made room for a successor whose process died; return whether there was anything."""
-    if os.path.lexists(target):
-        return False
-    for entry, owner in owned_beside(target, WAS):
-        alive = owner_is_alive(owner)
-        with contextlib.suppress(OSError):
-            if alive is False or (alive is None and time.time() - entry.lstat().st_ctime > _FOREIGN_RENAME_S):
-                entry.rename(target)
-                return True
-    return False
 
 
 def link_own(path: Path, to: Path) -> bool:
@@ -397,41 +370,44 @@ def rename_own(path: Path, to: Path) -> Path:
     return path.replace(to)
 
 
-def cut_own(path: Path, size: int) -> None:
-    """Set the length in bytes of a file in one of our temporaries."""
-    check_own(path)
-    _set_length(path, size)
+def sweep_temporaries(owned: Iterable[Owned], *, empty: bool = False) -> list[Path]:
+    """Remove those of `find_owned` whose owners are dead, except evidence; return what was removed.
 
-
-def begin_journal(path: Path, lines: Iterable[bytes]) -> int:
-    """Write a new journal in one of our temporaries; when it is complete it replaces the old one.
-
-    Returns:
-        A handle that appends to it.
+    What made room for a successor that never came is put back. `empty`: as for `remove_own`.
     """
-    check_own(path)
-    fresh = path.with_name(f"{path.name}.new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        for line in lines:
-            os.write(handle, line)
-        fresh.replace(path)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
+    removed: list[Path] = []
+    for one in owned:
+        # What this process is done with is no longer worked on.
+        is_done = one.path.suffix == OLD and one.owner == owner_token()
+        if one.path.suffix in EVIDENCE or not (is_done or one.is_abandoned):
+            continue
+        if one.path.suffix == WAS and (put_back(one.target) or not os.path.lexists(one.target)):
+            continue
+        remove_own(one.path, empty=empty)  # another sweeper may be at it too
+        removed += [] if os.path.lexists(one.path) else [one.path]
+    return removed
 
 
-# How often to create a dataset's folder again if others remove it because it is empty.
-_TRIES = 8
+def put_back(target: Path) -> bool:
+    """Put back what made room for a successor whose process died; return whether there was anything."""
+    if os.path.lexists(target):
+        return False
+    for entry, owner in owned_beside(target, WAS):
+        alive = owner_is_alive(owner)
+        with contextlib.suppress(OSError):
+            if alive is False or (alive is None and time.time() - entry.lstat().st_ctime > _FOREIGN_RENAME_S):
+                entry.rename(target)
+                return True
+    return False
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
+# --- workspaces ---
+
+
+class Workspace(NamedTuple):
     """A folder to work in, made by `open_workspace`."""
 
     path: Path
-    """The folder; it exists."""
     resumed: bool
     """Whether a dead process left it; then it may hold finished work."""
 
@@ -464,10 +440,8 @@ def open_workspace(
     """Yield a folder beside `target` to make it in; it is removed when the block succeeds.
 
     Args:
-        target: what the work is for; its folder exists. It need never exist itself: the name is what the next call
-            finds the leftovers by.
-        accepts: called with each folder that a dead process left for `target`; tells whether work can continue with its
-            content. The others are removed.
+        target: what the work is for; its folder exists. The name is what the next call finds the leftovers by.
+        accepts: tells whether work can continue with a folder that a dead process left; the others are removed.
         keeps: called with the folder and the error when the block fails; tells whether the folder stays for the next
             call.
         answers: called first when the block fails; tells whether the disk answers at all, because cleaning up on a
@@ -484,7 +458,7 @@ def open_workspace(
     resumed = any(orphan.is_dir() and accepts(orphan) and take_orphan(orphan, folder) for orphan in orphans)
     sweep_temporaries(find_owned(target.parent, name=target.name), empty=empty)
     if not resumed:
-        _make(folder, in_own_folder=in_own_folder)
+        _make(folder, tries=_TRIES if in_own_folder else 0)
     try:
         yield Workspace(folder, resumed)
     except BaseException as error:
@@ -500,9 +474,9 @@ def open_workspace(
     remove_own(folder, empty=empty)
 
 
-def _make(folder: Path, *, in_own_folder: bool) -> None:
+def _make(folder: Path, *, tries: int) -> None:
     """Create a workspace's folder; its presence keeps others from removing the folder that it is in."""
-    for _ in range(_TRIES if in_own_folder else 0):
+    for _ in range(tries):
         with contextlib.suppress(FileNotFoundError):
             folder.mkdir()
             return
@@ -524,21 +498,12 @@ def open_spool(name: Path) -> Iterator[Path]:
         remove_own(place)
 
 
-# Lines joined for one write when a journal is begun: that of a pack of a million samples has 125,000.
-_LINES_AT_ONCE = 4096
+# --- journals ---
 
 
 def read_journal(path: Path, head: Mapping[str, object]) -> list[Any] | None:
-    """Return the values in the complete lines of a journal, in order.
-
-    Args:
-        path: the journal.
-        head: the work that it has to belong to, as given to `Journal`.
-
-    Returns:
-        The values, which the caller has to check; `None` if there is no journal, if it belongs to other work, or if a
-        complete line is not JSON.
-    """
+    """Return the values in the complete lines of a journal, which the caller has to check; `None` if there is no
+    journal, if it belongs to other work, or if a complete line is not JSON."""
     try:
         return list(walk_journal(path, head))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
@@ -546,12 +511,8 @@ def read_journal(path: Path, head: Mapping[str, object]) -> list[Any] | None:
 
 
 def walk_journal(path: Path, head: Mapping[str, object]) -> Iterator[Any]:
-    """Yield the values in the complete lines of a journal one by one, for journals that are too large for memory.
-
-    Args:
-        path: the journal.
-        head: the work that it has to belong to, as given to `Journal`.
-    """
+    """Yield the values in the complete lines of a journal one by one, for journals that are too large for memory;
+    `head`: the work that it has to belong to."""
     with path.open("rb") as file:
         # A last line without a line end was cut off by a kill.
         whole = takewhile(lambda line: line.endswith(b"\n"), file)
@@ -569,15 +530,19 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     """
 
     def __init__(self, path: Path, head: Mapping[str, object], kept: Iterable[object] = ()) -> None:
-        """Begin a journal.
-
-        Args:
-            path: in one of our temporaries.
-            head: the work that it belongs to.
-            kept: the values that it begins with: those of an earlier run that are still true.
-        """
+        """Begin a journal, in one of our temporaries, for the work `head`; `kept`: the values of an earlier run that
+        are still true."""
+        check_own(path)
         lines = map(_line, chain([head], kept))
-        self._handle = begin_journal(path, iter(lambda: b"".join(islice(lines, _LINES_AT_ONCE)), b""))
+        fresh = path.with_name(f"{path.name}.new")
+        self._handle = os.open(fresh, _NEW | os.O_TRUNC | os.O_APPEND, 0o644)
+        try:
+            while some := b"".join(islice(lines, _LINES_AT_ONCE)):
+                os.write(self._handle, some)
+            fresh.replace(path)
+        except BaseException:
+            self.close()
+            raise
 
     def append(self, *values: object) -> None:
         """Append values, one line each, in one write."""

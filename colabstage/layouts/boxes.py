@@ -1,8 +1,8 @@
-"""Boxes of images: rows of numbers by image as one table, whatever wrote them; and columns of tables that are boxes."""
+"""Boxes of images: what formats parse becomes one table, joined by the names of images; and columns of tables that are
+boxes."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import posixpath
 import re
@@ -13,10 +13,11 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence
+from colabstage.layouts.evidence import Evidence, left_out_notes
+from colabstage.layouts.faults import broken
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, known_splits, offsets_of
+from colabstage.layouts.table import Boxes, Images, SampleTable, known_splits, offsets_of
 from colabstage.layouts.words import is_label_name, plain_name, split_name, split_of_path, split_of_word, stem_of
 from colabstage.trees.names import first_repeated
 
@@ -28,21 +29,22 @@ if TYPE_CHECKING:
     from colabstage.layouts.columns import Column
     from colabstage.layouts.lookup import Lookup
     from colabstage.layouts.reading import Source
+    from colabstage.layouts.table import BrokenDatasetError
     from colabstage.trees.listing import FileEntries, FileEntry
 
 NAME = "detection"
 # The four numbers of a box: its corners; its first corner, width and height; its centre, width and height.
 Form = Literal["xyxy", "xywh", "cxcywh"]
+# Sides beyond this are no image's.
+_LARGEST_SIDE = 1 << 31
 
 
 class BoxColumn(NamedTuple):
-    """What is known of each box beside its place."""
+    """What is known of each box beside its place: its name in the pack, and how many numbers each box has of it."""
 
     name: str
-    """What it is called in the pack."""
     dtype: type[np.generic]
     width: int = 1
-    """How many numbers each box has of it."""
 
 
 class Record(NamedTuple):
@@ -67,10 +69,6 @@ class Placed(NamedTuple):
     split: str
 
 
-# Sides beyond this are no image's.
-_LARGEST_SIDE = 1 << 31
-
-
 def side_of(value: Any) -> int:
     """Return a side of an image as a file states it; 0 for what is no number, and at most what no image has."""
     try:
@@ -82,52 +80,32 @@ def side_of(value: Any) -> int:
     return int(min(number, _LARGEST_SIDE)) if number > 0 else 0
 
 
-def _fits(values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[np.bool_]:
-    """Tell of each value whether it is one of a type, rounded; what no number is has to stay so."""
-    kind: Any = dtype
-    if np.issubdtype(kind, np.floating):
-        return np.asarray(~np.isfinite(values) | (np.abs(values) <= float(np.finfo(kind).max)))
-    limits = np.iinfo(kind)
-    # As floats, the largest of 64 bits is one too many.
-    return np.asarray((values >= float(limits.min)) & (values < float(limits.max) + 1))
+# --- from records to a table ------------------------------------------------------------------------------------------
 
 
 def boxes_state(
     source: Source,
     who: str,
     placed: Sequence[Placed],
-    classes: Mapping[Any, int],
+    classes: Sequence[Any],
     *,
     names: Sequence[str] = (),
     columns: Sequence[BoxColumn] = (),
     relative: bool = False,
-    notes: Sequence[str] = (),
+    notes: Iterable[str] = (),
     used: Iterable[str] = (),
     stated: dict[str, str] | None = None,
 ) -> Evidence:
-    """Put the boxes of all images into one table, the images in their order. Splits are those of the images where each
-    has one, or else those of lists.
+    """Return the boxes of all images as evidence, the images in their order. Splits are those of the images where each
+    has one, or else those of lists, of those that are `stated` if something says which they are.
 
-    Args:
-        source: the files.
-        who: what states the boxes.
-        placed: the images with their boxes.
-        classes: the label of each class of a record.
-        names: the names of the classes; the classes themselves by default.
-        columns: what follows the four numbers of each box.
-        relative: whether these are fractions of width and height.
-        notes: sentences for the user.
-        used: the files that were read.
-        stated: the lists of splits, if something says which they are.
+    `classes`: those of the records, in the order of their labels; their `names` are themselves by default. `columns`:
+    what follows the four numbers of each box. `relative`: whether these are fractions of width and height.
     """
-    names = names or list(classes)
+    names = names or classes
     twice = first_repeated(names)
     if twice is not None:
-        msg = (
-            f"Two classes of '{source.label}' are called '{show(twice)}'. Call one of them something else; or, where "
-            "they are one, give its boxes one number."
-        )
-        raise BrokenDatasetError(msg)
+        raise broken(source.label, f"two classes are called '{show(twice)}'", "one name and one number for each")
     table = SampleTable(
         layout=NAME,
         keys=tuple(one.file.name for one in placed),
@@ -142,40 +120,135 @@ def boxes_state(
 
 
 def _as_boxes(
-    placed: Sequence[Placed], classes: Mapping[Any, int], columns: Sequence[BoxColumn], *, relative: bool
+    placed: Sequence[Placed], classes: Sequence[Any], columns: Sequence[BoxColumn], *, relative: bool
 ) -> Boxes:
     # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
     offsets = offsets_of([len(one.record.shapes) for one in placed])
-    flat = [(classes[kind], *values) for one in placed for kind, values in one.record.shapes]
-    rows = np.array(flat, np.float64).reshape(-1, 5 + sum(column.width for column in columns))
+    number_of = {kind: number for number, kind in enumerate(classes)}
+    numbers = [number_of[kind] for one in placed for kind, _ in one.record.shapes]
+    width = 4 + sum(column.width for column in columns)
+    rows = np.array([values for one in placed for _, values in one.record.shapes], np.float64).reshape(-1, width)
     sizes = np.array([one.record.size for one in placed], np.int64).reshape(-1, 2)
     vast = np.flatnonzero((sizes >= _LARGEST_SIDE).any(axis=1))
     if len(vast):
-        msg = (
-            f"The labels of '{placed[vast[0]].file.name}' say that a side of it has {_LARGEST_SIDE:,} pixels or more. "
-            "Correct that, or leave it out."
-        )
-        raise BrokenDatasetError(msg)
-    found: dict[str, NDArray[Any]] = {}
-    start = 5
-    for name, dtype, width in (BoxColumn("labels", np.int64), *columns):
-        values = rows[:, :1] if name == "labels" else rows[:, start : start + width]
-        start += 0 if name == "labels" else width
+        what = f"its labels say that a side of it has {_LARGEST_SIDE:,} pixels or more"
+        raise broken(placed[vast[0]].file.name, what, "the side of an image")
+    found: dict[str, NDArray[Any]] = {"labels": np.array(numbers, np.int64)}
+    start = 4
+    for name, dtype, count in columns:
+        values = rows[:, start : start + count]
+        start += count
         odd = np.flatnonzero(~_fits(values, dtype).all(axis=1))
         if len(odd):
             file = placed[int(np.searchsorted(offsets, odd[0], side="right")) - 1].file.name
-            msg = f"A box of '{file}' has {values[odd[0]].tolist()} as {name}, which does not fit. Correct its number."
-            raise BrokenDatasetError(msg)
-        found[name] = np.ascontiguousarray((values[:, 0] if width == 1 else values).astype(dtype))
-    corners = np.ascontiguousarray(rows[:, 1:5])
+            raise broken(
+                file, f"a box has {values[odd[0]].tolist()} as {name}, which does not fit", str(np.dtype(dtype))
+            )
+        found[name] = np.ascontiguousarray((values[:, 0] if count == 1 else values).astype(dtype))
+    corners = np.ascontiguousarray(rows[:, :4])
     return Boxes(offsets, corners, found, relative=relative, sizes=sizes if sizes.any() else None)
 
 
-def without_boxes_note(count: int, what: str) -> list[str]:
-    """Return a note on images that nothing is known of; empty where there are none."""
-    if not count:
-        return []
-    return [f"{counted(count, 'images', 'have')} no {what}, and {'is' if count == 1 else 'are'} kept without boxes."]
+def _fits(values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[np.bool_]:
+    """Tell of each value whether a type has it, rounded; what is no number has to stay so."""
+    kind: Any = dtype
+    if np.issubdtype(kind, np.floating):
+        return np.asarray(~np.isfinite(values) | (np.abs(values) <= float(np.finfo(kind).max)))
+    limits = np.iinfo(kind)
+    # As floats, the largest of 64 bits is one too many.
+    return np.asarray((values >= float(limits.min)) & (values < float(limits.max) + 1))
+
+
+# --- which image a record is about ------------------------------------------------------------------------------------
+
+
+def records_beside(
+    source: Source,
+    images: FileEntries,
+    files: Sequence[FileEntry | None],
+    parse: Callable[[str, bytes], Record],
+    what: str,
+) -> tuple[list[Placed], list[str]]:
+    """Return each image with what its file states, and a note on those that have none, called `what`, and no boxes."""
+    there = [file for file in files if file is not None]
+    found = source.parse(there, lambda file, content: parse(file.name, content))
+    nothing = Record("", ())
+    placed = [
+        Placed(image, nothing if file is None else found[file.name], split_of_path(image.name))
+        for image, file in zip(images, files, strict=True)
+    ]
+    bare = len(images) - len(there)
+    kept = f"{counted(bare, 'images', 'have')} no {what}, and {'is' if bare == 1 else 'are'} kept without boxes."
+    return placed, [kept] if bare else []
+
+
+def join_records(
+    source: Source,
+    images: FileEntries,
+    lookup: Lookup,
+    found: Mapping[str, Sequence[Record]],
+    *,
+    per_image: bool = False,
+) -> tuple[list[Placed], list[str]]:
+    """Return the images that the records of each file name, in their order, and notes.
+
+    `images`, `lookup`: the images, and their names. `per_image`: whether each file is about one image, whose name it
+    has.
+    """
+    owner: dict[int, str] = {}
+    placed: list[Placed] = []
+    notes: list[str] = []
+    missing: list[tuple[str, str]] = []
+    for file, records in found.items():
+        folder, before = posixpath.dirname(file), len(missing)
+        # A file about one image has the image's name, which may well be test_01.
+        own = ("" if per_image else _split_in_name(file)) or split_of_path(file)
+        for record in records:
+            number = lookup.find(record.image, folder, split=record.split or own)
+            if number is None:
+                missing.append((file, record.image))
+                continue
+            image = images.names[number]
+            # After annotating or exporting twice, boxes need not agree.
+            if number in owner:
+                where = "twice" if owner[number] == file else f"again, after '{owner[number]}'"
+                raise broken(file, f"it lists the image '{image}' {where}", "each image once")
+            owner[number] = file
+            placed.append(Placed(images[number], record, record.split or own or split_of_path(image)))
+        lost = len(missing) - before
+        if per_image or not lost:
+            continue
+        # People often download one split of COCO with the annotations of all splits.
+        if lost == len(records):
+            notes.append(f"None of the images that '{file}' names are here; it was left out.")
+        elif 2 * lost > len(records):
+            raise _absent(file, len(records), missing[before:])
+        else:
+            notes.append(f"{left_out(lost, 'images', f'''named by '{file}' and not there''')}.")
+    total = sum(map(len, found.values()))
+    if not placed or (per_image and 2 * len(placed) < total):
+        raise _absent(source.label, total, missing)
+    if per_image:
+        notes += left_out_notes((len(missing), "images", "named by annotations but missing"))
+    # Not an error: many datasets annotate only some of their images.
+    notes += left_out_notes((len(images) - len(placed), "images", "that no annotation file names"))
+    return placed, notes
+
+
+def _absent(where: str, count: int, missing: Sequence[tuple[str, str]]) -> BrokenDatasetError:
+    first = f" (first missing or not to be told from others: '{show(missing[0][1])}')" if missing else ""
+    what = f"of {count:,} images that its annotations name, {count - len(missing):,} are there{first}"
+    return broken(where, what, "at least half")
+
+
+def _split_in_name(file: str) -> str:
+    """Return the split in a file's name: instances_train2017, _annotations.coco, train-annotations."""
+    stem = stem_of(file)
+    words = {split for word in re.split(r"[-._]", stem) if (split := split_of_word(word))}
+    return words.pop() if len(words) == 1 else split_name(stem).split if not words else ""
+
+
+# --- what four numbers are --------------------------------------------------------------------------------------------
 
 
 def as_corners(places: NDArray[np.float64], form: Form) -> NDArray[np.float64]:
@@ -190,13 +263,10 @@ def as_corners(places: NDArray[np.float64], form: Form) -> NDArray[np.float64]:
 def find_form(
     boxes: Sequence[NDArray[np.float64]], size_of: Callable[[int], tuple[int, int] | None], *, most: int
 ) -> tuple[Form, str]:
-    """Return what the four numbers of boxes are that nothing says the form of, by what is possible for all of them;
+    """Return what the four numbers of the boxes of some images are, `(M, 4)` each, by what is possible for all of them;
     and why that cannot be known.
 
-    Args:
-        boxes: those of some images, `(M, 4)` each.
-        size_of: returns the width and height of one of the images, if they are known.
-        most: how many images are looked at.
+    `size_of`: returns the width and height of one of the images, if they are known. `most`: how many are looked at.
     """
     may = [True, True]
     for number, places in enumerate(boxes):
@@ -240,10 +310,9 @@ _FOUR_NUMBERS = re.compile(r"[\[({]?\s*-?[\d.]+([\s,]+-?[\d.]+){3}\s*[\])}]?")
 
 
 class BoxColumns(NamedTuple):
-    """The columns that boxes are in."""
+    """The columns that boxes are in: the names of x0, y0, x1 and y1, in this order, and of the class."""
 
     corners: tuple[str, ...]
-    """Names of x0, y0, x1 and y1, in this order."""
     label: str
 
 
@@ -251,8 +320,8 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     """Return the columns of a table that are boxes; `None` if there are none. Boxes in another form are an error."""
     runs = next((name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)), None)
     label = next((name for name, one in columns.items() if is_label_name(name) or one.plain in _BOX_LABELS), None)
-    corners = corners_of(columns)
-    other = [] if corners or runs else _other_form(columns, has_label=label is not None)
+    corners = _corners_of(columns)
+    other = [] if corners or runs else _other_form(columns)
     points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)]
     # x1 to x5 without y are measurements.
     are_points = bool(corners) and len(points) > 4
@@ -260,21 +329,12 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
         return None
     if corners and label is not None and not are_points and not runs:
         return BoxColumns(corners, label)
-    whole = (
-        'Or take the images without labels: layout="images".'
-        if label is None
-        else f"For what '{label}' says of the whole image: layout=table_rows(labels=[{label!r}])."
-    )
     if runs:
-        why = (
-            f"'{runs}' holds masks as run lengths (RLE), which are not read. Write a mask for each image, as a PNG of "
-            "the same name in a folder 'masks'."
-        )
+        why = f"'{runs}' holds masks as run lengths (RLE), which are not read. Write each as a PNG in a folder 'masks'."
     elif other:
-        via = " VIA's export as JSON is read." if "region_shape_attributes" in other else ""
         why = (
             f"{listed(other)} holds boxes, which are read from columns xmin, ymin, xmax, ymax and class, one box in "
-            f"each row. Write them so.{via}"
+            "each row (of VIA, from its export as JSON). Write them so."
         )
     elif are_points:
         why = (
@@ -286,90 +346,79 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
             f"{', '.join(corners)} are boxes, and no column 'class' says what is in them. Add one; if these are "
             f"numbers to be learnt, say so: layout=table_rows(labels={list(corners)!r})."
         )
+    whole = f"For what '{label}' says of the whole image: layout=table_rows(labels=[{label!r}])."
+    whole = 'Or take the images without labels: layout="images".' if label is None else whole
     msg = f"Its column {why} {whole}"
     raise LayoutError(msg)
 
 
-def corners_of(columns: Iterable[str]) -> tuple[str, ...]:
+def _corners_of(columns: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the columns that are called as corners of boxes are, x0, y0, x1 and y1; nothing of none."""
     sides: dict[int, str] = {}
     firsts: dict[int, str] = {}
     for name in columns:
-        plain = _AROUND.sub("", plain_name(name)).strip("_")
+        plain = _bare(plain_name(name))
         if plain in _SIDES:
             sides.setdefault(_SIDES[plain], name)
         elif plain in _FIRST:
             firsts[_FIRST[plain]] = name
     for axis, name in firsts.items():
-        if axis not in sides:
-            sides[axis] = name
-        else:
-            sides.setdefault(axis + 2, name)
+        sides.setdefault(axis + 2 if axis in sides else axis, name)
     return tuple(sides[side] for side in range(4)) if len(sides) == 4 else ()
 
 
-def _other_form(columns: Mapping[str, Column], *, has_label: bool) -> list[str]:
+def _bare(plain: str) -> str:
+    return _AROUND.sub("", plain).strip("_")
+
+
+def _other_form(columns: Mapping[str, Column]) -> list[str]:
     """Return the columns that hold boxes in a form that is not read; nothing of none."""
     for name, column in columns.items():
         is_row = "box" in column.plain and column.are_all(_FOUR_NUMBERS) and not column.is_numeric
         if is_row or _OTHER_FORMS.fullmatch(column.plain):
             return [name]
-    known = {one.plain: name for name, one in columns.items()}
-    plain = {_AROUND.sub("", name).strip("_"): column for name, column in known.items()}
-    for sides in itertools.product(_CORNERS, (("width", "height"), ("w", "h"))):
-        wanted = [word for pair in sides for word in pair]
-        for names in (known, plain):
-            if names.keys() >= set(wanted):
-                return [names[word] for word in wanted]
-    # image_width beside bbox_x: sizes of boxes under another name.
-    is_box = has_label and "x" in plain and "y" in plain and plain["x"] != known.get("x")
-    return [plain["x"], plain["y"]] if is_box else []
+    known = {column.plain: name for name, column in columns.items()}
+    bare = {_bare(plain): name for plain, name in known.items()}
+    for corner in _CORNERS:
+        for sides in (("width", "height"), ("w", "h")):
+            wanted = {*corner, *sides}
+            names = next((names for names in (known, bare) if names.keys() >= wanted), None)
+            if names is not None:
+                return [names[word] for word in (*corner, *sides)]
+    return []
 
 
 def _are_runs(column: Column) -> bool:
     """Tell whether cells are masks as lengths of runs, whatever the column is called: in each the runs follow one
-    another, and there are more of them somewhere than four numbers of a box could be taken for."""
+    another, and somewhere there are more numbers than the four of a box."""
     if not column.are_all(_RUN_LENGTHS):
         return False
-    longest = 0
-    for cell in column.filled:
-        numbers = [int(word[:40]) for word in cell.split()]
-        ends = [begin + length for begin, length in zip(numbers[::2], numbers[1::2], strict=True)]
-        if any(end > begin for end, begin in zip(ends, numbers[2::2], strict=False)):
-            return False
-        longest = max(longest, len(ends))
-    return longest > 2
+    rows = [[int(word[:40]) for word in cell.split()] for cell in column.filled]
+    runs = (run for row in rows for run in zip(row[::2], row[1::2], row[2::2], strict=False))
+    return max(map(len, rows)) > 4 and all(start + length <= after for start, length, after in runs)
 
 
 class PlacedBoxes(NamedTuple):
-    """The boxes of M files, in the order of their first rows."""
+    """The boxes of M files, in the order of their first rows, whose numbers are `firsts`."""
 
     firsts: list[int]
-    """The number of each file's first row."""
     boxes: Boxes
     classes: tuple[str, ...]
 
 
 def boxes_of_rows(files: Sequence[int], corners: Sequence[Column], label: Column, name: Sequence[str]) -> PlacedBoxes:
-    """Collect the boxes of every file, in the order of its rows.
+    """Collect the boxes of every file, in the order of its rows; a row with empty cells means that its file has none.
 
-    A row with empty cells means that its file has no box. Numbers are pixels, or fractions of width and height if none
-    is above 1 and some are not integers.
-
-    Args:
-        files: the number of the file of each row.
-        corners, label: the columns.
-        name: the names of files by number.
+    Numbers are pixels, or fractions of width and height if none is above 1 and some are not integers. `files`: the
+    number of the file of each row, of those called `name`.
     """
     firsts: dict[int, int] = {}
     for row, file in enumerate(files):
         firsts.setdefault(file, row)
     places = np.stack([_numbers_of(column) for column in corners], axis=1)
-    filled = np.array(
-        [any(cells) for cells in zip(label.cells, *(one.cells for one in corners), strict=True)], np.bool_
-    )
+    filled = np.array(list(map(any, zip(label.cells, *(one.cells for one in corners), strict=True))), np.bool_)
     fine = np.isfinite(places).all(axis=1) & (places[:, 2:] >= places[:, :2]).all(axis=1)
-    odd = np.flatnonzero(filled & ~(fine & np.array([bool(cell) for cell in label.cells])))
+    odd = np.flatnonzero(filled & ~(fine & np.array(list(map(bool, label.cells)), np.bool_)))
     if len(odd):
         written = ", ".join(show(column.cells[odd[0]]) or "nothing" for column in corners)
         msg = (
@@ -405,105 +454,3 @@ def _numbers_of(column: Column) -> NDArray[np.float64]:
 
     known = {cell: number(cell) for cell in column.distinct}
     return np.array([known[cell] for cell in column.cells], np.float64)
-
-
-# --- records that name images -----------------------------------------------------------------------------------------
-
-
-class Joined(NamedTuple):
-    """The images that records name."""
-
-    placed: list[Placed]
-    """Each image that is there, in the order of files and their records."""
-    files: list[str]
-    """The files whose images are there."""
-    notes: list[str]
-
-
-def join_records(
-    source: Source,
-    images: FileEntries,
-    lookup: Lookup,
-    found: Mapping[str, Sequence[Record]],
-    *,
-    per_image: bool = False,
-) -> Joined:
-    """Find the images that records name, by one index of names.
-
-    Args:
-        source: the files.
-        images, lookup: the images, and their names.
-        found: the records of each file, by its name.
-        per_image: whether each file is about one image, whose name it has.
-    """
-    joined: list[Placed] = []
-    used, notes = [], []
-    owner: dict[int, str] = {}
-    absent = ""
-    missing_of_all = 0
-    for file, records in found.items():
-        folder = posixpath.dirname(file)
-        # A file about one image has the image's name, which may well be test_01.
-        own = ("" if per_image else _split_in_name(file)) or split_of_path(file)
-        placed, missing, first = 0, 0, ""
-        for record in records:
-            number = lookup.find(record.image, folder, split=record.split or own)
-            if number is None:
-                missing, first = missing + 1, first or record.image
-                continue
-            # After annotating or exporting twice, boxes need not agree.
-            if number in owner:
-                raise _twice(images.names[number], owner[number], file)
-            owner[number] = file
-            placed += 1
-            name = images.names[number]
-            joined.append(Placed(images[number], record, record.split or own or split_of_path(name)))
-        if placed or not records:
-            used.append(file)
-        if not per_image and 2 * placed < len(records):
-            why = (
-                f"Of {len(records):,} images that '{file}' names, {placed:,} are there (first missing or not to be "
-                f"told from others: '{show(first)}'); expected at least half."
-            )
-            # Some of its images are there, so the file is meant, and most of the dataset is missing.
-            if placed:
-                raise BrokenDatasetError(why)
-            absent = absent or why
-            # People often download one split of COCO with the annotations of all splits.
-            notes.append(f"None of the images that '{file}' names are here; it was left out.")
-        elif missing:
-            missing_of_all += missing
-            if not per_image:
-                notes += [f"{left_out(missing, 'images', f'named by {chr(39)}{file}{chr(39)} and not there')}."]
-    if per_image and missing_of_all:
-        notes.append(f"{left_out(missing_of_all, 'images', 'named by annotations but missing')}.")
-    total = sum(map(len, found.values()))
-    if not joined or (per_image and 2 * len(joined) < total):
-        raise BrokenDatasetError(
-            absent
-            or f"Of {total:,} images that annotations in '{source.label}' name, {len(joined):,} are there; expected at "
-            "least half."
-        )
-    # Not an error: many datasets annotate only some of their images.
-    rest = len(images) - len(joined)
-    if rest:
-        notes.append(f"{left_out(rest, 'images', 'that no annotation file names')}.")
-    return Joined(joined, used, notes)
-
-
-def _split_in_name(file: str) -> str:
-    """Return the split in a file's name: instances_train2017, _annotations.coco, train-annotations."""
-    stem = stem_of(file)
-    words = {split for word in re.split(r"[-._]", stem) if (split := split_of_word(word))}
-    return words.pop() if len(words) == 1 else split_name(stem).split if not words else ""
-
-
-def _twice(image: str, first: str, other: str) -> BrokenDatasetError:
-    if first == other:
-        return BrokenDatasetError(
-            f"'{first}' lists the image '{image}' twice; expected it once. Give all of its annotations the same image."
-        )
-    return BrokenDatasetError(
-        f"The image '{image}' is listed twice, in '{first}' and in '{other}'. Move all but one file of annotations of "
-        "it away."
-    )

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from colabstage.layouts.reading import Source
 
 _NAME_LISTS = ("classes.txt", "_classes.txt", "obj.names", "classes.names", "_darknet.labels", "predefined_classes.txt")
-_EXTENSIONS = (".txt", ".names", ".labels", ".yaml", ".yml", ".data")
+_SETTINGS = (".yaml", ".yml", ".data")
 _MENTIONS = re.compile(r"^(names|kpt_shape|train|val|test)\s*:", re.MULTILINE)
 _MOST_CLASSES = 1_000_000
-_DIGITS = 8
+_NUMBER = re.compile(r"\d{1,8}", re.ASCII)
 
 
 class ClassList(NamedTuple):
@@ -41,30 +41,24 @@ class ClassList(NamedTuple):
 
 def read_class_list(source: Source) -> tuple[list[str], ClassList]:
     """Return the files of a source that say what its classes are, and what they say."""
-    files = source.ending_in(_EXTENSIONS).where(
-        lambda name: (
-            name.lower().endswith((".yaml", ".yml", ".data")) or posixpath.basename(name).lower() in _NAME_LISTS
-        )
+    files = source.ending_in((*_SETTINGS, ".txt", ".names", ".labels")).where(
+        lambda name: name.lower().endswith(_SETTINGS) or posixpath.basename(name).lower() in _NAME_LISTS
     )
-    found: dict[str, ClassList] = {}
-    for entry in sorted(files, key=lambda entry: (entry.name.count("/"), entry.name)):
-        made = parse_class_list(entry.name, source.read(entry))
-        if made.names or made.keypoints != (0, 0) or made.splits:
-            found[entry.name] = made
-    named = {name: made for name, made in found.items() if made.names}
-    if len({made.names for made in named.values()}) > 1:
-        first = next(iter(named))
-        other = next(name for name, made in named.items() if made.names != named[first].names)
+    entries = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))
+    made = {entry.name: parse_class_list(entry.name, source.read(entry)) for entry in entries}
+    found = {name: one for name, one in made.items() if one != ClassList(())}
+    names = {one.names: name for name, one in reversed(found.items()) if one.names}
+    if len(names) > 1:
+        (other, second), (first, one) = list(names.items())[-2:]
         msg = (
-            f"'{first}' names the classes {listed(named[first].names, 4)}, and '{other}' "
-            f"{listed(named[other].names, 4)}: "
-            "two datasets, whose numbers mean different classes. Stage their folders one by one, or give all one list."
+            f"'{one}' names the classes {listed(first, 4)}, and '{second}' {listed(other, 4)}: two datasets, whose "
+            "numbers mean different classes. Stage their folders one by one, or give all one list."
         )
         raise BrokenDatasetError(msg)
     return list(found), ClassList(
-        next((made.names for made in named.values()), ()),
-        next((made.keypoints for made in found.values() if made.keypoints != (0, 0)), (0, 0)),
-        next((made.splits for made in found.values() if made.splits), {}),
+        next(iter(names), ()),
+        next((one.keypoints for one in found.values() if one.keypoints != (0, 0)), (0, 0)),
+        next((one.splits for one in found.values() if one.splits), {}),
     )
 
 
@@ -83,21 +77,18 @@ def parse_class_list(name: str, content: bytes) -> ClassList:
     if name.lower().endswith(".data"):
         # Darknet's: train = data/train.txt.
         pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-        stated = {key.strip().lower(): value.strip() for key, _, value in pairs}
-        return ClassList((), splits={SPLITS[key]: [value] for key, value in stated.items() if key in SPLITS})
-    if not _MENTIONS.search(text):
-        return ClassList(())
-    found = _load_yaml(name, text)
+        found: Any = {key.strip().lower(): value.strip() for key, _, value in pairs}
+        found.pop("names", None)
+    else:
+        found = _load_yaml(name, text) if _MENTIONS.search(text) else None
     if not isinstance(found, dict):
         return ClassList(())
-    shape = found.get("kpt_shape")
-    try:
-        count, width = (0, 0) if shape is None else (_small(part) for part in shape)
-    except (TypeError, ValueError) as error:
-        raise _odd_names(name, f"kpt_shape is {show_content(shape)}") from error
     splits = {SPLITS[key]: _as_list(found[key]) for key in found if isinstance(key, str) and key in SPLITS}
-    names = () if found.get("names") is None else _in_order(found["names"], name)
-    return ClassList(names, (count, width), {split: paths for split, paths in splits.items() if paths})
+    return ClassList(
+        _in_order(name, found.get("names")),
+        _keypoints(name, found.get("kpt_shape")),
+        {split: paths for split, paths in splits.items() if paths},
+    )
 
 
 def _load_yaml(name: str, text: str) -> Any:
@@ -107,7 +98,7 @@ def _load_yaml(name: str, text: str) -> Any:
         # Without types, so that a class called no, or 1, is a word.
         return yaml.load(text, Loader=yaml.BaseLoader)  # makes only texts, lists and mappings
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
-        raise _odd_names(name, show(error)) from error
+        raise _odd(name, show(error)) from error
 
 
 def _as_list(value: Any) -> list[str]:
@@ -115,30 +106,27 @@ def _as_list(value: Any) -> list[str]:
     return [one for one in values if isinstance(one, str) and one]
 
 
-def _in_order(names: Any, file: str) -> tuple[str, ...]:
-    if isinstance(names, list):
-        found = dict(enumerate(names))
-    elif isinstance(names, dict) and all(isinstance(key, str) and key.isdecimal() and len(key) < 9 for key in names):
-        found = {int(key): value for key, value in names.items()}
-    else:
-        raise _odd_names(file, f"names are {show_content(names)}")
-    if (
-        len(found) > _MOST_CLASSES
-        or sorted(found) != list(range(len(found)))
-        or not all(isinstance(value, str) for value in found.values())
-    ):
-        raise _odd_names(file, f"names are {show_content(names)}")
-    return tuple(normal(found[number]) for number in range(len(found)))
+def _in_order(file: str, names: Any) -> tuple[str, ...]:
+    """Return the names of the classes, given as a list or by number."""
+    found = {str(number): name for number, name in enumerate(names)} if isinstance(names, list) else names or {}
+    are_numbers = isinstance(found, dict) and all(isinstance(key, str) and _NUMBER.fullmatch(key) for key in found)
+    by_number: dict[int, Any] = {int(key): name for key, name in found.items()} if are_numbers else {-1: None}
+    count = len(by_number)
+    if count > _MOST_CLASSES or by_number.keys() != set(range(count)) or not {*map(type, by_number.values())} <= {str}:
+        raise _odd(file, f"names are {show_content(names)}")
+    return tuple(normal(by_number[number]) for number in range(count))
 
 
-def _small(part: Any) -> int:
-    if not isinstance(part, str) or len(part) > _DIGITS:
-        msg = "not a number of keypoints"
-        raise ValueError(msg)
-    return int(part)
+def _keypoints(file: str, shape: Any) -> tuple[int, int]:
+    if shape is None:
+        return 0, 0
+    parts = shape if isinstance(shape, list) and len(shape) == 2 else [""]
+    if not all(isinstance(part, str) and _NUMBER.fullmatch(part) for part in parts):
+        raise _odd(file, f"kpt_shape is {show_content(shape)}")
+    return int(parts[0]), int(parts[1])
 
 
-def _odd_names(name: str, what: str) -> BrokenDatasetError:
+def _odd(name: str, what: str) -> BrokenDatasetError:
     return BrokenDatasetError(
         f"'{name}' has class names in a form that is not read here ({what}); expected names: ['car', 'dog'], or one in "
         "each line below it, as '- car' or '0: car', numbered from 0 without a gap, and kpt_shape: [17, 3] for poses."

@@ -15,8 +15,9 @@ import numpy as np
 
 from colabstage.errors import DecodeError, MissingDependencyError, OptionError
 from colabstage.io.units import format_count
+from colabstage.layouts.faults import broken
 from colabstage.layouts.reading import in_place, read_each
-from colabstage.layouts.table import Arrays, BrokenDatasetError
+from colabstage.layouts.table import Arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +30,14 @@ SoundDtype = Literal["float32", "int16"]
 
 # What a program writes if it does not know the length yet and never corrects it.
 _UNKNOWN_SIZE = 0xFFFFFFFF
+# Number of clips examined for rate, channels and length, including the shortest and the longest file.
+_PROBES = 16
 
 
 class Clip(NamedTuple):
-    """The samples of an audio clip."""
+    """The samples of an audio clip, `(N, channels)`, float32 from -1 to 1 or int16; and how many there are a second."""
 
     values: NDArray[Any]
-    """`(N, channels)`, float32 from -1 to 1, or int16."""
     rate: int
 
 
@@ -80,10 +82,6 @@ def _check_length(content: bytes) -> None:
         at += size + size % 2
 
 
-# Number of clips examined for rate, channels and length, including the shortest and the longest file.
-_PROBES = 16
-
-
 @dataclass(frozen=True, slots=True)
 class ClipOptions:
     """How clips become rows: the options of `audio_clips`, with lengths in samples."""
@@ -109,57 +107,49 @@ def clip_rows(source: SampleSource, options: ClipOptions) -> tuple[Arrays, str]:
     order = np.argsort(source.sizes, kind="stable")
     chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})
 
-    def look(index: int, content: Content) -> _SeenClip:
-        clip = read_clip(in_place(source.name(index), bytes(content)), options.dtype)
-        return _SeenClip(source.name(index), len(clip.values), clip.values.shape[1], clip.rate)
+    def look(index: int, content: Content) -> _Seen:
+        values, rate = read_clip(in_place(source.name(index), bytes(content)), options.dtype)
+        return _Seen(len(values), source.name(index), values.shape[1], rate)
 
     # Broken clips are reported when they are packed.
     seen = read_each(source, chosen, look, readers=4, skip_broken=True)
     if not seen:
-        msg = f"None of the clips that were checked can be decoded (first '{source.name(chosen[0])}')."
-        raise BrokenDatasetError(msg)
+        raise broken(source.name(chosen[0]), "neither it nor any other clip that was checked can be decoded")
     decoder = _plan_rows(seen, options)
     sound = f"{decoder.rate:,} Hz, {decoder.length:,} samples ({decoder.length / decoder.rate:.2f} s)"
     rows = Arrays(source, decoder.shape, np.dtype(options.dtype), decode=decoder)
     return rows, f"Clips are stored as {options.dtype}: {sound}, {format_count(decoder.channels, 'channels')}."
 
 
-class _SeenClip(NamedTuple):
-    """The facts about one clip."""
+class _Seen(NamedTuple):
+    """What a look at one clip shows; its length is that of each channel, in samples."""
 
-    name: str
     length: int
-    """Its samples, of each channel."""
+    name: str
     channels: int
     rate: int
 
 
-def _plan_rows(seen: Sequence[_SeenClip], options: ClipOptions) -> _ClipDecoder:
+def _plan_rows(seen: Sequence[_Seen], options: ClipOptions) -> _ClipDecoder:
     """Return the form of all rows, according to those clips."""
     rates = Counter(one.rate for one in seen)
     rate = options.rate or seen[0].rate
     # With mixed rates one word would sound high and another low, which neither length nor channels show.
     if set(rates) != {rate}:
+        odd = next(one.name for one in seen if one.rate != rate)
         found = ", ".join(f"{count} {'has' if count == 1 else 'have'} {one:,} Hz" for one, count in rates.most_common())
-        msg = f"Of {len(seen)} clips that were checked, {found}; expected {rate:,} Hz. Resample them first."
-        raise BrokenDatasetError(msg)
+        raise broken(odd, f"of {len(seen)} clips that were checked, {found}", f"{rate:,} Hz; resample them first")
+    (short, first, *_), (long, last, *_) = min(seen), max(seen)
     channels = {one.channels for one in seen}
     # Rows have one shape, and a channel must not be dropped by a guess.
     if len(channels) > 1 and not options.mono:
-        msg = (
-            f"Clips have {' and '.join(map(str, sorted(channels)))} channels. Take their mean: {_example('mono=True')}."
-        )
-        raise BrokenDatasetError(msg)
-    lengths = sorted((one.length, one.name) for one in seen)
-    if options.length is None and lengths[0][0] != lengths[-1][0]:
-        (short, first), (long, last) = lengths[0], lengths[-1]
-        msg = (
-            f"Clips have different lengths ('{first}' {short:,} samples, '{last}' {long:,}). Choose one length, to "
-            f"which longer clips are cut and shorter ones padded: {_example(f'length={long}')}."
-        )
-        raise BrokenDatasetError(msg)
-    length = options.length or lengths[0][0]
-    return _ClipDecoder(options, length, 1 if options.mono else channels.pop(), rate)
+        what = f"it and other clips have {' and '.join(map(str, sorted(channels)))} channels"
+        raise broken(first, what, f"as many in all, or their mean: {_example('mono=True')}")
+    if options.length is None and short != long:
+        what = f"clips have different lengths (it {short:,} samples, '{last}' {long:,})"
+        expected = f"one length, to which longer ones are cut and shorter ones padded: {_example(f'length={long}')}"
+        raise broken(first, what, expected)
+    return _ClipDecoder(options, options.length or short, 1 if options.mono else channels.pop(), rate)
 
 
 def _example(option: str) -> str:
@@ -180,15 +170,14 @@ class _ClipDecoder:
         return (self.length,) if self.channels == 1 else (self.length, self.channels)
 
     def __call__(self, content: bytes) -> NDArray[Any]:
-        clip = read_clip(content, self.options.dtype)
-        values = clip.values
+        values, rate = read_clip(content, self.options.dtype)
         if self.options.mono and values.shape[1] > 1:
             # In 64 bits, because the sum of two 16-bit samples does not fit into 16 bits.
             mean: NDArray[np.float64] = values.mean(axis=1, keepdims=True, dtype=np.float64)
             values = (np.rint(mean) if values.dtype.kind == "i" else mean).astype(values.dtype)
-        if clip.rate != self.rate or values.shape[1] != self.channels:
+        if rate != self.rate or values.shape[1] != self.channels:
             msg = (
-                f"The clip has {clip.rate:,} Hz and {values.shape[1]} channels; expected {self.rate:,} Hz and "
+                f"The clip has {rate:,} Hz and {values.shape[1]} channels; expected {self.rate:,} Hz and "
                 f"{self.channels}, like the others."
             )
             raise DecodeError(msg)

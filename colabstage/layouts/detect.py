@@ -8,10 +8,8 @@ spellings; a split has no class in common with train, or two names; a written na
 from __future__ import annotations
 
 import difflib
-import posixpath
 import re
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,8 +24,8 @@ from colabstage.errors import (
     said_by,
 )
 from colabstage.io.packages import added_by_packages
-from colabstage.io.units import NAMES_SHOWN, left_out, listed
-from colabstage.layouts import evidence
+from colabstage.io.units import NAMES_SHOWN, left_out
+from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.clips import ClipOptions, clip_rows
 from colabstage.layouts.columns import NUMBER, show
@@ -40,63 +38,44 @@ from colabstage.layouts.evidence import (
     class_of_samples,
     count_kinds,
     gather,
+    images_of,
     near,
+    refuse,
+    require_files,
     required,
 )
-from colabstage.layouts.folders import folders_state, second_copy, why_not_classes
+from colabstage.layouts.folders import folders_state, second_copy
 from colabstage.layouts.formats import (
     arrays,
     arrow,
+    beside,
     coco,
-    kitti,
     lmdb,
     masks,
-    pixels,
     published,
     tables,
     tfrecord,
     tokens,
     tools,
-    voc,
     webdataset,
-    yolo,
 )  # fmt: skip
-from colabstage.layouts.judge import files_called, judge, named_elsewhere
-from colabstage.layouts.lists import lists_state
+from colabstage.layouts.judge import files_called, judge, may_label
 from colabstage.layouts.lookup import Lookup
-from colabstage.layouts.names import names_state, nothing_states, splits_of_folders, why_not_bare
+from colabstage.layouts.names import names_may_say, names_state, nothing_states, splits_of_folders
 from colabstage.layouts.reading import Source
-from colabstage.layouts.rows import TABLE, LeadingTable, TableSearch, tables_agree
+from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, Values
-from colabstage.layouts.words import (
-    ARCHIVES,
-    IMAGES,
-    SOUNDS,
-    SPLIT_COLUMNS,
-    TABLES,
-    folder_of,
-    is_label_name,
-    is_note,
-    is_part,
-    is_role,
-    is_split,
-    is_submission,
-    is_table,
-    plain_name,
-    shared_folders,
-)
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from colabstage.trees.listing import FileEntries, Tree
 
 LayoutFunction = Callable[["Tree"], SampleTable]
 
-
-AUDIO = FileKind("audio", "clips", SOUNDS)
+AUDIO = FileKind("audio", "clips", words.SOUNDS)
 # Clips, where nothing is said about them: of one length, rate and number of channels.
 _AS_THEY_ARE = ClipOptions()
 
@@ -111,7 +90,7 @@ class Case:
     @cached_property
     def images(self) -> FileEntries:
         """Return the image files."""
-        return self.source.ending_in(IMAGES)
+        return self.source.ending_in(words.IMAGES)
 
     @cached_property
     def lookup(self) -> Lookup:
@@ -145,41 +124,49 @@ class Case:
         """Return what folders state of images."""
         return gather(lambda: folders_state(self.source, IMAGE_FOLDER))
 
-    def state_audio(self, options: ClipOptions = _AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
-        """Return what tables, or otherwise folders, state of clips, as rows of one length.
+    def state_boxes(self) -> Found:
+        """Return what boxes of KITTI, Pascal VOC, COCO, YOLO, or of a tool state, whichever there are."""
+        require_files(self.images, self.source, "images")
+        reasons = []
+        for name, state in _BOXES:
+            found = gather(lambda: state(self))  # noqa: B023 - called at once
+            if isinstance(found, Evidence) or found.claims:
+                return found
+            reasons.append(f"{name}: {found.error}")
+        return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
 
-        Args:
-            options: the form of the rows; frozen.
-            labels: the columns of a table that hold the labels; found by name and content where `None`.
-        """
-        source = self.source
-        clips = evidence.require_files(source.ending_in(SOUNDS), source, f"clips of sound ({', '.join(SOUNDS)})")
-        search = TableSearch(source, AUDIO, clips, Lookup(clips.names), labels=labels)
-        found = gather(search.state)
+    def state_audio(self, options: ClipOptions = _AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
+        """Return what tables, or otherwise folders, state of clips, as rows of one length."""
+        clips = require_files(
+            self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
+        )
+        found = gather(TableSearch(self.source, AUDIO, clips, Lookup(clips.names), labels=labels).state)
         # Label columns were named, so a table is meant.
         if isinstance(found, Miss) and not found.claims and labels is None:
-            by_folder = gather(lambda: folders_state(source, AUDIO))
+            by_folder = gather(lambda: folders_state(self.source, AUDIO))
             if isinstance(by_folder, Miss) and not by_folder.claims:
                 return Miss(LayoutError(f"{by_folder.error} Nor does a table name them: {found.error}"))
             found = by_folder
         if isinstance(found, Miss):
             return found
         inputs, note = clip_rows(found.table.inputs.source, options)
-        return replace(found, table=replace(found.table, inputs=inputs, notes=(*found.table.notes, note)))
-
-    @cached_property
-    def leading(self) -> list[LeadingTable]:
-        """Return the tables that lead to images; none where one cannot be read."""
-        try:
-            found = self.tables.leading()
-        except LayoutError:
-            return []
-        return [] if isinstance(found, str) else found
+        return replace(found, table=replace(found.table, inputs=inputs)).noting(note)
 
     def rows_agree(self, found: Evidence) -> bool:
         """Tell whether all tables that lead to images state the classes that other evidence does."""
+        try:
+            leading = self.tables.leading
+        except LayoutError:
+            return False
         class_of = dict(zip(found.table.keys, class_of_samples(found.table), strict=True))
-        return bool(self.leading) and tables_agree(self.leading, self.images.names, class_of, self.lookup)
+        return bool(leading) and tables_agree(leading, self.images.names, class_of, self.lookup)
+
+    def judge(self, found: Evidence) -> Found:
+        """Return what the judge makes of evidence."""
+        return judge(self.source, found, self.rows_agree, may_be_one=self.is_more)
+
+
+Rival = Callable[[Case, Evidence], "Found | None"]
 
 
 class Layout(NamedTuple):
@@ -195,6 +182,8 @@ class Layout(NamedTuple):
     """"auto" looks for it only if the tree has files with one of these; empty if extensions do not decide."""
     archive: str = ""
     """"auto" also looks for it if the tree itself is read from archives of this kind."""
+    rivals: tuple[tuple[str, str, Rival], ...] = ()
+    """What may state the same samples otherwise: what it is, its layout, and what it states."""
 
     def may_fit(self, source: Source) -> bool:
         """Tell whether "auto" has to look for it: most trees have no files of most layouts."""
@@ -202,226 +191,161 @@ class Layout(NamedTuple):
             return True
         return bool(self.archive) and any(part.kind == self.archive for part in source.tree.parts())
 
-
-# --- what "auto" weighs -----------------------------------------------------------------------------------------------
-
-
-def refuse(why: str) -> Miss:
-    """Return a refusal: nothing weaker is looked at."""
-    return Miss(BrokenDatasetError(why))
-
-
-def _unless(case: Case, found: Found, rival: Found | None, who: str, layout: str) -> Found:
-    """Return what was found, or a refusal where something else states the same samples otherwise."""
-    if isinstance(found, Miss) or rival is None or not rival.claims:
+    def weighed(self, case: Case) -> Found:
+        """Return what it states for "auto", unless something else states the same samples otherwise."""
+        found = gather(lambda: (self.weigh or self.state)(case))
+        if isinstance(found, Miss):
+            return found
+        stated = found
+        for who, layout, rival in self.rivals:
+            other = gather(lambda: rival(case, stated) or _NOTHING)  # noqa: B023 - called at once
+            if other.claims:
+                ways = " or ".join(f'layout="{name}"' for name in (stated.table.layout, layout) if name)
+                return refuse(
+                    f"The {stated.table.unit} of '{case.source.label}' have labels by {stated.who} and by {who}. Say "
+                    f"what is meant: {ways}; or, for classes in paths, layout=file_names(PATTERN), from "
+                    "colabstage.options."
+                )
         return found
-    ways = " or ".join(f'layout="{name}"' for name in (found.table.layout, layout) if name)
-    return refuse(
-        f"The {found.table.unit} of '{case.source.label}' have labels by {found.who} and by {who}. Say what is meant: "
-        f"{ways}; or, for classes in paths, layout=file_names(PATTERN), from colabstage.options."
-    )
 
 
-def _weigh_boxes(case: Case) -> Found:
-    """Weigh boxes: unless a table labels the images otherwise, or most have masks as well."""
-    found = _state_boxes(case)
+_NOTHING = Miss(LayoutError(""))
+
+
+# --- what "auto" weighs: stronger evidence against weaker that says something else ------------------------------------
+
+
+def _is_voc(case: Case) -> bool:
     # Pascal VOC also has masks, but people who stage it want the boxes.
-    is_voc = any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
-    if is_voc or isinstance(found, Miss):
-        return found
-    rows = case.rows if case.source.ending_in(TABLES) else None
-    is_same = isinstance(rows, Evidence) and isinstance(rows.table.targets, Boxes)
-    found = _unless(case, found, None if is_same else rows, "a table", TABLE.layout)
-    return found if isinstance(found, Miss) else _unless(case, found, case.masks, "masks", "pairs")
+    return any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
+
+
+def _rows_beside(case: Case, _: Evidence) -> Found | None:
+    rows = case.rows if case.source.ending_in(words.TABLES) and not _is_voc(case) else None
+    return None if isinstance(rows, Evidence) and isinstance(rows.table.targets, Boxes) else rows
+
+
+def _masks_beside(case: Case, found: Evidence) -> Found | None:
+    return None if found.table.layout == DETECTION and _is_voc(case) else case.masks
+
+
+def _sounds_beside(case: Case, found: Evidence) -> Found | None:
+    return found if 2 * len(case.source.ending_in(words.SOUNDS)) > len(found.table) else None
+
+
+def _names_beside(case: Case, found: Evidence) -> Found | None:
+    return names_state(Source(case.source.tree, hidden=found.used.__contains__))
+
+
+def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
+    """Return evidence whose images and masks share folders that look like classes, whose samples both would be."""
+    targets, keys = found.table.targets, found.table.keys
+    assert isinstance(targets, Masks)
+    depth = len(words.shared_folders(keys))
+    sides = [list(keys), [targets.source.name(number) for number in range(len(keys))]]
+    tops, of_masks = ({"".join(name.split("/")[:-1][depth : depth + 1]) for name in names} for names in sides)
+    # Masks are in the same folders; or all in one, beside several of images.
+    beside = tops == of_masks or (of_masks.isdisjoint(tops) and len(of_masks) == 1)
+    # Cityscapes has its cities below the folders of images and masks; a folder for each image is not a class.
+    named = all(name and not words.is_split(name) and not words.is_role(name) for name in tops)
+    return found if beside and named and 1 < len(tops) <= len(keys) / 2 else None
+
+
+def _classes_beside_numbers(case: Case, found: Evidence) -> Found | None:
+    """Return folders that look like classes beside a table of numbers; not those of patients, visits and parts."""
+    is_bare = isinstance(found.table.targets, Values) and not found.table.classes and len(case.images.folders[0]) > 1
+    folders = case.folders if is_bare else None
+    names = folders.table.classes if isinstance(folders, Evidence) else ()
+    kinds = (words.is_role, words.is_split, words.is_part, re.compile(r"\d").search)
+    is_odd = any(kind(name) for name in names for kind in kinds)
+    return None if is_odd or not 2 <= len(names) <= len(case.images) / 2 else folders
 
 
 def _weigh_rows(case: Case) -> Found:
-    """Weigh a table: with the folders of the images, and masks beside them."""
+    """Weigh a table: with the folders of the images, and their names."""
     found = case.rows
     if isinstance(found, Miss):
         return _without_rows(case, found) if found.claims else found
-    odd = _named_otherwise(case, found)
-    if odd is not None:
-        name, label, what = odd
-        return refuse(
-            f"The table {found.who} says '{show(label)}' for '{name}', but {what} is that of another label. Say which "
-            'is right: layout="table" or layout="image_folder"; or layout="file_names" for what files are called.'
-        )
-    found = _unless(case, found, case.masks, "masks", "pairs")
-    found = _unless(case, found, _classes_beside_numbers(case, found), "folders", IMAGE_FOLDER.layout)
-    return found if isinstance(found, Miss) else _with_lists(case, found)
+    odd = _labelled_otherwise(case, found)
+    if odd is None:
+        return found
+    name, label, what = odd
+    return refuse(
+        f"The table {found.who} says '{show(label)}' for '{name}', but {what} is that of another label. Say which is "
+        'right: layout="table" or layout="image_folder"; or layout="file_names" for what files are called.'
+    )
 
 
 def _without_rows(case: Case, found: Miss) -> Found:
     """Weigh what else there is where a table names images and cannot be used: masks, and folders that agree with it."""
+    headers = [name for table in case.tables.leading for name in table.table.header]
     if case.masks.claims:
-        if any(is_label_name(name) for table in case.leading for name in table.table.header):
+        if any(map(words.is_label_name, headers)):
             return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
         return near(f"The images have masks, and the table beside them no labels: {found.error}")
-    by_folder = _weigh_folders(case)
+    weighed = _weigh_folders(case)
+    by_folder = case.judge(weighed) if isinstance(weighed, Evidence) else weighed
     # Without a column of splits, rows that were meant for a test would be trained on.
-    headers = {plain_name(name) for table in case.leading for name in table.table.header}
-    names_splits = not headers.isdisjoint(SPLIT_COLUMNS)
-    if (
-        isinstance(by_folder, Evidence)
-        and case.rows_agree(by_folder)
-        and not (names_splits and by_folder.table.splits is None)
-    ):
-        note = "Tables beside the folders have a column that says the same classes; their other columns were left out."
-        return by_folder.noting(note)
+    is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
+    if isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split) and case.rows_agree(by_folder):
+        return by_folder.noting("Columns of tables that do not say the class of each folder were left out.")
     # Nothing is gained by the advice where all images are in one folder.
     if len(case.images.folders[0]) < 2:
         return found
     return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
 
 
-def _classes_beside_numbers(case: Case, found: Found) -> Found | None:
-    """Return folders that look like classes where a table has numbers; not those of patients, visits and parts."""
-    if isinstance(found, Miss) or found.table.classes or not isinstance(found.table.targets, Values):
-        return None
-    folders = case.folders if len(case.images.folders[0]) > 1 else None
-    if not isinstance(folders, Evidence):
-        return None
-    names = folders.table.classes
-    odd = any(re.search(r"\d", name) or is_role(name) or is_split(name) or is_part(name) for name in names)
-    return None if odd or len(names) < 2 or 2 * len(names) > len(folders.table) else folders
-
-
-def _named_otherwise(case: Case, found: Evidence) -> tuple[str, str, str] | None:
+def _labelled_otherwise(case: Case, found: Evidence) -> tuple[str, str, str] | None:
     """Return a file, its label, and what of it is called like another label; nothing where there is none."""
     labels = class_of_samples(found.table)
     # Patients and parts also have numbers as names, so numbers do not contradict a label.
     classes = {name for name in found.table.classes if not NUMBER.fullmatch(name)} if labels else set()
-    if not classes:
-        return None
-    names = gather(lambda: names_state(case.source))
+    names = gather(lambda: names_state(case.source)) if classes else _NOTHING
     by_name = {}
     if isinstance(names, Evidence):
         by_name = dict(zip(names.table.keys, class_of_samples(names.table), strict=True))
-    if not by_name and classes.isdisjoint(posixpath.basename(folder) for folder in case.images.folders[0]):
+    if not by_name and classes.isdisjoint(words.folder_of(f"{folder}/") for folder in case.images.folders[0]):
         return None
     for name, label in zip(found.table.keys, labels, strict=True):
-        for other, what in ((folder_of(name), "its folder"), (by_name.get(name), "its name")):
+        for other, what in ((words.folder_of(name), "its folder"), (by_name.get(name), "its name")):
             if other in classes and other != label:
                 return name, label, what
     return None
 
 
-def _with_lists(case: Case, found: Evidence) -> Evidence:
-    """Add the splits that lists state."""
-    if found.table.splits is not None:
-        return found
-    made, unread = lists_state(case.source, found)
-    return made if not unread else made.noting(_unread_lists(unread, found.table.unit))
-
-
-def _unread_lists(names: Sequence[str], unit: str) -> str:
-    return f"{listed(names)} list {unit} of splits, and are not read: all are of one split, or as splits= says."
-
-
-def _weigh_masks(case: Case) -> Found:
-    """Weigh masks: unless images are in folders of classes with their masks, or have classes in their names."""
-    found = case.masks
-    if isinstance(found, Miss):
-        return found
-    used = found.used
-    images = Source(case.source.tree, hidden=lambda name: name in used)
-    named = gather(lambda: names_state(images))
-    found = _unless(case, found, named, "the images' names", "file_names")
-    # As folders of classes the masks would be samples.
-    return _unless(case, found, _classes_of_masks(found), "folders that look like classes", "")
-
-
-def _classes_of_masks(found: Found) -> Found | None:
-    """Return evidence whose images and masks share folders that look like classes; nothing of other."""
-    if isinstance(found, Miss) or not isinstance(masks := found.table.targets, Masks):
-        return None
-    keys = found.table.keys
-    depth = len(shared_folders(keys))
-    sides = [list(keys), [masks.source.name(number) for number in range(len(keys))]]
-    tops, of_masks = ({"".join(name.split("/")[:-1][depth : depth + 1]) for name in names} for names in sides)
-    # Masks are in the same folders; or all in one, beside several of images.
-    beside = tops == of_masks or (of_masks.isdisjoint(tops) and len(of_masks) == 1)
-    # Cityscapes has its cities below the folders of images and masks; a folder for each image is not a class.
-    named = all(name and not is_split(name) and not is_role(name) for name in tops)
-    return found if beside and named and 1 < len(tops) <= len(keys) / 2 else None
-
-
 def _weigh_nothing(case: Case) -> Found:
     """Take images without labels, if they are in one folder, or one for each split, and nothing may be their labels."""
     source = case.source
-    images = evidence.images_of(source)
     # First, because it declines most class folders after examining folders instead of images.
-    splits = splits_of_folders(images)
+    splits = splits_of_folders(images_of(source))
     if case.is_more or (len(splits) > 1 and (not all(splits) or len(splits) > len(set(splits)))):
         msg = f"The images of '{source.label}' are in {len(splits):,} folders, or a part of a dataset."
         return Miss(LayoutError(msg))
-    if isinstance(gather(lambda: names_state(source)), Evidence):
+    if gather(lambda: names_state(source)).claims:
         return Miss(LayoutError(f"The images of '{source.label}' have classes in their names."))
-    why = why_not_bare(source)
+    why = may_label(source) or names_may_say(source)
     return near(why) if why else nothing_states(source)
 
 
 def _weigh_folders(case: Case) -> Found:
-    """Weigh folders as classes: only if nothing else can be meant."""
+    """Weigh folders as classes: without a second copy of all images."""
     source = case.source
     copy = second_copy(source)
-    seen = Source(source.tree, hidden=lambda name: name in copy) if copy else source
-    found = gather(lambda: folders_state(seen, IMAGE_FOLDER)) if copy else case.folders
+    found = case.folders
+    if copy:
+        found = gather(lambda: folders_state(Source(source.tree, hidden=copy.__contains__), IMAGE_FOLDER))
     if isinstance(found, Miss):
         return found if isinstance(found.error, EmptySourceError) or found.claims else replace(found, near=True)
     if copy:
         note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
-        found = replace(found.noting(note), passed=found.passed | copy)
-    sounds = source.ending_in(SOUNDS)
-    if 2 * len(sounds) > len(found.table):
-        return _unless(case, found, found, f"sound ('{sounds.names[0]}', …)", AUDIO.layout)
-    return weigh_classes(case, found, seen)
-
-
-def weigh_classes(case: Case, found: Evidence, source: Source) -> Found:
-    """Weigh folders of files of any kind as classes, and read the lists of their splits."""
-    reason = why_not_classes(found, may_be_one=case.is_more)
-    unread: list[str] = []
-    listed_splits, table = found, found.table
-    if not reason:
-        # Lists are read only if the folders may be classes, because each costs a read.
-        listed_splits, folds = lists_state(source, found)
-        reason, unread = named_elsewhere(source, listed_splits, folds, case.rows_agree)
-    if reason:
-        return near(
-            f"The {table.unit} of '{source.label}' are in folders that look like classes ({listed(table.classes)}), "
-            f'but {reason} layout="{table.layout}" takes the folders as classes anyway.'
-        )
-    if unread and listed_splits.table.splits is None:
-        return found.noting(_unread_lists(unread, table.unit))
-    return listed_splits
+        found = replace(found.noting(note), used=found.used | copy)
+    return found
 
 
 def _weigh_records(case: Case) -> Found:
     """Weigh TFRecord files: unless a table leads to image files beside them."""
-    records = tfrecord.named_records(case.source)
-    if records and len(case.images) and isinstance(case.rows, Evidence):
-        return _unless(case, case.rows, case.rows, f"TFRecords ('{records.names[0]}', …)", "tfrecord")
-    return tfrecord.tfrecord_state(case.source)
-
-
-def _weigh_names(case: Case) -> Found:
-    return _with_lists(case, names_state(case.source))
-
-
-def _weigh_audio(case: Case) -> Found:
-    """Weigh clips: in class folders they are handled as images are."""
-    found = case.state_audio()
-    if isinstance(found, Miss):
-        return found
-    pairs = zip(found.table.keys, class_of_samples(found.table), strict=False)
-    by_folder = bool(found.table.classes) and all(label in name.split("/")[:-1] for name, label in pairs)
-    return weigh_classes(case, found, case.source) if by_folder else found
-
-
-def _weigh_array_folder(case: Case) -> Found:
-    return weigh_classes(case, arrays.array_folder_state(case.source), case.source)
+    rows = case.rows if len(case.images) and tfrecord.named_records(case.source) else None
+    return rows if isinstance(rows, Evidence) else tfrecord.tfrecord_state(case.source)
 
 
 def _weigh_text(case: Case) -> Found:
@@ -431,48 +355,66 @@ def _weigh_text(case: Case) -> Found:
 
 # Stricter formats first, because a YOLO export often has a JSON or XML file with the same boxes.
 _BOXES: tuple[tuple[str, Callable[[Case], Found]], ...] = (
-    ("KITTI", lambda case: kitti.kitti_state(case.source)),
-    ("Pascal VOC", lambda case: voc.voc_state(case.source)),
+    ("KITTI", lambda case: beside.kitti_state(case.source)),
+    ("Pascal VOC", lambda case: beside.voc_state(case.source)),
     ("COCO", lambda case: coco.coco_state(case.source, case.images, case.lookup, classes=False)),
-    ("YOLO", lambda case: yolo.yolo_state(case.source)),
+    ("YOLO", lambda case: beside.yolo_state(case.source)),
     ("others", lambda case: tools.tools_state(case.source, case.images, case.lookup)),
 )
 
 
-def _state_boxes(case: Case) -> Found:
-    """Read images with boxes: labels of KITTI, Pascal VOC, COCO, YOLO, or of a tool, whichever there are."""
-    evidence.require_files(case.images, case.source, "images")
-    reasons = []
-    for name, state in _BOXES:
-        found = gather(lambda: state(case))  # noqa: B023 - called at once
-        if isinstance(found, Evidence) or found.claims:
-            return found
-        reasons.append(f"{name}: {found.error}")
-    return Miss(LayoutError(f"'{case.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
+def _state_coco_classes(case: Case) -> Found:
+    images = require_files(case.images, case.source, "images")
+    return coco.coco_state(case.source, images, case.lookup, classes=True)
 
 
 LAYOUTS: tuple[Layout, ...] = (
-    Layout(DETECTION, _state_boxes, _weigh_boxes, (".txt", ".xml", ".json")),
     Layout(
-        "coco_classes",
-        lambda case: coco.coco_state(
-            case.source, evidence.require_files(case.images, case.source, "images"), case.lookup, classes=True
-        ),
-        extensions=(".json",),
+        DETECTION,
+        Case.state_boxes,
+        extensions=(".txt", ".xml", ".json"),
+        rivals=(("a table", TABLE.layout, _rows_beside), ("masks", "pairs", _masks_beside)),
     ),
+    Layout("coco_classes", _state_coco_classes, extensions=(".json",)),
     Layout("webdataset", lambda case: webdataset.webdataset_state(case.source), None, webdataset.EXTENSIONS, "tar"),
-    Layout("tfrecord", lambda case: tfrecord.tfrecord_state(case.source), _weigh_records, tfrecord.EXTENSIONS),
+    Layout(
+        "tfrecord",
+        lambda case: tfrecord.tfrecord_state(case.source),
+        _weigh_records,
+        tfrecord.EXTENSIONS,
+        rivals=(
+            ("TFRecords beside them", "tfrecord", lambda _, found: found if found.table.layout == "table" else None),
+        ),
+    ),
     Layout("lmdb", lambda case: lmdb.lmdb_state(case.source), None, lmdb.EXTENSIONS),
     Layout("arrow", lambda case: arrow.arrow_state(case.source), None, arrow.EXTENSIONS),
-    Layout("table", lambda case: case.rows, _weigh_rows, TABLES),
-    Layout("pairs", lambda case: case.masks, _weigh_masks),
+    Layout(
+        "table",
+        lambda case: case.rows,
+        _weigh_rows,
+        words.TABLES,
+        rivals=(("masks", "pairs", _masks_beside), ("folders", IMAGE_FOLDER.layout, _classes_beside_numbers)),
+    ),
+    Layout(
+        "pairs",
+        lambda case: case.masks,
+        rivals=(
+            ("the images' names", "file_names", _names_beside),
+            ("folders that look like classes", "", _classes_of_masks),
+        ),
+    ),
     Layout("images", lambda case: nothing_states(case.source), _weigh_nothing),
-    Layout("image_folder", lambda case: case.folders, _weigh_folders),
+    Layout(
+        "image_folder",
+        lambda case: case.folders,
+        _weigh_folders,
+        rivals=(("sound", AUDIO.layout, _sounds_beside),),
+    ),
     Layout("arrays", lambda case: arrays.arrays_state(case.source, published.published_arrays(case.source))),
-    Layout("array_folder", lambda case: arrays.array_folder_state(case.source), _weigh_array_folder),
-    Layout("pixel_table", lambda case: pixels.pixels_state(case.source)),
-    Layout("file_names", lambda case: names_state(case.source), _weigh_names),
-    Layout("audio", lambda case: case.state_audio(), _weigh_audio, SOUNDS),
+    Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
+    Layout("pixel_table", lambda case: published.pixels_state(case.source)),
+    Layout("file_names", lambda case: names_state(case.source)),
+    Layout("audio", Case.state_audio, extensions=words.SOUNDS),
     Layout("tokens", lambda case: tokens.tokens_state(case.source), _weigh_text),
 )
 
@@ -484,64 +426,29 @@ def catalogue() -> tuple[Layout, ...]:
 
 
 def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more: bool = False) -> SampleTable:
-    """Make the table of samples of a tree.
-
-    Args:
-        tree: the dataset's files.
-        layout: the name of a layout, "auto" for what the evidence states, or a function that makes the table.
-        is_more: whether the samples are added to an existing dataset, so that a single class is fine.
-    """
+    """Make the table of samples of a tree, by a layout's name, "auto" for what the evidence states, or a function.
+    `is_more`: whether they are added to an existing dataset, so that a single class is fine."""
     if not isinstance(layout, str | TableFile):
         return layout(tree)
     if isinstance(layout, str):
         check_layout_name(layout)
     case = Case(Source(tree), is_more=is_more)
     try:
-        with _typed(tree):
-            if layout == "auto":
-                return _weigh_all(case)
-            if isinstance(layout, TableFile):
-                return layout(tree)
-            return required(gather(lambda: next(one for one in catalogue() if one.name == layout).state(case))).told()
+        if layout == "auto":
+            return _weigh_all(case)
+        if isinstance(layout, TableFile):
+            return layout(tree)
+        return required(gather(lambda: next(one for one in catalogue() if one.name == layout).state(case))).told()
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
-        hints = _how_to_give(case.source)
-        if layout == "auto" or not hints:
+        hint = "" if layout == "auto" else _how_to_give(case.source)
+        if not hint:
             raise
-        raise EmptySourceError(" ".join((str(error), *hints))) from error
-
-
-def _weigh_all(case: Case) -> SampleTable:
-    declined: list[Miss] = []
-    unread = ""
-    # A layout that was not looked for cannot explain a failure: the tree has no files of it.
-    for layout in (one for one in catalogue() if one.may_fit(case.source)):
-        weigh = layout.weigh or layout.state
-        found = gather(lambda: weigh(case))  # noqa: B023 - called at once
-        if isinstance(found, Miss):
-            if found.claims:
-                raise found.error
-            declined.append(found)
-            if isinstance(found.error, MissingDependencyError):
-                # One is enough: once its package is installed, the next call says more.
-                unread = unread or str(found.error)
-            continue
-        if unread and layout.weigh is not None:
-            # An unreadable file may define the labels, and must not be replaced by a guess.
-            msg = f'{unread} Or give layout="{found.table.layout}", which does without it.'
-            raise MissingDependencyError(msg)
-        return judge(case.source, found)
-    raise _nothing_fits(case.source, declined)
-
-
-@contextmanager
-def _typed(tree: Tree) -> Iterator[None]:
-    """Raise a typed error for a number, a nesting or a size that the files of a tree cannot mean."""
-    try:
-        yield
+        msg = f"{error} {hint}"
+        raise EmptySourceError(msg) from error
     except ColabstageError:
         raise
-    # Labels are of any size, in any format, and become numbers in many places.
+    # A number, a nesting or a size that no file can mean: labels of any format become numbers in many places.
     except (ValueError, ArithmeticError, RecursionError, MemoryError) as error:
         msg = (
             f"The labels or arrays of '{tree.label}' hold what cannot be read: {ended(said_by(error))} Correct or "
@@ -550,7 +457,44 @@ def _typed(tree: Tree) -> Iterator[None]:
         raise BrokenDatasetError(msg) from error
 
 
+def _weigh_all(case: Case) -> SampleTable:
+    declined: list[Miss] = []
+    # A layout that was not looked for cannot explain a failure: the tree has no files of it.
+    for layout in (one for one in catalogue() if one.may_fit(case.source)):
+        found = layout.weighed(case)
+        # One missing package is enough: once it is installed, the next call says more.
+        unread = next((miss.error for miss in declined if isinstance(miss.error, MissingDependencyError)), None)
+        # An unreadable file may define the labels, and must not be replaced by a guess.
+        if isinstance(found, Evidence) and unread is not None:
+            msg = f'{unread} Or give layout="{found.table.layout}", which does without it.'
+            raise MissingDependencyError(msg)
+        verdict = case.judge(found) if isinstance(found, Evidence) else found
+        if isinstance(verdict, Evidence):
+            return verdict.told()
+        if verdict.claims:
+            raise verdict.error
+        declined.append(verdict)
+    raise _nothing_fits(case.source, declined)
+
+
+# --- where nothing fits -----------------------------------------------------------------------------------------------
+
 _KINDS = "images, arrays, clips of sound, text, shards (tar, TFRecord, LMDB, Arrow)"
+_AS_OBJECTS = "pass pack_dataset a dataset object whose items are (x, y)"
+# Files that no layout reads, and how to use them.
+_UNREAD = (
+    ((".dcm", ".dicom"), "DICOM files", f"With pydicom {_AS_OBJECTS}, x = pydicom.dcmread(path).pixel_array."),
+    (
+        (".nii", ".nii.gz", ".mha", ".nrrd"),
+        "medical volumes",
+        f"With nibabel {_AS_OBJECTS}, x = nibabel.load(path).get_fdata(), all of one shape.",
+    ),
+    (
+        (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg"),
+        "videos",
+        f"Extract images, ffmpeg -i clip.mp4 -vf fps=1 clip/%05d.jpg; or {_AS_OBJECTS}, x a clip's frames.",
+    ),
+)
 
 
 def _nothing_fits(source: Source, declined: list[Miss]) -> LayoutError:
@@ -566,42 +510,41 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> LayoutError:
             )
     # No files of any known kind is a different problem from files that fit no layout, with a different remedy. Tars may
     # be shards, so they were examined.
-    archives = files_called(source, ARCHIVES)
-    is_packed = bool(archives) and len(archives) == len(source.files.where(lambda name: not is_note(name)))
+    archives = files_called(source, words.ARCHIVES)
+    is_packed = bool(archives) and len(archives) == len(source.files.where(lambda name: not words.is_note(name)))
     faults = [miss.error for miss in declined if not isinstance(miss.error, EmptySourceError)]
     if is_packed or not faults:
         msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}, and nothing that is read: {_KINDS}."
-        return EmptySourceError(" ".join((msg, *_how_to_give(source), *source.tree.notes)))
+        return EmptySourceError(" ".join(filter(None, (msg, _how_to_give(source), *source.tree.notes))))
     return LayoutError(
         f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {faults[-1]} {on_request}"
     )
 
 
-def _how_to_give(source: Source) -> list[str]:
+def _how_to_give(source: Source) -> str:
     """Return what to give as the source where a tree holds only archives, or tables and nothing that they name."""
     folder = source.label if isinstance(source.tree, FolderTree) else "FOLDER"
-    archives, tables = (files_called(source, ends) for ends in (ARCHIVES, TABLES))
-    labels = tables.where(lambda name: not is_submission(name)).names
+    archives, named = (files_called(source, ends) for ends in (words.ARCHIVES, words.TABLES))
+    labels = named.where(lambda name: not words.is_submission(name)).names
     if archives and source.tree.kind != "folder":
-        return ["Archives inside an archive are not opened: extract_archive(source, 'FOLDER'), and give 'FOLDER'."]
+        return "Archives inside an archive are not opened: extract_archive(source, 'FOLDER'), and give 'FOLDER'."
     if archives:
         # An archive alone would be read without its labels; several are usually the parts or splits of one dataset.
         beside = f", and '{labels[0]}' beside them may hold their labels" if labels else ""
         paths = [*([folder] if labels else []), *(f"{folder}/{name}" for name in archives.names[:NAMES_SHOWN])]
-        given = repr(paths[0]) if len(paths) == 1 else str(paths)
         more = f" with {len(archives) - NAMES_SHOWN:,} more" if len(archives) > NAMES_SHOWN else ""
-        return [f"Archives inside a folder are not opened{beside}. Give as the source{more}: {given}."]
+        given = repr(paths[0]) if len(paths) == 1 else str(paths)
+        return f"Archives inside a folder are not opened{beside}. Give as the source{more}: {given}."
     if source.label.lower().endswith((".xlsx", ".ods")):
         how = f"pandas.read_excel('{source.label}', dtype=str).to_csv('FOLDER/labels.csv', index=False)"
-        return [f"It is a spreadsheet. Save it beside the files that it names, {how}, and give 'FOLDER'."]
-    if not tables:
-        return []
-    hint = (
+        return f"It is a spreadsheet. Save it beside the files that it names, {how}, and give 'FOLDER'."
+    if not named:
+        return ""
+    return (
         "A table is read with the images or clips that it names: give the folder that holds both, or their two folders "
         f"in a list, ['{folder}', 'FOLDER_OF_THE_IMAGES']. Of a table that is the data itself save arrays, "
         "numpy.savez('data.npz', x=…, y=…), and give 'data.npz'."
     )
-    return [hint]
 
 
 def check_layout_name(layout: str) -> None:
@@ -618,23 +561,6 @@ def check_layout_name(layout: str) -> None:
         raise OptionError(msg)
 
 
-# Files that no layout reads, and how to use them.
-_AS_OBJECTS = "pass pack_dataset a dataset object whose items are (x, y)"
-_UNREAD = (
-    ((".dcm", ".dicom"), "DICOM files", f"With pydicom {_AS_OBJECTS}, x = pydicom.dcmread(path).pixel_array."),
-    (
-        (".nii", ".nii.gz", ".mha", ".nrrd"),
-        "medical volumes",
-        f"With nibabel {_AS_OBJECTS}, x = nibabel.load(path).get_fdata(), all of one shape.",
-    ),
-    (
-        (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg"),
-        "videos",
-        f"Extract images, ffmpeg -i clip.mp4 -vf fps=1 clip/%05d.jpg; or {_AS_OBJECTS}, x a clip's frames.",
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class TableFile:
     """The layout of a folder whose samples one table lists."""
@@ -643,11 +569,10 @@ class TableFile:
 
     def __call__(self, tree: Tree) -> SampleTable:
         """Return the samples that the table names: images, or otherwise audio clips."""
-        case = Case(Source(tree, hidden=lambda name: is_table(name) and name != self.name))
-        found = gather(lambda: case.rows)
-        clips = gather(case.state_audio) if not found.claims else found
+        case = Case(Source(tree, hidden=lambda name: words.is_table(name) and name != self.name))
+        found = case.rows if case.rows.claims else gather(case.state_audio)
         try:
-            return required(clips if clips.claims else found).table
+            return required(found if found.claims else case.rows).table
         except EmptySourceError as error:
             msg = (
                 f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "

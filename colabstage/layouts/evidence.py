@@ -6,7 +6,6 @@ of the same record (shards, arrays). What is no evidence is a value too, with th
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,16 +13,8 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.io.units import left_out
-from colabstage.layouts.table import (
-    Boxes,
-    BrokenDatasetError,
-    SampleTable,
-    Values,
-)
-from colabstage.layouts.words import (
-    IMAGES,
-    is_foreign,
-)
+from colabstage.layouts.table import Boxes, BrokenDatasetError, SampleTable, Values, offsets_of
+from colabstage.layouts.words import IMAGES, is_foreign
 from colabstage.trees.listing import count_by, take_strings
 
 if TYPE_CHECKING:
@@ -45,9 +36,10 @@ class Evidence:
     who: str
     """What states it, for messages: "the folders", "'labels.csv'"."""
     used: frozenset[str] = frozenset()
-    """Names of the files that it read or needs, beside those of the samples."""
-    passed: frozenset[str] = frozenset()
-    """Names of further files that it knows and leaves out on purpose; a note of the table says so."""
+    """Names of the files that it read, needs, or leaves out on purpose, beside those of the samples."""
+    is_guess: bool = False
+    """Whether the classes are only folders that the samples are in, or what they are called, which may have another
+    reason."""
 
     @property
     def claims(self) -> bool:
@@ -96,6 +88,11 @@ def near(why: str) -> Miss:
     return Miss(LayoutError(why), near=True)
 
 
+def refuse(why: str) -> Miss:
+    """Return a refusal: nothing weaker is looked at."""
+    return Miss(BrokenDatasetError(why))
+
+
 def gather(read: Callable[[], Found]) -> Found:
     """Return what a reader finds; the reason where it raises one."""
     try:
@@ -127,10 +124,8 @@ def require_files(files: FileEntries, source: Source, what: str) -> FileEntries:
 def count_kinds(files: FileEntries) -> str:
     """Write how many files there are of each extension, the most common first."""
     endings, of_files = files.endings
-    counts: Counter[str] = Counter()
-    for ending, count in zip(endings, np.bincount(of_files, minlength=len(endings)).tolist(), strict=True):
-        counts[ending.lower() or "without extension"] += count
-    return count_by(counts)
+    names = [ending.lower() or "without extension" for ending in endings]
+    return count_by([names[number] for number in of_files.tolist()])
 
 
 def images_of(source: Source) -> FileEntries:
@@ -149,12 +144,11 @@ def class_of_samples(table: SampleTable) -> list[str]:
 
 def take_rows(table: SampleTable, chosen: NDArray[np.intp]) -> SampleTable:
     """Return some samples of a table, in the order given."""
-    targets = table.targets
     return replace(
         table,
         keys=take_strings(table.keys, chosen),
         inputs=replace(table.inputs, source=table.inputs.source.take(chosen)),
-        targets=None if targets is None else take_targets(targets, chosen),
+        targets=None if table.targets is None else take_targets(table.targets, chosen),
         splits=None if table.splits is None else take_strings(table.splits, chosen),
         groups=None if table.groups is None else take_strings(table.groups, chosen),
     )
@@ -167,12 +161,12 @@ def take_targets(targets: Targets, chosen: NDArray[Any]) -> Targets:
     if not isinstance(targets, Boxes):
         return replace(targets, source=targets.source.take(chosen))
     counts = np.diff(targets.offsets)[chosen]
+    offsets = offsets_of(counts)
     # For each box its place in the old array: the beginning of its sample there, and how far it is into that sample.
-    ends = np.cumsum(counts)
-    rows = np.repeat(targets.offsets[chosen] - (ends - counts), counts) + np.arange(counts.sum())
+    rows = np.repeat(targets.offsets[chosen] - offsets[:-1], counts) + np.arange(counts.sum())
     return replace(
         targets,
-        offsets=np.concatenate([[0], ends]).astype(np.int64),
+        offsets=offsets,
         boxes=targets.boxes[rows],
         sizes=None if targets.sizes is None else targets.sizes[chosen],
         columns={name: values[rows] for name, values in targets.columns.items()},

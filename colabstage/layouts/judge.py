@@ -1,10 +1,18 @@
-"""The judge: what must be true of what evidence states, and of the files that are left over."""
+"""The judge: what must be true of what is stated, of folders that may be classes, and of files that are left over.
+
+Every file is a sample, was used, or is harmless. What else may speak of the samples depends on what states their
+labels: where they were written down, archives and masks; where it is folders alone, texts that name the samples as
+well; where nothing does, any file that is not harmless.
+"""
 
 from __future__ import annotations
 
+import difflib
 import posixpath
 import re
+from collections import defaultdict
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,55 +21,87 @@ from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
+from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, class_of_samples
-from colabstage.layouts.reading import Source, decode_text
+from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse
+from colabstage.layouts.folders import bare_stem
+from colabstage.layouts.lists import lists_state
+from colabstage.layouts.reading import decode_text
 from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Boxes, BrokenDatasetError, SampleTable
-from colabstage.layouts.words import (
-    ANNOTATIONS,
-    ARCHIVES,
-    IMAGES,
-    TEXTS,
-    before_last_word,
-    folder_of,
-    holds_images,
-    is_note,
-    is_role,
-    is_table,
-    normal,
-    split_name,
-    spoken,
-    stem_of,
-)
+from colabstage.layouts.table import Boxes, SampleTable, Values
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.listing import only_line
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from colabstage.layouts.evidence import Found
+    from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntries
 
+# More folders than this are classes.
+_MOST_PARTS = 16
+_STEMS_COMPARED = 64
+# Of so many images with boxes the size is looked at.
+_SIZES_COMPARED = 8
+# Enough to recognise a file's content, and little enough for a slow mount.
+_HEAD_BYTES = 64 * 1024
+_HEADS = 16
+# At least this many samples must be named, because a text may mention one in passing.
+_NAMED = 3
+_AGREEING = 0.9
+_WORD = re.compile(r"[^\s,;|\"'<>\[\]{}()=:]+")
+_CELL = re.compile(r"[^,;\t|\"<>]+")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+# A stem counts as that of a sample, not as a word or a number, if it has letters and digits, or many digits.
+_TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
+_SPREADSHEETS = (".xlsx", ".xls", ".ods")
 
-def judge(source: Source, found: Evidence) -> SampleTable:
-    """Return the samples, if nothing contradicts what is stated of them."""
+
+def judge(
+    source: Source, found: Evidence, rows_agree: Callable[[Evidence], bool], *, may_be_one: bool = False
+) -> Found:
+    """Return what is stated with the splits of lists, if nothing contradicts it; else why it does not count.
+
+    `rows_agree` tells whether the tables that lead to the samples agree with it; `may_be_one`, whether one class is
+    fine, because the samples are added to others.
+    """
+    by_folders = found.is_guess and found.table.layout != "file_names"
+    why = _why_not_classes(found.table, may_be_one=may_be_one) if by_folders else ""
+    folds: Sequence[str] = ()
+    # Lists are read only if the folders may be classes, because each costs a read.
+    if not why and isinstance(found.table.targets, Values) and (by_folders or found.table.splits is None):
+        found, folds = lists_state(source, found)
     table = found.table
-    checks = (_spelled_twice, _split_twice, _no_boxes, _boxes_outside)
+    if found.is_guess and not why:
+        why, folds = _named_elsewhere(source, found, folds, rows_agree)
+    if why:
+        # Where folders are no classes, the names of the files may be.
+        decline = near if by_folders else refuse
+        return decline(
+            f"The {table.unit} of '{source.label}' may have the classes {listed(table.classes)}, by {found.who}, but "
+            f'{why} layout="{table.layout}" takes them anyway.'
+        )
+    checks = (_spelled_twice, _split_twice, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "") or _left_over(source, found)
     if why:
-        msg = f'{why} layout="{table.layout}" takes the {table.unit} as they are.'
-        raise BrokenDatasetError(msg)
-    return found.told()
+        return refuse(f'{why} layout="{table.layout}" takes the {table.unit} as they are.')
+    if not folds or table.splits is not None:
+        return found
+    return found.noting(
+        f"{listed(folds)} list {table.unit} of splits, and are not read: all are of one split, or as splits= says."
+    )
 
 
 def _spelled_twice(table: SampleTable) -> str:
     """Find classes that are one word in two spellings, which are one class for people and two for a program."""
     seen: dict[str, str] = {}
     for name in table.classes:
-        other = seen.setdefault(spoken(name), name)
+        other = seen.setdefault(words.spoken(name), name)
         if other != name:
-            form = " (the same letters in two forms of Unicode)" if normal(other) == normal(name) else ""
+            form = " (the same letters in two forms of Unicode)" if words.normal(other) == words.normal(name) else ""
             return (
                 f"Two classes of the {table.unit} are called '{show(other)}' and '{show(name)}'{form}, which look like "
                 "one class spelled in two ways. Spell it in one way."
@@ -86,83 +126,24 @@ def _split_twice(table: SampleTable) -> str:
     return ""
 
 
-def _left_over(source: Source, found: Evidence) -> str:
-    """Find what is left over and may hold more samples, or their labels: archives, and where nothing states labels, a
-    document of Google or any file of annotations.
-    """
-    table = found.table
-    documents = [note for note in source.tree.notes if "Google" in note] if table.targets is None else []
-    if documents:
-        return f"Nothing labels the {table.unit}, and a document may: {documents[0]} Download it as CSV beside them."
-    if not isinstance(table.inputs.source, TreeFiles):
-        # Shards are their own samples; arrays may have labels in another form beside them.
-        others = source.ending_in(ANNOTATIONS).where(lambda name: name not in found.used and not is_note(name))
-        if table.layout != "arrays" or table.targets is not None or not others:
-            return ""
-        return (
-            f"Nothing among the arrays of '{source.label}' is their targets, and '{others.names[0]}' may be, in a form "
-            "that is not read beside arrays. Save it as an array too, numpy.save('y.npy', y), in the order of the rows."
-        )
-    masks = _left_over_masks(source, found)
-    if masks:
-        return (
-            f"'{masks[0]}' and {len(masks) - 1:,} more images beside those that {found.who} labels may be their masks, "
-            "and would be left out. For images and masks give layout=image_masks(FOLDER), from colabstage.options."
-        )
-    opened = {posixpath.basename(part.label) for part in source.tree.parts()} | found.used
-    archives = files_called(source, ARCHIVES).where(lambda name: opened.isdisjoint({name, posixpath.basename(name)}))
-    if not archives:
-        return ""
-    folder = source.tree.label if isinstance(source.tree, FolderTree) else "FOLDER"
-    return (
-        f"'{archives.names[0]}' beside the {table.unit} of '{source.label}' is an archive, which may hold more of them "
-        f"or their labels. Give it in a list of sources, ['{folder}', '{folder}/{archives.names[0]}']."
-    )
-
-
-def _left_over_masks(source: Source, found: Evidence) -> list[str]:
-    """Return the images that a table does not name and that look like masks of those that it does, if there are as many
-    as half of these: in a folder of masks, or called after them."""
-    if found.table.layout != "table":
-        return []
-    rest = set(source.ending_in(IMAGES).names) - set(found.table.keys) - found.used
-    stems = {posixpath.splitext(name)[0] for name in found.table.keys}
-    masks = [
-        name
-        for name in rest
-        if (is_role(folder_of(name)) and not holds_images(folder_of(name)))
-        or (before_last_word(posixpath.splitext(name)[0]) in stems)
-    ]
-    return sorted(masks) if 2 * len(masks) >= len(stems) else []
-
-
-# Of so many images with boxes the size is looked at.
-_LOOKED_AT = 8
-
-
-def _no_boxes(table: SampleTable) -> str:
-    """Find annotations without any box."""
-    if table.layout != DETECTION or not isinstance(table.targets, Boxes) or len(table.targets.boxes) or not len(table):
-        return ""
-    return (
-        f"Annotations of the {len(table):,} images are there, and no box in any of them (first '{table.keys[0]}'). "
-        "Export them with their boxes."
-    )
-
-
-def _boxes_outside(table: SampleTable) -> str:
-    """Find boxes none of which is in its image: the images were made smaller, or are those of another dataset."""
+def _boxes_lost(table: SampleTable) -> str:
+    """Find annotations without any box; and boxes outside of their images, which were made smaller, or are others."""
     boxes, source = table.targets, table.inputs.source
-    known = not isinstance(boxes, Boxes) or boxes.relative or boxes.sizes is not None
-    if known or not isinstance(boxes, Boxes) or not isinstance(source, TreeFiles):
+    if not isinstance(boxes, Boxes) or not isinstance(source, TreeFiles):
         return ""
-    chosen = np.flatnonzero(np.diff(boxes.offsets))[:_LOOKED_AT].tolist()
+    if not len(boxes.boxes) and len(table) and table.layout == DETECTION:
+        return (
+            f"Annotations of the {len(table):,} images are there, and no box in any of them (first '{table.keys[0]}'). "
+            "Export them with their boxes."
+        )
+    known = boxes.relative or boxes.sizes is not None
+    chosen = np.flatnonzero(np.diff(boxes.offsets))[: 0 if known else _SIZES_COMPARED].tolist()
     outside = []
     for number in chosen:
         with suppress(DecodeError, CorruptArchiveError):
             facts = probe_image(read_with_retry(lambda: source.read(number), source.name(number)))  # noqa: B023
             corners = boxes.boxes[boxes.offsets[number] : boxes.offsets[number + 1], :2]
-            outside.append(bool((corners >= (facts.width, facts.height)).any(axis=1).all()))
+            outside.append((corners >= (facts.width, facts.height)).any(axis=1).all())
     if not outside or not all(outside):
         return ""
     box = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[chosen[0]]].tolist())
@@ -173,89 +154,276 @@ def _boxes_outside(table: SampleTable) -> str:
     )
 
 
+# --- folders as classes -----------------------------------------------------------------------------------------------
+
+
+def _why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
+    """Return why folders are probably no classes, and what to write; "" if they may be."""
+    if len(table.classes) < 2 and not may_be_one:
+        return (
+            "that is one class, and there is nothing to learn from one. Expected a folder for each class, a table of "
+            "labels beside the images, or their class in the files' names: layout=file_names(PATTERN)."
+        )
+    folders = _ClassFolders(table)
+    return folders.parts() or folders.depth() or folders.strange_split()
+
+
+class _ClassFolders:
+    """The folders of samples that may be classes: their names, what is below them, and what is in each."""
+
+    def __init__(self, table: SampleTable) -> None:
+        source, targets = table.inputs.source, table.targets
+        assert isinstance(source, TreeFiles)
+        assert isinstance(targets, Values)
+        self.table, self.classes, self.labels = table, table.classes, targets.values
+        self.tree, self.files = source.tree, source.entries
+        self.folders = self.files.folders[0]
+
+    def _say(self, *, outer: str = "", parts: list[str] | None = None) -> str:
+        """Write what chooses one of several readings: a part of the source, the innermost folders, two folders of parts
+        of each sample."""
+        # A class's folder alone, wherever that is in the source.
+        paths = (folder.split("/") for folder in self.folders)
+        found = ["/".join(path[: path.index(outer) + 1]) for path in paths if outer in path]
+        ways = [
+            f"one of the outer folders alone: {only_line(self.tree, min(found, key=len, default=outer))}"
+            if outer
+            else "",
+            f"images and masks: layout=parts(x='{parts[0]}', y='{parts[-1]}')"
+            if parts
+            else "the inner folders: layout=folders(level=-1)",
+            r"the class in the paths: layout=file_names(r'([^/]+)/[^/]+$')",
+        ]
+        return f"Say which is meant, from colabstage.options: {'; '.join(filter(None, ways))}."
+
+    def parts(self) -> str:
+        """Find folders that hold parts of a dataset, or of each sample: by their names, or by the stems in them."""
+        named = self._called_parts()
+        if named:
+            meant = "".join(
+                f" Did you mean '{split}' by '{one}'?"
+                for one in sorted({*self.classes}.difference(named))
+                for split in difflib.get_close_matches(one.lower(), words.SPLITS, 1, 0.8)
+            )
+            what = f"{'is a name' if len(named) == 1 else 'are names'} of parts of a dataset"
+            return f"{listed(named)} {what}.{meant} {self._say(outer=min(self.classes), parts=sorted(self.classes))}"
+        folders = {name for folder in self.folders for name in folder.split("/")}
+        # train_images and val_images above the classes are splits, despite the word images.
+        above = {name for name in folders if words.is_split(name)} if self.table.splits is not None else set()
+        below = sorted(folder for folder in folders - above - set(self.classes) if words.is_role(folder))
+        if len(below) > 1:
+            return f"{listed(below)} hold parts of each sample. {self._say(parts=below)}"
+        stem = self._shared_stem()
+        if not stem:
+            return ""
+        return (
+            f"the {self.table.unit} in {listed(sorted(self.classes))} have the same names ('{stem}', …): they may be "
+            f"parts of each sample, such as an image and its mask. {self._say(parts=sorted(self.classes))}"
+        )
+
+    def _called_parts(self) -> list[str]:
+        """Return the classes called after splits or parts of a dataset; none if one stands among real classes."""
+        classes = self.classes
+        splits = {name: read for name in classes if (read := words.split_name(name)).split}
+        # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing; training_fake beside
+        # training_real are two classes of one split.
+        several = len({read.split for read in splits.values()}) > 1 or len(set(splits.values())) < len(splits)
+        odd = {name for name in classes if words.is_role(name)}
+        odd |= {name for name, read in splits.items() if several or not read.rest}
+        # Of folds, or of pictures before and after, each folder is a part; "depth" among other words is a class.
+        parts = {name for name in classes if words.is_part(name)}
+        odd |= parts if len(parts | splits.keys()) == len(classes) else set()
+        return sorted(odd) if len(odd) > 1 or len(classes) < 3 else []
+
+    def _shared_stem(self) -> str:
+        """Return a stem that is in each of the folders, if they may hold parts of one sample by their names."""
+        if not 2 <= len(self.classes) <= _MOST_PARTS or not words.may_hold_parts(self.classes, "a"):
+            return ""
+        stems = []
+        for number, name in enumerate(self.classes):
+            rows = np.flatnonzero(self.labels == number)[:_STEMS_COMPARED]
+            stems.append({bare_stem(self.files.names[row], name) for row in rows.tolist()} - {""})
+        smallest = min(stems, key=len)
+        stem = min(smallest, default="")
+        differ = any(2 * len(smallest & own) < len(smallest) for own in stems)
+        return "" if differ or not words.may_hold_parts(self.classes, stem) else stem
+
+    @cached_property
+    def _below(self) -> dict[str, set[tuple[str, ...]]]:
+        """Return for each class the paths of folders in it that hold samples, without those that say nothing: parts of
+        samples, and folders below every class."""
+        # As single numbers, because sorting a million pairs takes ten times as long and twice the memory.
+        pairs = np.unique(self.files.folders[1].astype(np.int64) * len(self.classes) + self.labels)
+        places = [divmod(pair, len(self.classes)) for pair in pairs.tolist()]
+        # A folder above all of them may have a class's name: cell_images/cell_images.
+        depth = (
+            len(words.shared_folders(f"{self.folders[folder]}/" for folder, _ in places))
+            if len(self.classes) > 1
+            else 0
+        )
+        below: dict[str, set[tuple[str, ...]]] = {name: set() for name in self.classes}
+        for folder, label in places:
+            name, path = self.classes[label], self.folders[folder].split("/")
+            rest = path[path.index(name, depth) + 1 :] if name in path[depth:] else []
+            below[name].add(tuple(part for part in rest if not words.is_role(part)))
+        while len(first := {rest[:1] for inner in below.values() for rest in inner}) == 1 and () not in first:
+            below = {name: {rest[1:] for rest in inner} for name, inner in below.items()}
+        return below
+
+    def depth(self) -> str:
+        """Find a class that holds several folders and no file of its own: those may be the classes."""
+        for name, inner in self._below.items():
+            if len(inner) > 1 and () not in inner:
+                tops = {rest[0] for rest in inner}
+                inside = sorted(tops if len(tops) > 1 else {"/".join(rest) for rest in inner})
+                flat = [other for other, its in self._below.items() if its == {()}]
+                beside = f", and {listed(flat)} beside it hold {self.table.unit} directly" if flat else ""
+                what = f"'{name}' holds the folders {listed(inside)}, which may be the classes as well{beside}"
+                return f"{what}. {self._say(outer=name)}"
+        return ""
+
+    def strange_split(self) -> str:
+        """Find a split most of whose classes are not in `train`: tested classes must be trained."""
+        pairs = set(zip(self.table.splits or (), self.labels.tolist(), strict=False))
+        known = {label for split, label in pairs if split == "train"}
+        for odd in sorted({split for split, _ in pairs}) if known else ():
+            own = {label for split, label in pairs if split == odd}
+            if 2 * len(own & known) < len(own):
+                names, trained = (listed([self.classes[label] for label in sorted(one)]) for one in (own, known))
+                return (
+                    f"most classes of the split '{odd}' ({names}) are not in 'train' ({trained}). Name its folders as "
+                    "those of 'train', or move it away."
+                )
+        return ""
+
+
+# --- files that are left over -----------------------------------------------------------------------------------------
+
+
 def files_called(source: Source, ends: tuple[str, ...]) -> FileEntries:
     """Return the files whose names have one of these endings, in any case; .tar.gz is longer than an extension."""
     files = source.ending_in(tuple(map(extension_of, ends)))
     return files.where(lambda name: name.lower().endswith(ends))
 
 
-# Enough to recognise a file's content, and little enough for a slow mount.
-_HEAD_BYTES = 64 * 1024
-_HEADS = 16
-# At least this many samples must be named, because a text may mention one in passing.
-_NAMED = 3
-_AGREEING = 0.9
-_WORD = re.compile(r"[^\s,;|\"'<>\[\]{}()=:]+")
-_CELL = re.compile(r"[^,;\t|\"<>]+")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
-# A stem counts as that of a sample, not as a word or a number, if it has letters and digits, or many digits.
-_TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
+def _beside(source: Source, unit: str, names: Sequence[str], what: str = "their labels", how: str = "") -> str:
+    """Write that files which are left over may hold something, and what to do; "" where there are none."""
+    if not names:
+        return ""
+    base, extension = posixpath.splitext(names[0])
+    # As text, because 0001 is a name.
+    line = f" (pandas.read_excel('{names[0]}', dtype=str).to_csv('{base}.csv', index=False))"
+    table = (
+        f"Write a table with a path and a label in each row beside them{line if extension in _SPREADSHEETS else ''}, "
+        "or give a function as layout=."
+    )
+    more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
+    return (
+        f"'{names[0]}'{more} beside the {unit} of '{source.label}' may hold {what}, and would be left out. "
+        f"{how or table}"
+    )
 
 
-def named_elsewhere(
-    source: Source, found: Evidence, folds: list[str], rows_agree: Callable[[Evidence], bool]
-) -> tuple[str, list[str]]:
-    """Account for the files that are left over: one may state something else of the samples than their folders do.
+def may_label(source: Source) -> str:
+    """Return which files may hold the labels of images that nothing labels, and what to write."""
+    others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
+    why = _beside(source, "images", others.names)
+    return f'{why} layout="images" reads the images without labels.' if why else ""
+
+
+def _left_over(source: Source, found: Evidence) -> str:
+    """Find what may hold more samples, or their labels, whatever states these: archives, masks; and where nothing does,
+    a document of Google or any annotations of arrays."""
+    table = found.table
+    documents = [note for note in source.tree.notes if "Google" in note] if table.targets is None else []
+    if documents:
+        return f"Nothing labels the {table.unit}, and a document may: {documents[0]} Download it as CSV beside them."
+    if not isinstance(table.inputs.source, TreeFiles):
+        # Shards are their own samples; arrays may have labels in another form beside them.
+        is_bare = table.layout == "arrays" and table.targets is None
+        others = source.ending_in(words.ANNOTATIONS).where(
+            lambda name: name not in found.used and not words.is_note(name)
+        )
+        how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows."
+        return _beside(source, "arrays", others.names if is_bare else (), "their targets", how)
+    opened = {posixpath.basename(part.label) for part in source.tree.parts()} | found.used
+    archives = files_called(source, words.ARCHIVES).where(
+        lambda name: opened.isdisjoint({name, posixpath.basename(name)})
+    )
+    folder = source.tree.label if isinstance(source.tree, FolderTree) else "FOLDER"
+    how = f"Give it in a list of sources, ['{folder}', '{folder}/{archives.names[0]}']." if archives else ""
+    return _beside(
+        source,
+        table.unit,
+        _masks_left_over(source, found) if table.layout == "table" else (),
+        "their masks",
+        "For images and masks give layout=image_masks(FOLDER), from colabstage.options.",
+    ) or _beside(source, table.unit, archives.names, "more of them, or their labels", how)
+
+
+def _masks_left_over(source: Source, found: Evidence) -> list[str]:
+    """Return the images that a table does not name and that look like masks of those that it does, if there are as many
+    as half of these: in a folder of masks, or called after them."""
+    rest = set(source.ending_in(words.IMAGES).names) - set(found.table.keys) - found.used
+    stems = {posixpath.splitext(name)[0] for name in found.table.keys} if rest else set()
+    masks = [
+        name
+        for name in rest
+        if (words.is_role(words.folder_of(name)) and not words.holds_images(words.folder_of(name)))
+        or words.before_last_word(posixpath.splitext(name)[0]) in stems
+    ]
+    return sorted(masks) if 2 * len(masks) >= len(stems) else []
+
+
+def _named_elsewhere(
+    source: Source, found: Evidence, folds: Sequence[str], rows_agree: Callable[[Evidence], bool]
+) -> tuple[str, Sequence[str]]:
+    """Account for files that may state something else of the samples than the folders that they are in.
 
     Returns why the folders do not count, "" if they do; and lists of splits that agree with them.
-
-    Args:
-        source: the files.
-        found: what folders state.
-        folds: lists of splits that are known and not read.
-        rows_agree: tells whether the tables that lead to the samples agree with them.
     """
-    used = found.used | found.passed
-    others = source.files.ending_in(ANNOTATIONS).where(lambda name: name not in used)
-    if not others:
-        return "", folds
-    by_stem = {stem_of(name): name for name in others.names}
-    # A file in one class's folder, or a readme, does not list samples of several classes.
-    classes = set(found.table.classes)
-    of_parts = others.where(lambda name: _is_beside_parts(name, classes)).names
-    if of_parts:
-        return _says_more(of_parts[0], f"{len(of_parts):,} files such as this"), []
-    of_many = others.ending_in(TEXTS).where(lambda name: classes.isdisjoint(name.split("/")[:-1]) and not is_note(name))
-    texts = sorted(of_many, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
-    # The beginning is enough; some lists have a million lines.
-    heads = {entry.name: normal(decode_text(source.head(entry, _HEAD_BYTES))) for entry in texts}
-    words = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
-    class_of: dict[str, str] = {}
-    own: list[str] = []
-    for name, label in zip(found.table.keys, class_of_samples(found.table), strict=True):
-        base = normal(posixpath.basename(name))
-        stem = posixpath.splitext(base)[0]
-        class_of |= {word: label for word in (base, stem) if word in words}
-        # The same folders of classes with XML in them say the same; what is beside a sample says more of it.
-        mate = by_stem.get(stem)
-        if mate and (posixpath.dirname(mate) == posixpath.dirname(name) or label not in mate.split("/")):
-            own.append(mate)
-    states = {name: _states(head, class_of, min(_NAMED, len(found.table))) for name, head in heads.items()}
-    competing = [name for name, state in states.items() if state == "else" and name not in folds]
-    if competing and all(map(is_table, competing)) and rows_agree(found):
-        competing = []
-    # A few files beside samples are notes; one for most samples is an annotation.
-    if 2 * len(own) > len(found.table):
-        competing = own
-    if competing:
-        what = f"{len(competing):,} files such as this" if competing is own else "this file"
-        return _says_more(competing[0], what), []
-    agreeing = [name for name, state in states.items() if state == "same" and split_name(stem_of(name)).split]
-    return "", sorted({*folds, *agreeing})
-
-
-def _says_more(name: str, what: str) -> str:
-    return (
-        f"'{name}' names them too, in a form that is not read here, and may hold their labels: {what} would be left "
-        "out. Write a table with a path and a label in each row beside the images, or give a function as layout=."
+    table, classes = found.table, set(found.table.classes)
+    others = source.files.ending_in(words.ANNOTATIONS).where(lambda name: name not in found.used)
+    class_of_file = dict(zip(table.keys, class_of_samples(table), strict=True)) if others else {}
+    # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with XML
+    # in them say the same; what is beside a sample says more of it.
+    by_stem = {words.stem_of(name): name for name in others.names}
+    mates = [(mate, name, label) for name, label in class_of_file.items() if (mate := by_stem.get(words.stem_of(name)))]
+    own = [
+        m for m, name, label in mates if posixpath.dirname(m) == posixpath.dirname(name) or label not in m.split("/")
+    ]
+    for names in (others.where(lambda name: _is_beside_parts(name, classes)).names, own):
+        if names and (names is not own or 2 * len(own) > len(table)):
+            return _beside(source, table.unit, names), ()
+    # A file in one class's folder, or a readme, does not list samples of several classes. The beginning is enough; some
+    # lists have a million lines.
+    of_many = others.ending_in(words.TEXTS).where(
+        lambda name: classes.isdisjoint(name.split("/")[:-1]) and not words.is_note(name)
     )
+    texts = sorted(of_many, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
+    heads = {entry.name: words.normal(decode_text(source.head(entry, _HEAD_BYTES))) for entry in texts}
+    named = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
+    class_of = {
+        word: label
+        for name, label in class_of_file.items()
+        for word in (words.normal(posixpath.basename(name)), words.normal(words.stem_of(name)))
+        if word in named
+    }
+    states = {name: _states(head, class_of, min(_NAMED, len(table))) for name, head in heads.items()}
+    competing = [name for name, state in states.items() if state == "else" and name not in folds]
+    if competing and not (all(map(words.is_table, competing)) and rows_agree(found)):
+        return _beside(source, table.unit, competing[:1]), ()
+    agreeing = [
+        name for name, state in states.items() if state == "same" and words.split_name(words.stem_of(name)).split
+    ]
+    return "", sorted({*folds, *agreeing})
 
 
 def _is_beside_parts(name: str, classes: set[str]) -> bool:
     """Tell whether a file is in a folder of annotations inside of a class's: MOT17-02/gt/gt.txt."""
     *folders, _ = name.split("/")
-    places = [place for place, folder in enumerate(folders) if folder in classes]
-    return bool(places) and any(is_role(folder) and not holds_images(folder) for folder in folders[places[0] + 1 :])
+    first = next((place for place, folder in enumerate(folders) if folder in classes), len(folders))
+    return any(words.is_role(folder) and not words.holds_images(folder) for folder in folders[first + 1 :])
 
 
 def _words(line: str) -> list[str]:
@@ -263,38 +431,30 @@ def _words(line: str) -> list[str]:
     return [*_WORD.findall(line), *(cell.strip() for cell in _CELL.findall(line))]
 
 
-def _parts(words: list[str]) -> set[str]:
+def _parts(cells: list[str]) -> set[str]:
     """Return the folders and base names in some words."""
-    return {part for word in words for part in word.replace("\\", "/").split("/")}
+    return {part for cell in cells for part in cell.replace("\\", "/").split("/")}
 
 
 def _states(text: str, class_of: dict[str, str], enough: int) -> str:
-    """Return whether a text states the "same" classes of samples, or something "else"; "" if it names too few.
-
-    Args:
-        text: the beginning of a file.
-        class_of: the class of samples by bare name, with and without the extension.
-        enough: how many it must name.
-    """
+    """Return whether a text states the "same" classes of samples, given by bare name, or something "else"; "" if it
+    does not name `enough`."""
     named: set[str] = set()
-    in_path, in_words, numbers = 0, 0, 0
-    stated: set[tuple[str, str]] = set()
+    agreeing = 0
+    # By class, what the lines say beside the name.
+    beside: dict[str, set[str]] = defaultdict(set)
     for line in text.splitlines():
-        words = _words(line)
-        parts = _parts(words)
-        numbers += sum(_NUMBER.fullmatch(word) is not None for word in words) >= 4
+        cells = _words(line)
+        parts = _parts(cells)
+        # A line of names, classes and no more agrees; boxes below a path with the class in it are something else.
+        agrees = cells if sum(_NUMBER.fullmatch(word) is not None for word in cells) >= 4 else parts
         for part in parts & class_of.keys():
             if posixpath.splitext(part)[1] or _TELLING.fullmatch(part):
                 named.add(part)
-                in_words += class_of[part] in words
-                in_path += class_of[part] in parts
-                stated.add((class_of[part], " ".join(word for word in line.split() if part not in _parts([word]))))
+                agreeing += class_of[part] in agrees
+                beside[class_of[part]].add(" ".join(word for word in line.split() if part not in _parts([word])))
     if len(named) < enough:
         return ""
     # A name and one word, the same for all of a class and for no other, is the class by another name.
-    renamed = len(stated) > 1 and len({label for label, _ in stated}) == len({word for _, word in stated})
-    if renamed and len(stated) == len({label for label, _ in stated}):
-        return "same"
-    # A line of names, classes and no more agrees; boxes below a path with the class in it are something else.
-    is_else = in_path < _AGREEING * len(named) or (numbers > 0 and in_words < _AGREEING * len(named))
-    return "else" if is_else else "same"
+    is_renamed = 1 < len(beside) == sum(map(len, beside.values())) == len(set().union(*beside.values()))
+    return "same" if is_renamed or agreeing >= _AGREEING * len(named) else "else"

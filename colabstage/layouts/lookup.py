@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from colabstage.layouts.words import is_split, normal, same_split, split_name, split_of_path
@@ -22,14 +23,25 @@ class Lookup:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = [normal(name) for name in names]
-        bases = [name.rpartition("/")[2] for name in self.names]
-        self._whole = dict(zip(self.names, range(len(bases)), strict=True))
-        self._by_base = _numbers_by(bases)
-        # As `posixpath.splitext`, in a tenth of its time: there may be a million names.
-        self._by_stem = _numbers_by([base[:dot] if (dot := base.rfind(".")) > 0 else base for base in bases])
         folders = {name.rpartition("/")[0] for name in self.names}
         self._folders = {part for folder in folders for part in folder.split("/") if part}
         self.has_splits = any(map(is_split, self._folders))
+
+    # Each index is made when a name first needs it: of a million names each takes a second.
+
+    @cached_property
+    def _whole(self) -> dict[str, int]:
+        return dict(zip(self.names, range(len(self.names)), strict=True))
+
+    @cached_property
+    def _by_base(self) -> dict[str, tuple[int, ...]]:
+        return _numbers_by([name[name.rfind("/") + 1 :] for name in self.names])
+
+    @cached_property
+    def _by_stem(self) -> dict[str, tuple[int, ...]]:
+        # As `posixpath.splitext`, in a tenth of its time.
+        bases = (name[name.rfind("/") + 1 :] for name in self.names)
+        return _numbers_by([base[:dot] if (dot := base.rfind(".")) > 0 else base for base in bases])
 
     def __len__(self) -> int:
         return len(self.names)
@@ -42,8 +54,17 @@ class Lookup:
     def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, Sequence[int]], int]:
         """Return the numbers of the files that each of many names may mean, if any; and how many of the names have the
         file's extension."""
-        found = {name: several for name in written if name and (several := self.search(name, folder))}
-        return found, sum(normal(name).replace("\\", "/").rpartition("/")[2] in self._by_base for name in found)
+        found: dict[str, Sequence[int]] = {}
+        whole = 0
+        for name in written:
+            numbers: Sequence[int] = self._by_base.get(name, ())
+            if len(numbers) != 1:
+                numbers = self.search(name, folder) if name else ()
+            if numbers:
+                found[name] = numbers
+                base = self.names[numbers[0]].rpartition("/")[2]
+                whole += name.endswith(base) or normal(name).endswith(base)
+        return found, whole
 
     def find(self, written: str, folder: str = "", *, split: str = "") -> int | None:
         """Return the number of the one file that is meant, or `None`."""
@@ -52,12 +73,7 @@ class Lookup:
 
     def search(self, written: str, folder: str = "", *, split: str = "") -> Sequence[int]:
         """Return the numbers of the files that may be meant: none, one, or several that cannot be distinguished.
-
-        Args:
-            written: the name.
-            folder: that of the file which names it.
-            split: its split, if known.
-        """
+        `folder`: that of the file which names it."""
         written = normal(written)
         if "/" not in written and "\\" not in written and not split:
             # The common case in nearly all tables: a base name of exactly one file.
@@ -68,39 +84,29 @@ class Lookup:
         parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".")]
         if ".." in parts:
             parts = posixpath.normpath(posixpath.join(folder, *parts)).split("/")
-        if not parts:
-            return []
         path = "/".join(parts)
-        for whole in (posixpath.join(folder, path), path):
+        for whole in (posixpath.join(folder, path), path) if parts else ():
             if whole in self._whole:
                 return [self._whole[whole]]
         # A written folder is stronger evidence than the row's split.
         split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split(part)), split)
-        for known in (self._by_base, self._by_stem):
-            found = self._nearest(parts, folder, known.get(parts[-1], ()), split)
-            if found:
-                return found
-        return []
+        found = self._nearest(parts, folder, self._by_base.get(parts[-1], ()), split) if parts else ()
+        return found or (self._nearest(parts, folder, self._by_stem.get(parts[-1], ()), split) if parts else ())
 
     def _nearest(self, parts: list[str], folder: str, numbers: Sequence[int], split: str) -> Sequence[int]:
         """Return the files with the right base name whose folders agree best with the written path."""
-        paths = {number: self.names[number].split("/")[:-1] for number in numbers}
-        if not paths:
-            return []
+        paths = {number: self.names[number].split("/")[:-1] for number in numbers if self._is_of(number, split)}
         own = [part for part in folder.split("/") if part]
-        # No end of the path that is longer than the folders of a file agrees with them, and a label may be a path of
-        # millions of parts.
-        first = max(0, len(parts) - 1 - max(map(len, paths.values())))
-        dropped = self._folders.intersection(parts[:first])
-        for start in range(first, len(parts)):
+        # An end of the path that is longer than a file's folders agrees with none, and a path may have many parts.
+        first = max(0, len(parts) - 1 - max(map(len, paths.values()), default=0))
+        for start in range(first, len(parts) if paths else first):
             wanted = parts[start:-1]
-            dropped |= self._folders.intersection(parts[max(first, start - 1) : start])
+            # What is written before that and is a folder here has to be among those of the file.
+            dropped = self._folders.intersection(parts[:start])
             ends = [
                 number
                 for number, folders in paths.items()
-                if folders[len(folders) - len(wanted) :] == wanted
-                and dropped.issubset(folders)
-                and self._is_of(number, split)
+                if folders[len(folders) - len(wanted) :] == wanted and dropped.issubset(folders)
             ]
             for place in ([*own, *wanted], wanted):
                 if exact := [number for number in ends if paths[number] == place]:
@@ -110,7 +116,7 @@ class Lookup:
                 beside = [number for number in ends if folder and self.names[number].startswith(f"{folder}/")]
                 of_split = [number for number in ends if split and split_of_path(self.names[number])]
                 return next((found for found in (ends, beside, of_split) if len(found) == 1), ends)
-        return []
+        return ()
 
     def _is_of(self, number: int, split: str) -> bool:
         other = split_of_path(self.names[number]) if split else ""

@@ -14,8 +14,9 @@ from colabstage.errors import DecodeError
 from colabstage.images.geometry import VOID
 from colabstage.images.headers import is_lossy
 from colabstage.images.masks import color_table_advice, colors_of, count_levels, palette_of
+from colabstage.layouts.faults import broken
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import BrokenDatasetError, Masks
+from colabstage.layouts.table import Masks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.samples import Content, SampleSource
 
+Color = tuple[int, int, int]
 # Enough to meet each common class, and few enough to cost no noticeable time on a mounted Drive.
 _LOOKED_AT = 16
 # Even a few masks contain this share of the class indices up to the highest; painted greys are far apart.
@@ -35,35 +37,22 @@ _NEARLY_WHITE = 200
 _SHOWN = 8
 # Masks of which it is seen at once what values they have.
 _PAGE = 1 << 14
-_REMEDY = (
-    "Say what they mean by a class_dict.csv with the columns name, r, g, b beside the images, or write masks whose "
-    "pixels are 0 and 255, or 0, 1, 2, …"
-)
 # Colours of a JPEG are near those of the classes and not the same, so a class_dict.csv does not help.
-_OF_JPEG = (
-    "Write the masks again as PNG; those of one class by a threshold: Image.fromarray((np.asarray(Image.open(path)"
-    ".convert('L')) > 127).astype('uint8') * 255).save(path_of_png)."
+_LOSSY = (
+    "it is a JPEG, or a WebP like one, which has lost the exact values of its pixels; no class_dict.csv brings them "
+    "back. Write the masks again as PNG; those of one class by a threshold: "
+    "Image.fromarray((np.asarray(Image.open(path).convert('L')) > 127).astype('uint8') * 255).save(path_of_png)"
 )
-
-
-class MaskValues(NamedTuple):
-    """The values that the pixels of N masks have."""
-
-    counts: NDArray[np.int64]
-    """`(256,)`, how many pixels of all have each value; 1 where it is known only that there are some."""
-    kinds: NDArray[np.bool_]
-    name: Callable[[int], str]
-    """Returns what a mask is called, by its number."""
 
 
 class _Mask(NamedTuple):
     """What a look at one mask shows."""
 
-    number: int
+    name: str
     counts: NDArray[np.int64] | tuple[()] = ()
     """How many pixels have each value; none of a mask in true colours."""
-    palette: Mapping[int, tuple[int, int, int]] = {}
-    colors: frozenset[tuple[int, int, int]] = frozenset()
+    palette: Mapping[int, Color] = {}
+    colors: frozenset[Color] = frozenset()
     """The colours of a mask in true colours."""
     lossy: bool = False
 
@@ -76,9 +65,55 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
         decoded: whether they are arrays.
         spread: whether to examine some spread over all, or the first ones on the medium.
     """
-    return Masks(
-        source, decoded=decoded, foreground=_is_foreground(_look_at_masks(source, spread=spread)), guessed=True
-    )
+    count = min(_LOOKED_AT, len(source))
+    # The first files of an archive or a Drive are read quickly; examining some among all would require seeking.
+    chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
+
+    def look(index: int, content: Content) -> _Mask:
+        name = source.name(index)
+        if isinstance(content, bytes) and is_lossy(content):
+            return _Mask(name, lossy=True)
+        colors = colors_of(content)
+        return _Mask(name, colors=colors) if colors else _Mask(name, count_levels(content), palette_of(content))
+
+    # Broken files are reported when they are packed.
+    found = read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True)
+    for mask in found:
+        if mask.lossy:
+            raise broken(mask.name, _LOSSY)
+    _refuse_painted(found)
+    _refuse_two_palettes(found)
+    plain = [mask for mask in found if not mask.colors]
+    counts = np.array([mask.counts for mask in plain], np.int64).reshape(-1, VOID + 1)
+    is_foreground = _is_foreground(counts.sum(axis=0), kinds_of(counts > 0), lambda number: plain[number].name)
+    return Masks(source, decoded=decoded, foreground=is_foreground, guessed=True)
+
+
+def _refuse_painted(masks: Sequence[_Mask]) -> None:
+    """Refuse masks in true colours, which mean nothing without a table of them.
+
+    Where other masks have indices, a painted one is a broken file, which is reported when it is packed.
+    """
+    painted = [mask for mask in masks if mask.colors]
+    # Those of one value may be of images without any object.
+    levels = [np.flatnonzero(mask.counts).tolist() for mask in masks if not mask.colors]
+    if painted and all(len(values) == 1 for values in levels):
+        colors = frozenset().union(*(mask.colors for mask in painted), ((value,) * 3 for (value,) in levels))
+        advice = color_table_advice(colors).rstrip(".")
+        what = f"it and others are painted in true colours, and no file says which is which class. {advice}"
+        raise broken(painted[0].name, what)
+
+
+def _refuse_two_palettes(masks: Sequence[_Mask]) -> None:
+    """Refuse masks of which two have one colour under different numbers."""
+    first: dict[Color, tuple[_Mask, int]] = {}
+    for mask in masks:
+        for value, color in mask.palette.items():
+            other, at = first.setdefault(color, (mask, value))
+            # Of one palette two classes may share a colour; and a value that is not there contradicts nothing.
+            if at != value and other.palette.get(value, color) != color:
+                what = f"it has the colour {color} under another number of its palette than '{other.name}'"
+                raise broken(mask.name, what, "one palette for all, or true colours with a class_dict.csv")
 
 
 def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tuple[str, ...]]:
@@ -93,34 +128,36 @@ def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tup
         page = np.unpackbits(levels[first : first + _PAGE], axis=1).astype(np.bool_)
         present |= page.any(axis=0)
         kinds.append(kinds_of(page))
-    is_foreground = _is_foreground(MaskValues(present.astype(np.int64), np.concatenate(kinds), masks.source.name))
+    is_foreground = _is_foreground(present.astype(np.int64), np.concatenate(kinds), masks.source.name)
     values = np.flatnonzero(present)
     notes = (f"All pixels of all masks have the value {values[0]}: there is one class.",) if len(values) == 1 else ()
     return is_foreground, notes
 
 
-def _is_foreground(values: MaskValues) -> bool:
-    """Tell whether masks are of 0 and 255 for a foreground, and not of class indices."""
-    meaning = meaning_of(values.counts)
-    two = two_foregrounds(values.kinds)
+def _is_foreground(counts: NDArray[np.int64], kinds: NDArray[np.bool_], name: Callable[[int], str]) -> bool:
+    """Tell whether masks are of 0 and 255 for a foreground, and not of class indices.
+
+    `counts`: how many pixels of all have each value, `(256,)`; 1 where it is known only that there are some.
+    """
+    two = two_foregrounds(kinds)
     if two is not None:
-        msg = (
-            f"Masks such as '{values.name(two[0])}' have the values 0 and 1, others such as '{values.name(two[1])}' 0 "
-            f"and {VOID}, which look like one foreground written in two ways. Write it in one way: pixels that are 0 "
-            f"and 1, or 0 and 255. Where {VOID} is no class, give layout= a function that returns a SampleTable with "
-            "Masks as targets."
+        raise broken(
+            name(two[0]),
+            f"it has the values 0 and 1, others such as '{name(two[1])}' 0 and {VOID}, which look like one foreground "
+            f"written in two ways. Write it in one way; where {VOID} is no class, give layout= a function that returns "
+            "a SampleTable with Masks as targets",
         )
-        raise BrokenDatasetError(msg)
+    meaning = meaning_of(counts)
     if meaning == "greys":
-        levels = np.flatnonzero(values.counts)
+        levels = np.flatnonzero(counts)
         shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
         # One that has any of them.
-        example = values.name(int(np.argmax(values.kinds[:, 2])))
-        msg = (
-            f"Masks such as '{example}' have {len(levels)} shades of grey ({shown}), which are not class indices: "
-            f"edges were smoothed, or classes painted. {_REMEDY}"
+        raise broken(
+            name(int(np.argmax(kinds[:, 2]))),
+            f"it and others have {len(levels)} shades of grey ({shown}), which are not class indices: edges were "
+            "smoothed, or classes painted. Say what they mean by a class_dict.csv with the columns name, r, g, b "
+            "beside the images, or write masks whose pixels are 0 and 255, or 0, 1, 2 and so on",
         )
-        raise BrokenDatasetError(msg)
     return meaning == "foreground"
 
 
@@ -163,79 +200,8 @@ def two_foregrounds(kinds: NDArray[np.bool_]) -> tuple[int, int] | None:
     return int(np.argmax(ones)), int(np.argmax(voids))
 
 
-def two_palettes(
-    palettes: Sequence[Mapping[int, tuple[int, int, int]]],
-) -> tuple[int, int, tuple[int, int, int]] | None:
-    """Return two masks, by number, and a colour that is one value in the first and another in the second. Pure.
-
-    Args:
-        palettes: the colours of the values that each mask has.
-    """
-    first: dict[tuple[int, int, int], tuple[int, int]] = {}
-    for number, palette in enumerate(palettes):
-        for value, colour in palette.items():
-            other, at = first.setdefault(colour, (number, value))
-            # Of one palette two classes may share a colour; and a value that is not there contradicts nothing.
-            if at != value and palettes[other].get(value, colour) != colour:
-                return other, number, colour
-    return None
-
-
 def check_lossless(content: Content) -> None:
     """Refuse the file of a mask that keeps its values only about."""
     if isinstance(content, bytes) and is_lossy(content):
-        msg = f"The mask is a JPEG, or a WebP like one, which has lost the exact values of its pixels. {_OF_JPEG}"
+        msg = f"The mask cannot be used: {_LOSSY}."
         raise DecodeError(msg)
-
-
-def _look_at_masks(source: SampleSource, *, spread: bool) -> MaskValues:
-    count = min(_LOOKED_AT, len(source))
-    # The first files of an archive or a Drive are read quickly; examining some among all would require seeking.
-    chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
-
-    # Broken files are reported when they are packed.
-    found = list(read_each(source, chosen.tolist(), _look_at, readers=_LOOKED_AT, skip_broken=True))
-    for mask in found:
-        if mask.lossy:
-            msg = (
-                f"The mask '{source.name(mask.number)}' is a JPEG, which has lost the exact values of its pixels. "
-                f"{_OF_JPEG}"
-            )
-            raise BrokenDatasetError(msg)
-    _refuse_painted(found, source.name)
-    found = [mask for mask in found if not mask.colors]
-    two = two_palettes([mask.palette for mask in found])
-    if two is not None:
-        one, other = (source.name(found[number].number) for number in two[:2])
-        msg = (
-            f"The masks '{one}' and '{other}' have the colour {two[2]} under different numbers of their palettes, so a "
-            "number means two classes, as when each image is reduced to a palette of its own. Write masks in true "
-            "colours with a class_dict.csv of name, r, g, b, or with one palette for all."
-        )
-        raise BrokenDatasetError(msg)
-    counts = np.array([mask.counts for mask in found], np.int64).reshape(-1, VOID + 1)
-    return MaskValues(counts.sum(axis=0), kinds_of(counts > 0), lambda number: source.name(found[number].number))
-
-
-def _look_at(index: int, content: Content) -> _Mask:
-    if isinstance(content, bytes) and is_lossy(content):
-        return _Mask(index, lossy=True)
-    colors = colors_of(content)
-    return _Mask(index, colors=colors) if colors else _Mask(index, count_levels(content), palette_of(content))
-
-
-def _refuse_painted(masks: Sequence[_Mask], name: Callable[[int], str]) -> None:
-    """Refuse masks in true colours, which mean nothing without a table of them.
-
-    Where other masks have indices, a painted one is a broken file, which is reported when it is packed.
-    """
-    painted = [mask for mask in masks if mask.colors]
-    # Those of one value may be of images without any object.
-    levels = [np.flatnonzero(mask.counts).tolist() for mask in masks if not mask.colors]
-    if painted and all(len(values) == 1 for values in levels):
-        colors = frozenset().union(*(mask.colors for mask in painted), ((value,) * 3 for (value,) in levels))
-        msg = (
-            f"Masks such as '{name(painted[0].number)}' are painted in true colours, and no file says which colour is "
-            f"which class. {color_table_advice(colors)}"
-        )
-        raise BrokenDatasetError(msg)

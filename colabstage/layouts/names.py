@@ -14,15 +14,7 @@ from colabstage.io.units import left_out, listed
 from colabstage.layouts.evidence import Evidence, images_of
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Images, SampleTable, class_indices, known_splits
-from colabstage.layouts.words import (
-    HARMLESS,
-    before_last_word,
-    is_note,
-    shared_folders,
-    split_name,
-    split_of_path,
-    stem_of,
-)
+from colabstage.layouts.words import before_last_word, shared_folders, split_name, split_of_path, stem_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +28,6 @@ _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
 _BEFORE_NUMBER = re.compile(r"(.*?[A-Za-z0-9])[ _.()-]*\d+\D*$")
 # The same of whole names, for who has to write it.
 _BEFORE_NUMBER_TYPED = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
-_SPREADSHEETS = (".xlsx", ".xls", ".ods")
 
 
 def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
@@ -44,37 +35,32 @@ def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
 
     Images of a test folder whose names have no class are left out; with a pattern, so are all whose paths do not fit
     it. Folders of splits are recognised. Samples come sorted by name; classes are numbered in the order of their sorted
-    names.
-
-    Args:
-        source: the files.
-        pattern: a regular expression that is searched in each image's path; its first group, or else the whole match,
-            is the class.
+    names. `pattern` is searched in each image's path; its first group, or else the whole match, is the class.
     """
     images = images_of(source)
     wanted = _WORD_AND_NUMBER if pattern is None else re.compile(pattern)
-    # The first of a million names usually shows that they have no class.
-    silent_names = (name for name in images.names if wanted.search(name) is None and split_of_path(name) != "test")
-    odd = next(silent_names, None) if pattern is None else None
-    found = [wanted.search(name) for name in images.names] if odd is None else []
-    silent = [name for name, match in zip(images.names, found, strict=True) if match is None] if odd is None else []
-    if odd is not None or len(silent) == len(images):
+    # Names without a class belong to a test set. The first of a million usually shows that they have no class.
+    silent = (name for name in images.names if wanted.search(name) is None)
+    first = next((name for name in silent if pattern is not None or split_of_path(name) != "test"), "")
+    found = [wanted.search(name) for name in images.names] if pattern is not None or not first else []
+    words = [(match[1] or "") if wanted.groups else match[0] for match in found if match is not None]
+    values, classes = class_indices(words)
+    if not classes:
         expected = f"{pattern!r} in it" if pattern is not None else "a name such as cat.0.jpg"
-        msg = f"The name of '{odd or silent[0]}' in '{source.label}' does not say its class; expected {expected}."
+        msg = (
+            f"The name of '{first or images.names[0]}' in '{source.label}' does not say its class; expected {expected}."
+        )
         raise LayoutError(msg)
-    values, classes = class_indices(
-        [(match[1] or "") if wanted.groups else match[0] for match in found if match is not None]
-    )
     # The same class in all names is a common prefix, such as IMG, not a class.
     if len(classes) < 2:
         msg = f"The names of the images in '{source.label}' do not tell classes apart: all say {list(classes)}."
         raise LayoutError(msg)
-    # Names without a class belong to a test set.
     files = images.take(np.flatnonzero([match is not None for match in found]))
     notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
-    if silent:
+    if len(files) < len(images):
         which = "of a test folder whose names give no class" if pattern is None else f"whose paths have no {pattern!r}"
-        notes.append(f"{left_out(len(silent), 'images', which)} (first '{silent[0]}').")
+        lost = next(name for name, match in zip(images.names, found, strict=True) if match is None)
+        notes.append(f"{left_out(len(images) - len(files), 'images', which)} (first '{lost}').")
     table = SampleTable(
         layout="file_names",
         keys=files.names,
@@ -84,7 +70,7 @@ def names_state(source: Source, *, pattern: str | None = None) -> Evidence:
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the files' names")
+    return Evidence(table, "the files' names", is_guess=True)
 
 
 def nothing_states(source: Source) -> Evidence:
@@ -122,30 +108,21 @@ def splits_of_folders(images: FileEntries) -> list[str]:
     ]
 
 
-def why_not_bare(source: Source) -> str:
-    """Return what may be the labels of images that nothing states labels of, and what to write; "" if nothing may."""
-    images = images_of(source)
+def names_may_say(source: Source) -> str:
+    """Return what the names of unlabelled images may say, and what to write: classes, or which is whose mask; ""
+    where they say nothing."""
+    names = images_of(source).names
     without = 'layout="images" reads the images without labels.'
-    labels = source.files.not_ending_in(tuple(HARMLESS)).where(lambda name: not is_note(name)).names
-    if labels:
-        base, extension = posixpath.splitext(labels[0])
-        # As text, because 0001 is a name.
-        line = f" (pandas.read_excel('{labels[0]}', dtype=str).to_csv('{base}.csv', index=False))"
-        return (
-            f"The images of '{source.label}' are in no folders of classes, and {listed(labels[:3])} may hold their "
-            "labels, in a form that is not read here. Write a table with a path and a label in each row beside the "
-            f"images{line if extension.lower() in _SPREADSHEETS else ''}, or give a function as layout=. {without}"
-        )
-    beginnings = _beginnings(images.names)
+    beginnings = _beginnings(names)
     if beginnings:
         return (
             f"The images of '{source.label}' are in no folders of classes, but their names may say the class: "
             f"{listed(beginnings)}. Say which part it is: layout=file_names(r'{_BEFORE_NUMBER_TYPED}'), from "
             f"colabstage.options, for what comes before the last number. {without}"
         )
-    pairs = _pairs_by_name(images.names)
+    pairs = _pairs_by_name(names)
     # Most images are called after one another: a.jpg and a_manual.jpg, or as MSRA10K a.jpg and a.png.
-    if len(pairs) > 1 and 4 * len(pairs) > len(images):
+    if len(pairs) > 1 and 4 * len(pairs) > len(names):
         return (
             f"The images of '{source.label}' come in twos by their names: '{pairs[0][1]}' may be the mask of "
             f"'{pairs[0][0]}', or another part of the sample. Put one kind into a folder called images and the other "

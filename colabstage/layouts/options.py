@@ -64,24 +64,20 @@ def audio_clips(
     Raises:
         OptionError: an option that cannot work.
     """
-    if seconds is not None:
-        if length is not None or rate is None:
-            msg = f"seconds={seconds:g} needs rate=, the samples in a second; or give length= alone, in samples."
-            raise OptionError(msg)
-        # Seconds times rate may fall just short of an integer: 0.29 times 100 is 28.999999999999996.
-        length = round(seconds * rate)
-    options = ClipOptions(length=length, dtype=dtype, mono=mono, rate=rate)
+    if seconds is not None and (length is not None or rate is None):
+        msg = f"seconds={seconds:g} needs rate=, the samples in a second; or give length= alone, in samples."
+        raise OptionError(msg)
+    # Seconds times rate may fall just short of an integer: 0.29 times 100 is 28.999999999999996.
+    samples = length if seconds is None else round(seconds * (rate or 0))
+    options = ClipOptions(length=samples, dtype=dtype, mono=mono, rate=rate)
     return functools.partial(_read_clips, options=options, labels=_names(labels))
 
 
 def _read_clips(tree: Tree, *, options: ClipOptions, labels: tuple[str, ...] | None) -> SampleTable:
-    """Make a table of clips in class folders or named by a table, or otherwise in WebDataset tars."""
     case = Case(Source(tree))
     found = gather(lambda: case.state_audio(options, labels))
-    if not found.claims:
-        tars = gather(lambda: webdataset_state(case.source, sound=options))
-        found = tars if tars.claims else found
-    return required(found).table
+    tars = found if found.claims else gather(lambda: webdataset_state(case.source, sound=options))
+    return required(tars if tars.claims else found).table
 
 
 def token_blocks(
@@ -109,9 +105,8 @@ def token_blocks(
     Raises:
         OptionError: an option that cannot work.
     """
-    return functools.partial(
-        _read_tokens, options=TokenOptions(length, next_tokens, dtype, tokenizer, separator, field)
-    )
+    options = TokenOptions(length, next_tokens, dtype, tokenizer, separator, field)
+    return functools.partial(_read_tokens, options=options)
 
 
 def _read_tokens(tree: Tree, *, options: TokenOptions) -> SampleTable:
@@ -153,7 +148,7 @@ def table_rows(
 
 def _read_rows(tree: Tree, *, labels: tuple[str, ...] | None, table: str | None, separator: str | None) -> SampleTable:
     case = Case(Source(tree))
-    search = TableSearch(case.source, TABLE, case.images, case.lookup, labels=labels, table=table, separator=separator)
+    search = TableSearch(case.source, TABLE, case.images, case.lookup, labels, table, separator)
     return required(search.state()).table
 
 
@@ -196,8 +191,7 @@ def folders(level: int = 1) -> LayoutFunction:
     """
     if level == 0:
         msg = (
-            f"level={level!r}; expected 1 for the outermost folder that differs, 2 for the next, or -1 for the "
-            "innermost."
+            f"level={level!r}; expected 1 for the outermost folder that differs, 2 for the next, -1 for the innermost."
         )
         raise OptionError(msg)
     return functools.partial(_read_folders, level=level)

@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
 
+T = TypeVar("T")
+# A pointer of Git LFS is shorter, and few files of data are as short.
+_POINTER_BYTES = 1024
+# On a Drive mount, speed grows with the reads in flight up to about twenty, and falls off after thirty-two.
+_MAX_READERS = 32
+# What is shorter is held while a layout is detected, because several formats look at it.
+_HELD_BYTES = 1 << 20
+_MOST_HELD = 64
+
 
 def open_member(tree: Tree, entry: FileEntry) -> ByteSource:
     """Return the bytes of one file of a tree, to be read at any place, from any thread.
@@ -52,9 +61,7 @@ def open_unpacked(tree: Tree, entry: FileEntry) -> ByteSource:
 
 
 def open_from_start(tree: Tree, entry: FileEntry) -> ByteSource:
-    """Open a file as `open_unpacked` does, for who reads it from its beginning: parts of a remote file are asked for
-    one by one.
-    """
+    """Open a file as `open_unpacked` does, to be read from its beginning: a remote one part by part."""
     refuse_stand_in(tree, entry)
     source = tree.open(entry)
     return _unpack_if_packed(_spool(tree, entry) if source is None else source, entry)
@@ -68,6 +75,36 @@ def _unpack_if_packed(source: ByteSource, entry: FileEntry) -> ByteSource:
         return unpack_into(spool_folder(0, entry.name), source, DEFAULT_LIMITS)
 
 
+def _spool(tree: Tree, entry: FileEntry) -> LocalBytes:
+    with copy_of(tree, entry) as file:
+        return LocalBytes(Path(file.name), label=f"{tree.label}: {entry.name}")
+
+
+def copy_of(tree: Tree, entry: FileEntry) -> IO[bytes]:
+    """Return a copy of a file in the folder for temporary files, which goes when it is closed."""
+    folder = spool_folder(entry.size, f"'{entry.name}' of '{tree.label}', unpacked,")
+    file = tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-")  # noqa: SIM115 - closed by the caller
+    try:
+        # Piece by piece, since a member may be larger than memory.
+        file.writelines(tree.chunks(entry))
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def spool_folder(needed_bytes: int, what: str) -> Path:
+    """Return the folder for temporary files with the most room."""
+    # /tmp is memory on some machines; a folder that TMPDIR names was chosen by a person.
+    places = [Path(tempfile.gettempdir())]
+    if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK):
+        places.append(Path("/var/tmp"))
+    best = max(places, key=free_space)
+    check_space(best, needed_bytes, what, remedy="set TMPDIR to a folder on a larger disk")
+    return best
+
+
 def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
     """Return the first bytes of one file, `length` of them or as many as there are, without reading the rest where
     possible.
@@ -79,15 +116,6 @@ def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
         return source.pread(length, 0)
 
 
-def read_file(tree: Tree, entry: FileEntry) -> bytes:
-    """Return one whole file; a read that fails in a way that passes is tried again."""
-    return in_place(entry.name, read_with_retry(lambda: tree.read(entry), entry.name))
-
-
-# A pointer of Git LFS is shorter, and few files of data are as short.
-_POINTER_BYTES = 1024
-
-
 def refuse_stand_in(tree: Tree, entry: FileEntry) -> None:
     """Refuse a short file that holds something else than its name says, such as a pointer of Git LFS."""
     if 0 < entry.size < _POINTER_BYTES:
@@ -95,7 +123,7 @@ def refuse_stand_in(tree: Tree, entry: FileEntry) -> None:
 
 
 def in_place(name: str, content: bytes) -> bytes:
-    """Return the content of a file."""
+    """Return the content of a file; raise for what stands in for one."""
     instead = stand_in(content[:HEAD_BYTES])
     if instead:
         msg = f"'{name}' is {instead}."
@@ -115,43 +143,6 @@ def decode_text(content: bytes) -> str:
         return content.decode("latin-1")  # what spreadsheets of western Europe still write
 
 
-def spool_folder(needed_bytes: int, what: str) -> Path:
-    """Return the folder for temporary files with the most room."""
-    # /tmp is memory on some machines; a folder that TMPDIR names was chosen by a person.
-    places = [Path(tempfile.gettempdir())]
-    if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK):
-        places.append(Path("/var/tmp"))
-    best = max(places, key=free_space)
-    check_space(best, needed_bytes, what, remedy="set TMPDIR to a folder on a larger disk")
-    return best
-
-
-def copy_of(tree: Tree, entry: FileEntry) -> IO[bytes]:
-    """Return a copy of a file in the folder for temporary files, which goes when it is closed."""
-    folder = spool_folder(entry.size, f"'{entry.name}' of '{tree.label}', unpacked,")
-    file = tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-")  # noqa: SIM115 - closed by the caller
-    try:
-        # Piece by piece, since a member may be larger than memory.
-        for piece in tree.chunks(entry):
-            file.write(piece)
-        file.flush()
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _spool(tree: Tree, entry: FileEntry) -> LocalBytes:
-    with copy_of(tree, entry) as file:
-        return LocalBytes(Path(file.name), label=f"{tree.label}: {entry.name}")
-
-
-T = TypeVar("T")
-
-# On a Drive mount, speed grows with the reads in flight up to about twenty, and falls off after thirty-two.
-_MAX_READERS = 32
-
-
 def read_each(
     source: SampleSource,
     chosen: Sequence[int],
@@ -161,25 +152,19 @@ def read_each(
     skip_broken: bool = False,
     in_caller: bool = False,
 ) -> list[T]:
-    """`make(index, content)` of some contents of a source, in the order of `chosen`.
+    """Return `make(index, content)` of the contents that are chosen, in their order, made in one thread as they come.
 
-    Args:
-        source: the contents.
-        chosen: which of them.
-        make: called in one thread, as contents come.
-        readers: reads in flight at the start; there are up to 32 when they prove slow.
-        in_caller: read in this thread, one after the other.
-        skip_broken: leave out what is damaged, where packing names it later; else the first stops the reading.
+    `readers`: reads in flight at the start; there are up to 32 when they prove slow, or none beside this thread
+    `in_caller`. `skip_broken`: leave out what is damaged, where packing names it later.
     """
     passed_over = (CorruptArchiveError, DecodeError) if skip_broken else ()
     found: dict[int, T] = {}
 
     def read(place: int) -> Content | None:
         index = chosen[place]
-        try:
+        with suppress(*passed_over):
             return read_with_retry(lambda: source.read(index), source.name(index))
-        except passed_over:
-            return None
+        return None
 
     def use(place: int, content: Content | None) -> None:
         if content is not None:
@@ -201,22 +186,6 @@ def read_each(
     return [found[place] for place in sorted(found)]
 
 
-def read_files(tree: Tree, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
-    """Return `make(entry, content)` of some files of a tree by their names, in their order; many reads are in flight
-    where they are slow.
-    """
-    source = TreeFiles(tree, FileEntries.of(entries))
-
-    def use(index: int, content: Content) -> T:
-        return make(source.entries[index], in_place(source.name(index), bytes(content)))
-
-    return dict(zip(source.entries.names, read_each(source, range(len(source)), use), strict=True))
-
-
-# What is shorter is held while a layout is detected, because several formats look at it.
-_HELD_BYTES = 1 << 20
-
-
 class Source:
     """The files of a tree while its layout is detected: each short one is read at most once."""
 
@@ -233,49 +202,44 @@ class Source:
         return self.files.ending_in(extensions)
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return one whole file; raises as `read_file`."""
-        content = self._held.get(entry.name)
-        if content is None:
-            content = read_file(self.tree, entry)
-            self._hold(entry, content)
-        return content
+        """Return one whole file; a read that fails in a way that passes is tried again."""
+        held = self._held.get(entry.name)
+        return self._hold(entry, read_with_retry(lambda: self.tree.read(entry), entry.name)) if held is None else held
 
     def text(self, entry: FileEntry) -> str:
-        """Return the text of one file; raises as `read_file`."""
+        """Return the text of one file."""
         return decode_text(self.read(entry))
 
     def head(self, entry: FileEntry, length: int) -> bytes:
         """Return the first bytes of one file."""
-        if entry.size <= min(length, _HELD_BYTES):
-            return self.read(entry)
-        held = self._held.get(entry.name)
-        return read_head(self.tree, entry, length) if held is None else held[:length]
+        if entry.name in self._held or entry.size <= min(length, _HELD_BYTES):
+            return self.read(entry)[:length]
+        return read_head(self.tree, entry, length)
 
     def parse(self, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
-        """Return `make(entry, content)` of some files by name, in their order; raises as `read_files`."""
+        """Return `make(entry, content)` of some files by name, in their order; many reads are in flight where they are
+        slow.
+        """
         wanted = FileEntries.of(entries)
-        held = (
-            {entry.name: self._held[entry.name] for entry in wanted if entry.name in self._held} if self._held else {}
-        )
-        if not held:
-            return read_files(self.tree, wanted, make)
-        found = read_files(self.tree, wanted.where(lambda name: name not in held), make)
-        return {
-            entry.name: make(entry, held[entry.name]) if entry.name in held else found[entry.name] for entry in wanted
+        found = {
+            entry.name: make(entry, self._held[entry.name])
+            for entry in (wanted if self._held else ())
+            if entry.name in self._held
         }
+        unread = TreeFiles(self.tree, wanted.where(lambda name: name not in found) if found else wanted)
+
+        def use(index: int, content: Content) -> None:
+            entry = unread.entries[index]
+            found[entry.name] = make(entry, self._hold(entry, bytes(content)))
+
+        read_each(unread, range(len(unread)), use)
+        return {name: found[name] for name in wanted.names}
 
     def texts(self, entries: Iterable[FileEntry]) -> dict[str, str]:
-        """Return the texts of some files by name, in their order; raises as `read_files`."""
+        """Return the texts of some files by name, in their order."""
+        return self.parse(entries, lambda _, content: decode_text(content))
 
-        def keep(entry: FileEntry, content: bytes) -> str:
-            self._hold(entry, content)
-            return decode_text(content)
-
-        return self.parse(entries, keep)
-
-    def _hold(self, entry: FileEntry, content: bytes) -> None:
+    def _hold(self, entry: FileEntry, content: bytes) -> bytes:
         if len(content) <= _HELD_BYTES and len(self._held) < _MOST_HELD:
             self._held[entry.name] = content
-
-
-_MOST_HELD = 64
+        return in_place(entry.name, content)

@@ -60,14 +60,14 @@ def records_state(
     `who`: what states the labels. `shard_of`: the number of the file of each record, in `shards`. `field`: the name of
     the field of the labels.
     """
-    splits = [split_of_shard(name) for name in shards]
+    splits = [split_of_shard(name) or "" for name in shards]
     values = labels.targets.values if isinstance(labels.targets, Values) else None
     table = SampleTable(
         layout=layout,
         keys=[inputs.source.name(number) for number in range(len(inputs))],
         inputs=inputs,
         targets=labels.targets,
-        splits=tuple([splits[number] or "" for number in shard_of.tolist()]) if all(splits) else None,
+        splits=tuple([splits[number] for number in shard_of.tolist()]) if all(splits) else None,
         classes=labels.classes,
         notes=(*notes, *([] if values is None else note_on_numbers(field, values, labels.classes))),
     )
@@ -90,32 +90,27 @@ def make_labels(
     """Make targets from the labels of N samples.
 
     Integers stay as they are, int64 `(N,)`, even if they count from 1. Words become int64 indices into the sorted
-    words. Other numbers become float32 `(N,)`.
-
-    Args:
-        labels: one for each sample; `None` or NaN, as pandas writes it, for a missing one.
-        samples: the name of each, for messages.
-        names: the meaning of whole numbers, if known; a number without a name is named by its digits.
+    words. Other numbers become float32 `(N,)`. A missing label is `None` or NaN, as pandas writes it. `names`: the
+    meaning of whole numbers, if known; a number without a name is named by its digits.
     """
     if isinstance(labels, np.ndarray):
         return _whole_numbers(labels, names or {})
     labels = [None if isinstance(label, float) and math.isnan(label) else label for label in labels]
     if not all_have(labels, samples, "label"):
         return Labels(None, ())
-    kinds = {str if isinstance(label, str) else float if isinstance(label, float) else int for label in labels}
-    if kinds == {str}:
-        return Labels(*class_indices([str(label) for label in labels]))
-    if str in kinds:
-        first = next(number for number, label in enumerate(labels) if isinstance(label, str))
-        msg = f"The label of '{samples[first]}' is a word, that of others a number; expected one kind for all."
+    words = [label for label in labels if isinstance(label, str)]
+    whole = [label for label in labels if isinstance(label, int)]
+    if len(words) == len(labels):
+        return Labels(*class_indices(words))
+    large = [label for label in whole if not -(2**63) <= label < 2**63] if len(whole) == len(labels) else []
+    odd_ones: list[Label] = [*words[:1], *large[:1]]
+    for odd in odd_ones:
+        what = "a word, that of others a number" if words else f"{odd:.3e}, which does not fit into 64 bits"
+        msg = f"The label of '{samples[labels.index(odd)]}' is {what}; expected one kind for all."
         raise BrokenDatasetError(msg)
-    if kinds == {int}:
-        large = next((at for at, label in enumerate(labels) if not -(2**63) <= int(label or 0) < 2**63), None)
-        if large is not None:
-            msg = f"The label of '{samples[large]}' is {labels[large]:.3e}, which does not fit into 64 bits."
-            raise BrokenDatasetError(msg)
-        return _whole_numbers(np.array(labels, np.int64), names or {})
-    if int in kinds:
+    if len(whole) == len(labels):
+        return _whole_numbers(np.array(whole, np.int64), names or {})
+    if whole:
         check_kept_apart("label", np.array(labels, np.float64))
     return Labels(Values(np.array(labels, np.float32)), ())
 
@@ -139,13 +134,8 @@ def make_boxes(
     names: Mapping[int, str],
     relative: bool = False,
 ) -> Labels:
-    """Make boxes of N samples, which have so many each.
-
-    Args:
-        counts: how many boxes each sample has.
-        corners, labels, owners: of each box: its corners `(M, 4)`, its label, and the name of its sample.
-        names, relative: as of `make_labels` and `Boxes`.
-    """
+    """Make boxes of N samples, which have `counts` each, from the corners `(M, 4)`, label and sample's name of each
+    box."""
     targets, classes = make_labels(labels, owners, names=names)
     numbers = getattr(targets, "values", np.zeros(0, np.int64))
     return Labels(Boxes(offsets_of(counts), corners, {"labels": numbers}, relative=relative), classes)
@@ -183,6 +173,6 @@ def parse_label(text: str) -> Label:
     # Python's own reader takes 25_0 for 250, and infinity for a number.
     if WHOLE.fullmatch(text) and len(text) <= MOST_DIGITS:
         return int(text)
-    if NUMBER.fullmatch(text) and text.lower() != "nan" and math.isfinite(float(text)):
+    if NUMBER.fullmatch(text) and math.isfinite(float(text)):
         return float(text)
     return text

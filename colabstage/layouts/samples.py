@@ -1,4 +1,4 @@
-"""The contents of N samples by number: files, parts of files, rows of arrays, Python objects."""
+"""The contents of samples by number: files, rows in a file or in memory, parts of them, and several in a row."""
 
 from __future__ import annotations
 
@@ -51,31 +51,20 @@ class SampleSource:
 
     def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
         """Return some of the contents: sample i is `chosen[i]` here."""
-        at = [partial(_call_at, function, chosen) for function in (self.name, self.stamp, self.read)]
-        return SampleSource(self.sizes[chosen], self.positions[chosen], name=at[0], stamp=at[1], read=at[2])
+        name, stamp, read = (partial(_call_at, function, chosen) for function in (self.name, self.stamp, self.read))
+        return SampleSource(self.sizes[chosen], self.positions[chosen], name=name, stamp=stamp, read=read)
 
 
 def _call_at(function: Callable[[int], Any], chosen: NDArray[np.integer[Any]], index: int) -> Any:
     return function(int(chosen[index]))
 
 
-class _Mapped(SampleSource):
-    """The contents of a source, each brought into another form."""
-
-    def __init__(self, source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> None:
-        self._source, self._convert = source, convert
-        super().__init__(source.sizes, source.positions, name=source.name, stamp=source.stamp, read=self._converted)
-
-    def _converted(self, index: int) -> NDArray[Any]:
-        return self._convert(self._source.read(index))
-
-    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
-        return _Mapped(self._source.take(chosen), self._convert)
-
-
 def map_samples(source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> SampleSource:
     """Return the contents of a source, each brought into another form: byte order, axes, a part of it."""
-    return _Mapped(source, convert)
+    read = source.read
+    return SampleSource(
+        source.sizes, source.positions, name=source.name, stamp=source.stamp, read=lambda index: convert(read(index))
+    )
 
 
 def join_samples(parts: Sequence[SampleSource]) -> SampleSource:
@@ -83,22 +72,18 @@ def join_samples(parts: Sequence[SampleSource]) -> SampleSource:
     if len(parts) == 1:
         return parts[0]
     ends = np.cumsum([len(part) for part in parts])
-    moved, start = [], 0
+    positions, start = [], 0
     for part in parts:
-        moved.append(np.asarray(part.positions, np.int64) + start)
-        start = int(moved[-1].max(initial=start)) + 1
+        positions.append(np.asarray(part.positions, np.int64) + start)
+        start = int(positions[-1].max(initial=start)) + 1
 
-    def ask(what: str, index: int) -> Any:
+    def call(what: str, index: int) -> Any:
         number = int(np.searchsorted(ends, index, side="right"))
         return getattr(parts[number], what)(index - int(ends[number] - len(parts[number])))
 
-    return SampleSource(
-        np.concatenate([part.sizes for part in parts]),
-        np.concatenate(moved),
-        name=partial(ask, "name"),
-        stamp=partial(ask, "stamp"),
-        read=partial(ask, "read"),
-    )
+    sizes = np.concatenate([part.sizes for part in parts])
+    name, stamp, read = (partial(call, what) for what in ("name", "stamp", "read"))
+    return SampleSource(sizes, np.concatenate(positions), name=name, stamp=stamp, read=read)
 
 
 def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Callable[[int], Content]) -> SampleSource:
@@ -118,12 +103,9 @@ def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Calla
 def rows_of_array(values: NDArray[Any], name: str, stamp: str) -> SampleSource:
     """Return the rows of an array in memory; `stamp` differs whenever the file may have changed that it was read
     from."""
+    nbytes = values.nbytes // max(1, len(values))
     return numbered_samples(
-        name,
-        f"{stamp} {name}",
-        len(values),
-        values.nbytes // max(1, len(values)),
-        lambda index: np.ascontiguousarray(values[index]),
+        name, f"{stamp} {name}", len(values), nbytes, lambda index: np.ascontiguousarray(values[index])
     )
 
 

@@ -66,65 +66,47 @@ class ScanMemory:
         return fits
 
 
-class HeldBytes:
-    """A `ByteSource` over another one that gives what is held of it from memory."""
-
-    def __init__(self, source: ByteSource, memory: ScanMemory) -> None:
-        self.label, self.size, self.source = source.label, source.size, source
-        self._memory = memory
-        self._starts: list[int] = []
-        self._pieces: list[bytes] = []
-        self._lock = threading.Lock()
-
-    def hold(self, data: bytes, offset: int) -> None:
-        """Hold what was read at an offset, where there is room."""
-        with self._lock:
-            at = bisect_right(self._starts, offset)
-            if self._starts[at - 1 : at] != [offset] and self._memory.take(len(data)):
-                self._starts.insert(at, offset)
-                self._pieces.insert(at, data)
-
-    def pread(self, length: int, offset: int) -> bytes:
-        """Read up to `length` bytes at `offset`; shorter only at the end."""
-        end = min(offset + length, self.size)
-        with self._lock:
-            at = bisect_right(self._starts, offset) - 1
-            start, piece = (self._starts[at], self._pieces[at]) if at >= 0 else (0, b"")
-        if offset <= end <= start + len(piece):
-            return piece[offset - start : end - start]
-        return self.source.pread(length, offset)
-
-    def close(self) -> None:
-        """Release the source's handle."""
-        self.source.close()
-
-
 class ShardFile:
     """One of the files that hold the samples, opened when it is first read.
 
-    Args:
-        name: its entry in the tree.
-        stamp: differs whenever the file does.
-        opens: opens it; to be sent to another process it has to be pickled.
-        memory: room for what is read of it while it is scanned.
+    What `hold` was given of it is read from memory. To be sent to another process, `opens` has to be pickled.
     """
 
     def __init__(
         self, name: str, stamp: str, opens: Callable[[], ByteSource], memory: ScanMemory | None = None
     ) -> None:
         self.name, self.stamp, self._opens, self._memory = name, stamp, opens, memory
+        self._starts: list[int] = []
+        self._pieces: list[bytes] = []
+        self._lock = threading.Lock()
 
     @cached_property
     def content(self) -> ByteSource:
         """Return its bytes, unpacked."""
-        return self._opens() if self._memory is None else HeldBytes(self._opens(), self._memory)
+        return self._opens()
+
+    def hold(self, data: bytes, offset: int) -> None:
+        """Hold what was read at an offset, where there is room."""
+        with self._lock:
+            at = bisect_right(self._starts, offset)
+            is_new = self._starts[at - 1 : at] != [offset]
+            if is_new and self._memory is not None and self._memory.take(len(data)):
+                self._starts.insert(at, offset)
+                self._pieces.insert(at, data)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Read up to `length` bytes at `offset`; shorter only at the end."""
+        with self._lock:
+            at = bisect_right(self._starts, offset) - 1
+            begin, piece = (offset - self._starts[at], self._pieces[at]) if at >= 0 else (0, b"")
+        end = begin + min(length, self.content.size - offset)
+        return piece[begin:end] if begin <= end <= len(piece) else self.content.pread(length, offset)
 
     def rest(self) -> None:
         """Release its handle, which is opened again when it is read again."""
         content = self.__dict__.get("content")
-        file = content.source if isinstance(content, HeldBytes) else content
-        if isinstance(file, FolderFile):
-            file.close()
+        if isinstance(content, FolderFile):
+            content.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardFile, (self.name, self.stamp, self._opens)
@@ -182,24 +164,16 @@ def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:
 
 
 class ScanWindow:
-    """A `ByteSource` over another one for a single pass of small reads in one thread: it makes few large reads if each
-    takes time, otherwise small ones. Reads that fail temporarily are tried again."""
+    """A `ByteSource` over a shard for a single pass of small reads in one thread: it makes few large reads if each
+    takes time, and has the shard hold what is slow; otherwise small ones. Reads that fail temporarily are tried again.
+    """
 
-    def __init__(self, source: ByteSource) -> None:
-        self._source = source
+    def __init__(self, shard: ShardFile, near: int = _NEAR_BYTES) -> None:
+        self._shard = shard
         self._start = 0
         self._data = b""
-        self._window = _NEAR_BYTES
-
-    @property
-    def label(self) -> str:
-        """Return the source's address."""
-        return self._source.label
-
-    @property
-    def size(self) -> int:
-        """Return the source's length in bytes."""
-        return self._source.size
+        self._window = near
+        self.label, self.size = shard.content.label, shard.content.size
 
     def pread(self, length: int, offset: int) -> bytes:
         """Read up to `length` bytes at `offset`; shorter only at the end."""
@@ -207,20 +181,19 @@ class ScanWindow:
         if not self._start <= offset <= end <= self._start + len(self._data):
             wanted = max(length, self._window)
             started = time.perf_counter()
-            self._data = read_with_retry(lambda: self._source.pread(wanted, offset), self.label)
+            self._data = read_with_retry(lambda: self._shard.pread(wanted, offset), self.label)
             self._start = offset
             took = time.perf_counter() - started
             if took > _FAR_S:
                 self._window = _FAR_BYTES
-            is_slow = self._window == _FAR_BYTES and len(self._data) < took * _SLOW_BYTES_PER_S
-            if is_slow and isinstance(self._source, HeldBytes):
-                self._source.hold(self._data, offset)
+            if self._window == _FAR_BYTES and len(self._data) < took * _SLOW_BYTES_PER_S:
+                self._shard.hold(self._data, offset)
         begin = offset - self._start
         return self._data[begin : begin + length]
 
     def close(self) -> None:
-        """Release the source's handle."""
-        self._source.close()
+        """Release the shard's handle."""
+        self._shard.rest()
 
 
 class ShardParts(SampleSource):
@@ -244,13 +217,8 @@ class ShardParts(SampleSource):
         # One shard after the other is fastest for a disk, and keeps few files open.
         ends = np.zeros(len(shards) + 1, np.int64)
         np.maximum.at(ends[1:], self._numbers, table[:, 1] + table[:, 2])
-        super().__init__(
-            table[:, 2].copy(),
-            np.cumsum(ends)[self._numbers] + self._starts,
-            name=names.__getitem__,
-            stamp=self._stamp,
-            read=self._read,
-        )
+        positions = np.cumsum(ends)[self._numbers] + self._starts
+        super().__init__(table[:, 2].copy(), positions, name=names.__getitem__, stamp=self._stamp, read=self._read)
 
     def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
         parts = np.stack([self._numbers[chosen], self._starts[chosen], self.sizes[chosen]], axis=1)
@@ -265,14 +233,15 @@ class ShardParts(SampleSource):
 
     def _read(self, index: int) -> bytes:
         number, start, size = self._numbers.item(index), self._starts.item(index), self.sizes.item(index)
+        shard = self._shards[number]
         with self._lock:
             self._in_use[number] = None
             self._in_use.move_to_end(number)
             idle = self._in_use.popitem(last=False)[0] if len(self._in_use) > _OPEN_FILES else None
-            content = self._shards[number].content
+            content = shard.content
         if idle is not None:
             self._shards[idle].rest()
-        data = content.pread(size, start) if size else b""
+        data = shard.pread(size, start) if size else b""
         if len(data) != size:
             msg = f"'{content.label}' ends before byte {start + size:,}, where '{self._names[index]}' does."
             raise SourceReadError(msg)

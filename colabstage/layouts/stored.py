@@ -6,7 +6,6 @@ MATLAB's .mat 7.3 are HDF5 files.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import io
 import math
@@ -31,9 +30,9 @@ from colabstage.h5.untrusted import (
     open_with_any_locking,
 )
 from colabstage.io.files import read_with_retry
+from colabstage.layouts.faults import broken
 from colabstage.layouts.reading import open_member, read_head
 from colabstage.layouts.samples import map_samples, numbered_samples, rows_of_array, rows_of_file, stamp_of
-from colabstage.layouts.table import BrokenDatasetError
 from colabstage.trees.bytes import SourceFile
 from colabstage.trees.zip import ZipTree
 
@@ -72,53 +71,23 @@ class StoredArray:
         return self.dtype.kind in "USO"
 
     @classmethod
-    def in_memory(cls, name: str, values: NDArray[Any], stamp: str) -> StoredArray:
+    def in_memory(cls, name: str, values: NDArray[Any], stamp: str, trouble: str = "") -> StoredArray:
         """Return an array that was read from a file with such a stamp."""
-        return cls(name, values.shape, values.dtype, lambda: rows_of_array(values, name, stamp), lambda: values)
+        rows = functools.partial(rows_of_array, values, name, stamp)
+        return cls(name, values.shape, values.dtype, rows, lambda: values, trouble)
 
 
-def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
-    """Return what a .npy file holds; only its header is read."""
-    header = _read_header(tree, entry, name)
-    # What is packed has this machine's order; an array of another machine is turned row by row.
-    native = header.dtype.newbyteorder("=")
-
-    def rows() -> SampleSource:
-        # The numbers of one row lie far apart in columns.
-        if header.fortran and sum(length > 1 for length in header.shape) > 1:
-            return rows_of_array(whole(), name, stamp_of(entry))
-        file, shape = open_member(tree, entry), header.shape
-        return rows_of_file(file, header.start, shape[0], shape[1:], header.dtype, stamp=stamp_of(entry))
-
-    def whole() -> NDArray[Any]:
-        with closing(open_member(tree, entry)) as file:
-            values: NDArray[Any] = np.load(io.BufferedReader(SourceFile(file)), allow_pickle=False)
-        return values.astype(native, copy=False)
-
-    return StoredArray(name, header.shape, native, rows, whole, header.trouble)
-
-
-def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Return the arrays of a .npz archive, those that are compressed included."""
-    # An .npz is a zip of .npy files.
-    inner = ZipTree(open_member(tree, entry))
-    return [
-        read_npy(inner, member, f"{entry.name}/{member.name.removesuffix(NPY)}")
-        for member in inner.entries
-        if member.name.endswith(NPY)
-    ]
+# --- .npy and .npz ----------------------------------------------------------------------------------------------------
 
 
 class NpyHeader(NamedTuple):
-    """What a .npy file says of its array."""
+    """What a .npy file says of its array: shape, type in the file's byte order, whether columns and not rows are
+    contiguous, and where the values begin, in bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    """In the file's byte order."""
     fortran: bool
-    """Whether columns, and not rows, are contiguous."""
     start: int
-    """Where the values begin, in bytes."""
 
     @property
     def trouble(self) -> str:
@@ -127,26 +96,24 @@ class NpyHeader(NamedTuple):
                 "it holds pickled Python objects, which run code when they are loaded and are never loaded here; save "
                 "plain numbers, of one shape, instead"
             )
-        if self.dtype.names is not None:
-            return f"it holds records ({', '.join(self.dtype.names)}); save each of their fields as an array"
-        return ""
+        names = self.dtype.names
+        return "" if names is None else f"it holds records ({', '.join(names)}); save each field as an array"
 
 
 def npy_header(head: bytes) -> NpyHeader:
-    """Return what the first bytes of a .npy file say."""
+    """Return what the first bytes of a .npy file say; a `ValueError` where they say nothing."""
     # By its content: what is called .npy may be anything.
     if len(head) < 10 or head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
         msg = "is not a .npy file of a version known here"
         raise ValueError(msg)
-    wide = head[6] > 1
-    (length,) = struct.unpack_from("<I" if wide else "<H", head, 8)
-    start = (12 if wide else 10) + length
-    if start > len(head):
+    begin = 12 if head[6] > 1 else 10
+    (length,) = struct.unpack_from("<I" if head[6] > 1 else "<H", head, 8)
+    if begin + length > len(head):
         msg = f"has a header of {length:,} bytes, more than a .npy file has"
         raise ValueError(msg)
     try:
-        text = head[start - length : start].decode("utf-8" if head[6] == 3 else "latin-1")
-        return NpyHeader(*_header_facts(text.strip()), start)
+        text = head[begin : begin + length].decode("utf-8" if head[6] == 3 else "latin-1")
+        return NpyHeader(*_header_facts(text.strip()), begin + length)
     except (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError) as error:
         msg = f"has a header that cannot be read: {error}"
         raise ValueError(msg) from error
@@ -166,21 +133,57 @@ def _header_facts(text: str) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
     return tuple(int(size) for size in found["shape"]), dtype, bool(found["fortran_order"])
 
 
-def _read_header(tree: Tree, entry: FileEntry, name: str) -> NpyHeader:
-    head = read_with_retry(lambda: read_head(tree, entry, MAX_HEADER_BYTES), entry.name)
+def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
+    """Return what a .npy file holds; only its header is read."""
     try:
-        header = npy_header(head)
+        header = npy_header(read_with_retry(lambda: read_head(tree, entry, MAX_HEADER_BYTES), entry.name))
     except ValueError as error:
         msg = f"'{name}' {error}."
         raise LayoutError(msg) from error
-    shape, dtype, _, start = header
+    shape, dtype, fortran, start = header
     # As Python's own numbers: a header may name sizes whose product passes 64 bits and comes back small.
     needed = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
     if not dtype.hasobject and (entry.size < needed or any(size < 0 for size in shape)):
         msg = f"'{name}' is truncated: it has {entry.size:,} bytes; shape {shape} and {dtype} take {needed:,}."
         raise LayoutError(msg)
-    return header
+    # What is packed has this machine's order; an array of another machine is turned row by row.
+    native = dtype.newbyteorder("=")
 
+    def rows() -> SampleSource:
+        # The numbers of one row lie far apart in columns.
+        if fortran and sum(length > 1 for length in shape) > 1:
+            return rows_of_array(whole(), name, stamp_of(entry))
+        return rows_of_file(open_member(tree, entry), start, shape[0], shape[1:], dtype, stamp=stamp_of(entry))
+
+    def whole() -> NDArray[Any]:
+        with closing(open_member(tree, entry)) as file:
+            values: NDArray[Any] = np.load(io.BufferedReader(SourceFile(file)), allow_pickle=False)
+        return values.astype(native, copy=False)
+
+    return StoredArray(name, shape, native, rows, whole, header.trouble)
+
+
+def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
+    """Return the arrays of a .npz archive, those that are compressed included."""
+    # An .npz is a zip of .npy files.
+    inner = ZipTree(open_member(tree, entry))
+    members = [member for member in inner.entries if member.name.endswith(NPY)]
+    return [read_npy(inner, member, f"{entry.name}/{member.name.removesuffix(NPY)}") for member in members]
+
+
+def decode_npy(content: Any) -> NDArray[Any]:
+    """Return the array of a .npy file."""
+    try:
+        # Not with numpy's reader, which parses each header again.
+        shape, dtype, fortran, start = npy_header(bytes(content[:MAX_HEADER_BYTES]))
+        values = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape, order="F" if fortran else "C")
+    except ValueError as error:
+        msg = f"It is not a .npy file of numbers: it {error}."
+        raise DecodeError(msg) from error
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+# --- HDF5 -------------------------------------------------------------------------------------------------------------
 
 # Rows are read in blocks of about so much, or of a chunk where that is more, up to the second bound.
 _BLOCK_BYTES = 4 * 1024 * 1024
@@ -189,111 +192,48 @@ _MAX_BLOCK_BYTES = 128 * 1024 * 1024
 _BLOCKS_KEPT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Hdf5File:
-    """The datasets of one HDF5 file."""
+def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[StoredArray]:
+    """Return every dataset of one dimension or more of an HDF5 file; MATLAB's with axes as MATLAB shows them, samples
+    first.
 
-    tree: Tree
-    entry: FileEntry
-
-    def arrays(self, *, takes_packs: bool) -> list[StoredArray]:
-        """Return every dataset of one dimension or more; MATLAB's with axes as MATLAB shows them, samples first.
-
-        Soft and external links are followed, to what no other name has led to.
-        """
-        file = self._open()
-        if FORMAT_ATTRIBUTE in file.attrs and not takes_packs:
-            file.close()
-            raise self._made_here()
-        found: list[StoredArray] = []
-        try:
-            for key, node in _datasets(file, self.entry.name, alone=self.tree.path_of(self.entry) is None):
-                name = f"{self.entry.name}/{key}"
-                if isinstance(node, PackFormatError):
-                    found.append(_unreadable(name, str(node).rstrip(".")))
-                elif node.shape:
-                    found.append(self._stored(file, node, name))
-        except (OSError, RuntimeError, KeyError) as error:
-            msg = f"'{self.entry.name}' is a damaged HDF5 file: {error}."
-            raise LayoutError(msg) from error
-        return found
-
-    def _made_here(self) -> BrokenDatasetError:
-        """Return the error for a pack: as arrays its samples would lose their names, and those of files their form."""
-        path = self.tree.path_of(self.entry)
-        place = str(path) if path is not None else self.tree.label if self.tree.kind == "file" else "PATH"
-        return BrokenDatasetError(
-            f"'{self.entry.name}' is a pack that colabstage made, so it needs no staging. Open it with "
-            f"dataset_h5({place!r}); from a slow disk or an address copy it first, fetch_files({place!r}, 'data.h5')."
+    Soft and external links are followed, to what no other name has led to.
+    """
+    file = _open_hdf5(tree, entry)
+    if FORMAT_ATTRIBUTE in file.attrs and not takes_packs:
+        file.close()
+        path = tree.path_of(entry)
+        place = str(path) if path is not None else tree.label if tree.kind == "file" else "PATH"
+        # As arrays its samples would lose their names, and those of files their form.
+        raise broken(
+            entry.name,
+            f"it is a pack that colabstage made, so it needs no staging. Open it with dataset_h5({place!r}); from a "
+            f"slow disk or an address copy it first, fetch_files({place!r}, 'data.h5')",
         )
+    found: list[StoredArray] = []
+    try:
+        for key, node in _datasets(file, entry.name, alone=tree.path_of(entry) is None):
+            name = f"{entry.name}/{key}"
+            if isinstance(node, PackFormatError):
+                found.append(StoredArray.in_memory(name, np.zeros(0, np.uint8), "", str(node).rstrip(".")))
+            elif node.shape:
+                found.append(_hdf5_array(tree, entry, node, name))
+    except (OSError, RuntimeError, KeyError) as error:
+        msg = f"'{entry.name}' is a damaged HDF5 file: {error}."
+        raise LayoutError(msg) from error
+    return found
 
-    def _open(self) -> Any:
-        try:
-            path = self.tree.path_of(self.entry)
-            if path is not None:
-                # The file may be open in this process already, and HDF5 wants the same choice of locking then.
-                return open_with_any_locking(Path(path))
-            return open_alone(SourceFile(open_member(self.tree, self.entry)), self.entry.name)
-        except OSError as error:
-            old = " A .mat file has to be saved with '-v7.3'." if self.entry.name.lower().endswith(".mat") else ""
-            msg = f"'{self.entry.name}' cannot be opened as an HDF5 file: {error}.{old}"
-            raise LayoutError(msg) from error
 
-    def _stored(self, file: Any, dataset: Any, name: str) -> StoredArray:
-        import h5py
-
-        text = h5py.check_string_dtype(dataset.dtype)
-        if text is not None:
-            return StoredArray(
-                name,
-                dataset.shape,
-                np.dtype(object),
-                lambda: self._rows(file, dataset, name),
-                lambda: self._text(dataset),
-            )
-        # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) lies as (N, c, w, h)
-        # here.
-        matlab = "MATLAB_class" in dataset.attrs and dataset.ndim > 1
-        shape = dataset.shape
-        if matlab:
-            shape = shape[::-1] if dataset.ndim == 2 else (shape[0], *shape[:0:-1])
-        native = dataset.dtype.newbyteorder("=")
-        trouble = "" if dataset.dtype.kind in "biuf" else _trouble(dataset)
-
-        def rows() -> SampleSource:
-            source = self._rows(file, dataset, name, along_last=matlab and dataset.ndim == 2)
-            if matlab and dataset.ndim > 2:
-                return map_samples(source, lambda row: row.T.astype(native, copy=False))
-            return source if native == dataset.dtype else map_samples(source, lambda row: row.astype(native))
-
-        def whole() -> NDArray[Any]:
-            values: NDArray[Any] = dataset[()].astype(native, copy=False)
-            if not matlab:
-                return values
-            return values.T if values.ndim == 2 else np.moveaxis(values.T, -1, 0)
-
-        return StoredArray(name, shape, native, rows, whole, trouble)
-
-    def _text(self, dataset: Any) -> NDArray[Any]:
-        try:
-            return np.array(dataset.asstr()[()].tolist(), dtype=np.str_)
-        except UnicodeDecodeError as error:
-            msg = f"'{dataset.name}' of '{dataset.file.filename}' holds text that is not UTF-8."
-            raise LayoutError(msg) from error
-
-    def _rows(self, file: Any, dataset: Any, name: str, *, along_last: bool = False) -> SampleSource:
-        """Read rows by their place in the file where they have one, which needs no lock of HDF5's; else through
-        h5py."""
-        # A dataset that a link leads to tells its place in another file.
-        is_own = home_of(dataset, Path(file.filename)) is None
-        has_place = is_own and not (dataset.chunks or dataset.external or dataset.is_virtual)
-        offset = dataset.id.get_offset() if has_place else None
-        if along_last or offset is None or dataset.file.userblock_size:
-            return _rows_in_blocks(dataset, name, stamp_of(self.entry), along_last=along_last)
-        file, kind = open_member(self.tree, self.entry), dataset.dtype
-        return rows_of_file(
-            file, offset, len(dataset), dataset.shape[1:], kind, stamp=stamp_of(self.entry), wanted=kind
-        )
+def _open_hdf5(tree: Tree, entry: FileEntry) -> Any:
+    try:
+        path = tree.path_of(entry)
+        if path is not None:
+            # The file may be open in this process already, and HDF5 wants the same choice of locking then.
+            return open_with_any_locking(Path(path))
+        return open_alone(SourceFile(open_member(tree, entry)), entry.name)
+    except OSError as error:
+        old = " A .mat file has to be saved with '-v7.3'." if entry.name.lower().endswith(".mat") else ""
+        msg = f"'{entry.name}' cannot be opened as an HDF5 file: {error}.{old}"
+        raise LayoutError(msg) from error
 
 
 def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]]:
@@ -312,52 +252,80 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
         try:
             node = follow(group, name, path)
             info = h5py.h5o.get_info(node.id)
+            # A group may link to one above it, and one dataset may have several names.
             if (info.fileno, info.addr) in seen:
                 continue
-            # A group may link to one above it, and one dataset may have several names.
             seen.add((info.fileno, info.addr))
             if isinstance(node, h5py.Dataset):
                 check_type(node, key, path)
                 check_extent(node, key, path)
+                yield key, node
         except PackFormatError as error:
             yield key, error
             continue
-        if isinstance(node, h5py.Group):
-            for inner in node:
-                is_hard = node.id.links.get_info(inner.encode(errors="surrogateescape")).type == h5l.TYPE_HARD
-                (waiting if is_hard else links).append((node, inner, f"{key}/{inner}".lstrip("/")))
-        elif isinstance(node, h5py.Dataset):
-            yield key, node
+        for inner in node if isinstance(node, h5py.Group) else ():
+            is_hard = node.id.links.get_info(inner.encode(errors="surrogateescape")).type == h5l.TYPE_HARD
+            (waiting if is_hard else links).append((node, inner, f"{key}/{inner}".lstrip("/")))
 
 
-def _unreadable(name: str, trouble: str) -> StoredArray:
-    """Return an array whose rows nobody can read."""
-    return dataclasses.replace(StoredArray.in_memory(name, np.zeros(0, np.uint8), ""), trouble=trouble)
-
-
-def _trouble(dataset: Any) -> str:
-    """Say why values that are neither numbers nor texts cannot be packed."""
+def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> StoredArray:
     import h5py
 
+    if h5py.check_string_dtype(dataset.dtype) is not None:
+        text = functools.partial(_text, dataset, name)
+        return StoredArray(name, dataset.shape, np.dtype(object), lambda: rows_of_array(text(), name, ""), text)
+    # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) lies as (N, c, w, h) here.
+    matlab = "MATLAB_class" in dataset.attrs and dataset.ndim > 1
+    is_table = matlab and dataset.ndim == 2
+    shape = dataset.shape[::-1] if is_table else (dataset.shape[0], *dataset.shape[:0:-1]) if matlab else dataset.shape
+    native = dataset.dtype.newbyteorder("=")
+
+    def rows() -> SampleSource:
+        source = _hdf5_rows(tree, entry, dataset, name, along_last=is_table)
+        if matlab and not is_table:
+            return map_samples(source, lambda row: row.T.astype(native, copy=False))
+        return source if native == dataset.dtype else map_samples(source, lambda row: row.astype(native))
+
+    def whole() -> NDArray[Any]:
+        values: NDArray[Any] = dataset[()].astype(native, copy=False)
+        return np.moveaxis(values.T, -1, 0) if matlab and not is_table else values.T if matlab else values
+
     base = h5py.check_vlen_dtype(dataset.dtype)
+    trouble = "" if dataset.dtype.kind in "biuf" else f"it holds {dataset.dtype}, which are not numbers of one kind"
     if base is not None:
-        return (
+        trouble = (
             f"each of its rows has any number of {base} values (HDF5's variable-length type), and a pack holds rows of "
             "one shape. Pad or cut them to one length, or read the file as it is with dataset_h5"
         )
-    return f"it holds {dataset.dtype}, which are not numbers of one kind"
+    return StoredArray(name, shape, native, rows, whole, trouble)
 
 
-def _rows_in_blocks(dataset: Any, name: str, stamp: str, *, along_last: bool) -> SampleSource:
-    """Return the rows of a dataset in chunks, read a block at a time: a chunk is unpacked once, not once for each of
-    its rows."""
+def _text(dataset: Any, name: str) -> NDArray[Any]:
+    try:
+        return np.array(dataset.asstr()[()].tolist(), dtype=np.str_)
+    except UnicodeDecodeError as error:
+        msg = f"'{name}' holds text that is not UTF-8."
+        raise LayoutError(msg) from error
+
+
+def _hdf5_rows(tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_last: bool) -> SampleSource:
+    """Return rows read by their place in the file where they have one, which needs no lock of HDF5's; else in blocks
+    through h5py: a chunk is unpacked once, not once for each of its rows."""
+    # A dataset that a link leads to tells its place in another file.
+    path, kind, stamp = tree.path_of(entry), dataset.dtype, stamp_of(entry)
+    is_own = path is None or home_of(dataset, Path(path)) is None
+    has_place = is_own and not (dataset.chunks or dataset.external or dataset.is_virtual or dataset.file.userblock_size)
+    offset = dataset.id.get_offset() if has_place and not along_last else None
+    if offset is not None:
+        file = open_member(tree, entry)
+        return rows_of_file(file, offset, len(dataset), dataset.shape[1:], kind, stamp=stamp, wanted=kind)
     axis = 1 if along_last else 0
     count = int(dataset.shape[axis])
-    row_bytes = max(1, dataset.size // max(1, count) * dataset.dtype.itemsize)
+    row_bytes = max(1, dataset.size // max(1, count) * kind.itemsize)
     chunk = dataset.chunks[axis] if dataset.chunks else 1
     # Whole chunks where that stays within bounds: a part of one would be unpacked twice.
-    rows = math.ceil(max(1, _BLOCK_BYTES // row_bytes) / chunk) * chunk
-    step = rows if rows * row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // row_bytes)
+    step = math.ceil(max(1, _BLOCK_BYTES // row_bytes) / chunk) * chunk
+    step = step if step * row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // row_bytes)
     lock = threading.Lock()
 
     @functools.lru_cache(maxsize=_BLOCKS_KEPT)
@@ -377,15 +345,3 @@ def _rows_in_blocks(dataset: Any, name: str, stamp: str, *, along_last: bool) ->
         return row
 
     return numbered_samples(name, f"{stamp} {dataset.name}", count, row_bytes, read)
-
-
-def decode_npy(content: Any) -> NDArray[Any]:
-    """Return the array of a .npy file."""
-    try:
-        # Not with numpy's reader, which parses each header again.
-        shape, dtype, fortran, start = npy_header(bytes(content[:MAX_HEADER_BYTES]))
-        values = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape, order="F" if fortran else "C")
-    except ValueError as error:
-        msg = f"It is not a .npy file of numbers: it {error}."
-        raise DecodeError(msg) from error
-    return values.astype(values.dtype.newbyteorder("="), copy=False)

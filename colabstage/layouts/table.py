@@ -24,8 +24,22 @@ if TYPE_CHECKING:
     from colabstage.layouts.samples import Content, SampleSource
 
 
+class BrokenDatasetError(LayoutError):
+    """The tree clearly has this layout, but something in it is wrong, so no other layout is tried."""
+
+
+class _OfSource:
+    """Content that a source reads, one for each sample."""
+
+    __slots__ = ()
+    source: SampleSource
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
 @dataclass(frozen=True, slots=True)
-class Images:
+class Images(_OfSource):
     """One image for each sample."""
 
     source: SampleSource
@@ -35,12 +49,9 @@ class Images:
     own_channels: bool = False
     """Whether the channels of those arrays are part of the data, to be changed only on request."""
 
-    def __len__(self) -> int:
-        return len(self.source)
-
 
 @dataclass(frozen=True, slots=True)
-class Arrays:
+class Arrays(_OfSource):
     """One array of one shape for each sample, stored as it is; as inputs or as targets."""
 
     source: SampleSource
@@ -63,16 +74,51 @@ class Arrays:
             )
             raise LayoutError(msg)
 
-    def __len__(self) -> int:
-        return len(self.source)
-
     def to_array(self, content: Content) -> NDArray[Any]:
         """Return the array of a sample's content."""
         # The layout's own decoder knows more than the type: packed bits, columns to combine.
         if self.decode is not None:
             return self.decode(content)
-        # The bytes are those of the array; they are not copied here, because packing copies them to their place anyway.
+        # The bytes are not copied here, because packing copies them to their place anyway.
         return np.frombuffer(content, self.dtype).reshape(self.shape) if isinstance(content, bytes) else content
+
+
+@dataclass(frozen=True, slots=True)
+class Masks(_OfSource):
+    """One mask for each image: the class of every pixel, stored as uint8 `(H, W)`."""
+
+    source: SampleSource
+    """Mask files as bytes, or integer arrays `(H, W)`, each exactly as large as its image."""
+    colors: tuple[tuple[int, int, int], ...] | None = None
+    """`(r, g, b)` of class 0, 1, …, for masks in colours; `None` for masks whose pixels, or palette indices, are class
+    indices."""
+    decoded: bool = False
+    """Whether the source returns arrays instead of files."""
+    foreground: bool = False
+    """Whether pixels are 0 for class 0 and 255 for class 1."""
+    guessed: bool = False
+    """Whether a look at a few said so, or that pixels are indices; then all are compared with it when they are read."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the class names of 0 and 255; nothing for other masks, whose pixels do not name classes."""
+        return ("background", "foreground") if self.foreground else ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadBoxes(_OfSource):
+    """Any number of boxes for each image, known only once its sample has been read; they then become `Boxes`."""
+
+    source: SampleSource
+    """The boxes of each sample, `(M,)` of `dtype`."""
+    dtype: np.dtype[Any]
+    """The type of the row of a box: `boxes`, four floats, x0, y0, x1, y1 in pixels of the upright image; and further
+    columns by name, as those of `Boxes`."""
+
+    def read(self, rows: NDArray[Any], counts: NDArray[np.int64]) -> Boxes:
+        """Return all boxes, given the rows of all samples one after the other, and the number of rows of each."""
+        columns = {name: np.ascontiguousarray(rows[name]) for name in self.dtype.names or ()}
+        return Boxes(offsets_of(counts), columns.pop("boxes"), columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,31 +140,6 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Masks:
-    """One mask for each image: the class of every pixel, stored as uint8 `(H, W)`."""
-
-    source: SampleSource
-    """Mask files as bytes, or integer arrays `(H, W)`, each exactly as large as its image."""
-    colors: tuple[tuple[int, int, int], ...] | None = None
-    """`(r, g, b)` of class 0, 1, …, for masks in colours; `None` for masks whose pixels, or palette indices, are class
-    indices."""
-    decoded: bool = False
-    """Whether the source returns arrays instead of files."""
-    foreground: bool = False
-    """Whether pixels are 0 for class 0 and 255 for class 1."""
-    guessed: bool = False
-    """Whether a look at a few said so, or that pixels are indices; then all are compared with it when they are read."""
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Return the class names of 0 and 255; nothing for other masks, whose pixels do not name classes."""
-        return ("background", "foreground") if self.foreground else ()
-
-
-@dataclass(frozen=True, slots=True)
 class Boxes:
     """Any number of boxes for each image. M boxes in all; those of sample i are `offsets[i]` up to `offsets[i + 1]`."""
 
@@ -136,48 +157,28 @@ class Boxes:
 
     def __post_init__(self) -> None:
         count = len(self.boxes)
-        if self.boxes.shape != (count, 4):
-            msg = f"Boxes have shape {self.boxes.shape}; expected one row of x0, y0, x1, y1 for each box."
+        # Readers slice by offsets without checks: a descending offset would give an image the boxes of another.
+        ends = len(self.offsets) >= 1 and self.offsets[0] == 0 and self.offsets[-1] == count
+        wrong = [] if self.boxes.shape == (count, 4) else [f"boxes of shape {self.boxes.shape}, not (M, 4)"]
+        if not ends or np.any(np.diff(self.offsets) < 0):
+            wrong.append(f"offsets that do not ascend from 0 to their number, {count}")
+        # Columns become datasets beside `boxes` and `offsets` in one group, so these two names are reserved.
+        wrong += [
+            f"a column {name!r} of {values.dtype} {values.shape}"
+            for name, values in self.columns.items()
+            if len(values) != count or values.dtype.kind not in "biuf" or name in ("boxes", "offsets")
+        ]
+        if wrong:
+            msg = f"Boxes have {' and '.join(wrong)}; expected {count} rows of x0, y0, x1, y1 and of numbers."
             raise LayoutError(msg)
-        if (
-            # Readers slice by offsets without checks: a descending offset would give an image the boxes of another.
-            len(self.offsets) < 1
-            or self.offsets[0] != 0
-            or self.offsets[-1] != count
-            or np.any(np.diff(self.offsets) < 0)
-        ):
-            msg = f"The offsets of boxes do not ascend from 0 to their number, {count}."
-            raise LayoutError(msg)
-        for name, values in self.columns.items():
-            # Columns become datasets beside `boxes` and `offsets` in one group, so these two names are reserved.
-            if len(values) != count or values.dtype.kind not in "biuf" or name in ("boxes", "offsets"):
-                msg = (
-                    f"The column {name!r} of boxes is {values.dtype} {values.shape}; expected {count} rows of numbers."
-                )
-                raise LayoutError(msg)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-
-@dataclass(frozen=True, slots=True)
-class UnreadBoxes:
-    """Any number of boxes for each image, known only once its sample has been read; they then become `Boxes`."""
-
-    source: SampleSource
-    """The boxes of each sample, `(M,)` of `dtype`."""
-    dtype: np.dtype[Any]
-    """The type of the row of a box: `boxes`, four floats, x0, y0, x1, y1 in pixels of the upright image; and further
-    columns by name, as those of `Boxes`."""
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def read(self, rows: NDArray[Any], counts: NDArray[np.int64]) -> Boxes:
-        """Return all boxes, given the rows of all samples one after the other, and the number of rows of each."""
-        names = [name for name in self.dtype.names or () if name != "boxes"]
-        columns = {name: np.ascontiguousarray(rows[name]) for name in names}
-        return Boxes(offsets_of(counts), np.ascontiguousarray(rows["boxes"]), columns)
+    def owner(self, box: int) -> int:
+        """Return the sample that a box belongs to."""
+        # Images without boxes share their offset with the next image; "right" finds the one with the box.
+        return int(np.searchsorted(self.offsets, box, side="right")) - 1
 
 
 def offsets_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -190,7 +191,7 @@ def class_indices(words: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
     words."""
     classes = sorted(set(words))
     numbers = {word: number for number, word in enumerate(classes)}
-    return Values(np.fromiter((numbers[word] for word in words), np.int64, len(words))), tuple(classes)
+    return Values(np.fromiter(map(numbers.__getitem__, words), np.int64, len(words))), tuple(classes)
 
 
 def known_splits(splits: Sequence[str]) -> tuple[str, ...] | None:
@@ -201,9 +202,7 @@ def known_splits(splits: Sequence[str]) -> tuple[str, ...] | None:
 Inputs = Images | Arrays
 Targets = Values | Arrays | Masks | Boxes | UnreadBoxes
 
-
-class BrokenDatasetError(LayoutError):
-    """The tree clearly has this layout, but something in it is wrong, so no other layout is tried."""
+_UNITS = {"audio": "clips", "tokens": "rows", "arrays": "rows", "array_folder": "arrays"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +228,7 @@ class SampleTable:
 
     def __post_init__(self) -> None:
         # Checked here, not where the parts are used: a list that is one short would shift all labels after the gap.
-        parts = {
-            "inputs": self.inputs,
-            "targets": self.targets,
-            "splits": self.splits,
-            "groups": self.groups,
-        }
+        parts = {"inputs": self.inputs, "targets": self.targets, "splits": self.splits, "groups": self.groups}
         wrong = {name: len(part) for name, part in parts.items() if part is not None and len(part) != len(self.keys)}
         if wrong:
             found = ", ".join(f"{count} {name}" for name, count in wrong.items())
@@ -251,29 +245,27 @@ class SampleTable:
     def _check_corners(self, boxes: Boxes) -> None:
         # Of every format, because such a box teaches a model nothing, or stops its training in the middle of an epoch.
         # Boxes without area are in COCO itself, and are kept.
-        wrong = np.flatnonzero(~(boxes.boxes[:, 2:] >= boxes.boxes[:, :2]).all(axis=1))
-        if len(wrong):
-            first = int(wrong[0])
-            sample = int(np.searchsorted(boxes.offsets, first, side="right")) - 1
-            corners = ", ".join(f"{edge:.6g}" for edge in boxes.boxes[first].tolist())
-            number = first - int(boxes.offsets[sample]) + 1
-            msg = (
-                f"Box {number} of '{self.keys[sample]}' is {corners} (x0, y0, x1, y1): it ends before it begins, as do "
-                f"{len(wrong):,} of {len(boxes.boxes):,} in all; expected x0 <= x1 and y0 <= y1. Correct the "
-                "annotations, or take these out."
-            )
-            raise BrokenDatasetError(msg)
+        turned = np.flatnonzero(~(boxes.boxes[:, 2:] >= boxes.boxes[:, :2]).all(axis=1))
         # Pixels that small would be whole numbers.
         flat = boxes.boxes.reshape(-1)
-        if not boxes.relative and len(flat) and flat.max() <= 1 and (flat != np.rint(flat)).any():
-            sample = int(np.searchsorted(boxes.offsets, 0, side="right")) - 1
-            corners = ", ".join(f"{edge:.6g}" for edge in boxes.boxes[0].tolist())
+        are_fractions = not boxes.relative and len(flat) and flat.max() <= 1 and (flat != np.rint(flat)).any()
+        if not len(turned) and not are_fractions:
+            return
+        first = int(turned[0]) if len(turned) else 0
+        sample = boxes.owner(first)
+        corners = ", ".join(f"{edge:.6g}" for edge in boxes.boxes[first].tolist())
+        box = f"Box {first - int(boxes.offsets[sample]) + 1} of '{self.keys[sample]}' is {corners} (x0, y0, x1, y1)"
+        if len(turned):
             msg = (
-                f"Box 1 of '{self.keys[sample]}' is {corners} (x0, y0, x1, y1), and no box reaches beyond 1: they look "
-                "like parts of the image's width and height, and these are in pixels. Multiply them; a layout of your "
-                "own may also say Boxes(relative=True)."
+                f"{box}: it ends before it begins, as do {len(turned):,} of {len(boxes.boxes):,} in all; expected "
+                "x0 <= x1 and y0 <= y1. Correct the annotations, or take these out."
             )
-            raise BrokenDatasetError(msg)
+        else:
+            msg = (
+                f"{box}, and no box reaches beyond 1: they look like parts of the image's width and height, and these "
+                "are in pixels. Multiply them; a layout of your own may also say Boxes(relative=True)."
+            )
+        raise BrokenDatasetError(msg)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -294,49 +286,27 @@ class SampleTable:
             ]
             facts.append(("classes", format_names(shown, len(self.classes))))
         if isinstance(self.targets, Boxes):
-            facts.append(("boxes", self._boxes_counted(self.targets)))
+            # Images without boxes are samples too. If that is not expected, boxes were lost on the way here.
+            bare = int(np.count_nonzero(np.diff(self.targets.offsets) == 0))
+            count = f"{len(self.targets.boxes):,} in {len(self) - bare:,} of {format_count(len(self), self.unit)}"
+            rest = f", and {bare:,} {'is' if bare == 1 else 'are'} kept without any" if bare else ""
+            facts.append(("boxes", count + rest))
         if len(self) and not firsts:
             facts.append(("example", f"'{name(0)}'"))
         return tuple(facts)
 
-    def _boxes_counted(self, boxes: Boxes) -> str:
-        """Say how many boxes there are in how many images, and that images without boxes are kept."""
-        # They are samples without objects. If that is not expected, boxes were lost on the way here, and a loss would
-        # not show it.
-        bare = int(np.count_nonzero(np.diff(boxes.offsets) == 0))
-        counted = f"{len(boxes.boxes):,} in {len(self) - bare:,} of {format_count(len(self), self.unit)}"
-        return f"{counted}, and {bare:,} {'is' if bare == 1 else 'are'} kept without any" if bare else counted
-
     def _first_of_each(self) -> dict[int, int]:
-        """Return the first sample of each class that is shown, by the class's number; nothing for samples without
-        classes."""
+        """Return the first sample of each class that is shown, by the class's number."""
         targets = self.targets
-        if isinstance(targets, Values) and targets.values.ndim == 1:
-            labels = targets.values
-        elif isinstance(targets, Boxes) and "labels" in targets.columns:
-            labels = targets.columns["labels"]
-        else:
+        labels = targets.columns.get("labels") if isinstance(targets, Boxes) else getattr(targets, "values", None)
+        if labels is None or labels.ndim != 1:
             return {}
-        firsts: dict[int, int] = {}
-        # One search for each shown class, because sorting the labels of a million samples would take three more
-        # columns.
-        for number in range(min(len(self.classes), NAMES_SHOWN)):
-            found = labels == number
-            place = int(found.argmax()) if len(found) else 0
-            if len(found) and found[place]:
-                firsts[number] = place
-        if isinstance(targets, Boxes):
-            # Images without boxes share their offset with the next image; "right" finds the one with the box.
-            return {
-                number: int(np.searchsorted(targets.offsets, box, side="right")) - 1 for number, box in firsts.items()
-            }
-        return firsts
+        # One search for each shown class, because sorting the labels of a million samples would take three columns.
+        found = {number: labels == number for number in range(min(len(self.classes), NAMES_SHOWN))}
+        firsts = {number: int(places.argmax()) for number, places in found.items() if places.any()}
+        return {n: targets.owner(at) if isinstance(targets, Boxes) else at for n, at in firsts.items()}
 
     @property
     def unit(self) -> str:
         """Return the plural noun for its samples."""
-        if isinstance(self.inputs, Images):
-            return "images"
-        return {"audio": "clips", "tokens": "rows", "arrays": "rows", "array_folder": "arrays"}.get(
-            self.layout, "samples"
-        )
+        return "images" if isinstance(self.inputs, Images) else _UNITS.get(self.layout, "samples")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# First those of torchvision.datasets.folder.IMG_EXTENSIONS, then others that Pillow reads, which torchvision silently
-# skips.
+# First those of torchvision's ImageFolder, then others that Pillow reads, which torchvision silently skips.
 IMAGES = (
     ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
     ".gif", ".jfif", ".jpe", ".avif", ".heic", ".heif", ".jp2",
@@ -20,7 +19,7 @@ IMAGES = (
 SOUNDS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
 # Hugging Face's ImageFolder uses metadata.jsonl.
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
-# Files about samples that can be searched for their names.
+# Files that can be searched for the names of samples.
 TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
 ANNOTATIONS = (*TEXTS, ".parquet", ".mat", ".xlsx", ".pkl")
 ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -35,7 +34,7 @@ SPLITS = {
 }  # fmt: skip
 SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLITS.values()))}
 # A folder may be called val and the list beside it validation; none of these means test.
-HELD_OUT = frozenset({"val", "valid", "validation", "dev"})
+_HELD_OUT = frozenset({"val", "valid", "validation", "dev"})
 # Words that people combine with the split: training_set, seg_train, train_images, test1.
 _BESIDE_SPLITS = frozenset({"set", "seg", "image", "images", "img", "imgs", "data", "dataset", "folder", "photos"})
 # Names of folders that hold a part of every sample, not a class.
@@ -51,14 +50,14 @@ _PARTS = frozenset({
     "fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target", "actor", "speaker",
     "subject", "participant", "patient",
 })  # fmt: skip
-# What else parts of one sample are called. It counts only where each of the folders has the same stems.
-_MATES = _ROLES | _PARTS | {
-    "anno", "mask", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain",
-    "rainy", "before", "after", "red", "green", "blue", "nir", "swir", "ir", "thermal", "vis", "visible", "infrared",
-    "color", "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source", "src", "left", "right",
-    "t1", "t2", "im1", "im2", "ortho", "dsm", "all", "original", "normal", "normals", "output", "vessel", "vessels",
+# What else parts of one sample are called; it counts only where the folders share stems.
+_OF_SAMPLES = _ROLES | _PARTS | {
+    "anno", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain", "rainy",
+    "before", "after", "red", "green", "blue", "nir", "swir", "ir", "thermal", "vis", "visible", "infrared", "color",
+    "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source", "src", "left", "right", "t1",
+    "t2", "im1", "im2", "ortho", "dsm", "all", "original", "normal", "normals", "output", "vessel", "vessels",
 }  # fmt: skip
-_STRONG = _ROLES | {"anno", "seg", "rgb"}
+_NEVER_CLASSES = _ROLES | {"anno", "seg", "rgb"}
 # with_mask beside without_mask are classes.
 _NEGATIONS = frozenset({"with", "without", "no", "non", "not", "un"})
 # Thumbnails, bins and settings of file managers and network drives; and Speech Commands' background noise.
@@ -66,10 +65,11 @@ _FOREIGN = frozenset(
     {"_background_noise_", "@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found", "__macosx"}
 )
 # trainImages, train_images and TRAIN-images mean the same.
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_WORDS_AND_NUMBERS = re.compile(rf"{_WORDS.pattern}|\d+")
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 # What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
 _COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
+# A last word of a name that is not just a number.
+_LAST_WORD = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 
 
 def normal(name: str) -> str:
@@ -80,10 +80,6 @@ def normal(name: str) -> str:
 def stem_of(name: str) -> str:
     """Return the bare name of a file without its extension."""
     return posixpath.splitext(posixpath.basename(name))[0]
-
-
-# A last word of a name that is not just a number.
-_LAST_WORD = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 
 
 def before_last_word(stem: str) -> str:
@@ -121,6 +117,21 @@ def is_submission(name: str) -> bool:
     return "submission" in posixpath.basename(name).lower()
 
 
+@functools.lru_cache(maxsize=4096)
+def words_of(name: str) -> tuple[str, ...]:
+    """Return the words and numbers of a name, in lower case.
+
+    >>> words_of("ISIC2018_TrainingGroundTruth")
+    ('isic', '2018', 'training', 'ground', 'truth')
+    """
+    return tuple(word.lower() for word in _WORDS.findall(name))
+
+
+def _letters_of(name: str) -> list[str]:
+    """Return the words of a name without its numbers."""
+    return [word for word in words_of(name) if not word[0].isdecimal()]
+
+
 class SplitName(NamedTuple):
     """The split in a folder's or table's name."""
 
@@ -130,23 +141,13 @@ class SplitName(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def words_of(name: str) -> tuple[str, ...]:
-    """Return the words and numbers of a name, in lower case.
-
-    >>> words_of("ISIC2018_TrainingGroundTruth")
-    ('isic', '2018', 'training', 'ground', 'truth')
-    """
-    return tuple(word.lower() for word in _WORDS_AND_NUMBERS.findall(name))
-
-
-@functools.lru_cache(maxsize=4096)
 def split_name(name: str) -> SplitName:
     """Read the split in a name, in any spelling.
 
     >>> split_name("rps-test-set"), split_name("train2017")
     (SplitName(split='test', rest=('rps',)), SplitName(split='train', rest=()))
     """
-    words = [word.lower() for word in _WORDS.findall(name)]
+    words = _letters_of(name)
     # Two splits in one name (train_test_split) do not say what it contains.
     splits = {SPLITS[word] for word in words if word in SPLITS}
     rest = tuple(word for word in words if word not in SPLITS and word not in _BESIDE_SPLITS)
@@ -171,43 +172,43 @@ def split_of_word(word: str) -> str | None:
 
 def same_split(one: str, other: str) -> bool:
     """Tell whether two names of splits mean the same part of a dataset: val, valid, validation and dev do."""
-    return one == other or {one, other} <= HELD_OUT
+    return one == other or {one, other} <= _HELD_OUT
 
 
 @functools.lru_cache(maxsize=4096)
 def is_role(name: str) -> bool:
     """Tell whether a folder's name is a part of every sample: images, masks, labels, train_annotations."""
-    words = [word.lower() for word in _WORDS.findall(name)]
-    return (
-        name.lower() in _ROLES
-        or _ROLE_ENDS.search(name) is not None
-        or (not _ROLES.isdisjoint(words) and all(word in _ROLES or word in SPLITS for word in words))
-    )
+    words = set(_letters_of(name))
+    is_named = not words.isdisjoint(_ROLES) and words <= _ROLES | SPLITS.keys()
+    return is_named or name.lower() in _ROLES or _ROLE_ENDS.search(name) is not None
 
 
 def is_part(name: str) -> bool:
     """Tell whether a folder's name is a part of a dataset or of each sample: fold1, query, LR, depth."""
-    words = {word.lower() for word in _WORDS.findall(name)}
+    words = set(_letters_of(name))
     return bool(words) and words <= _PARTS
 
 
-def may_be_mates(names: Iterable[str], stem: str) -> bool:
-    """Tell whether folders with the same stems, such as `stem`, may hold parts of each sample by their names: all have
-    words for parts; or one has, and the stems are no plain numbers, which folders of classes share as well."""
-    words = [set(words_of(name)) for name in names]
+def may_hold_parts(names: Iterable[str], stem: str) -> bool:
+    """Tell whether folders that share stems, such as `stem`, may hold parts of each sample by their names.
+
+    All are called so, or by a letter beside one that is (A, B, label); or one is called as no class would be, and the
+    stems have letters: plain numbers are shared by folders of classes as well.
+    """
+    words = {name: set(words_of(name)) for name in names}
     # "cat photos" beside "dog photos" are no different parts.
-    alike = len({frozenset(one & (_MATES | _STRONG)) for one in words}) == 1
-    if alike or any(not one.isdisjoint(_NEGATIONS) for one in words):
+    alike = len({frozenset(one & _OF_SAMPLES) for one in words.values()}) == 1
+    if alike or any(not one.isdisjoint(_NEGATIONS) for one in words.values()):
         return False
-    telling = re.search(r"[a-z]", stem) is not None and any(not one.isdisjoint(_STRONG) for one in words)
-    return telling or all(not one.isdisjoint(_MATES) for one in words)
+    if all(len(name) == 1 or not one.isdisjoint(_OF_SAMPLES) for name, one in words.items()):
+        return True
+    return re.search(r"[a-z]", stem) is not None and any(not one.isdisjoint(_NEVER_CLASSES) for one in words.values())
 
 
 @functools.lru_cache(maxsize=4096)
 def holds_images(name: str) -> bool:
     """Tell whether a folder's name only says that it holds images: images, JPEGImages, train_imgs."""
-    words = [word.lower() for word in _WORDS.findall(name)]
-    return is_role(name) and bool(words) and words[-1] in _OF_IMAGES
+    return is_role(name) and not _OF_IMAGES.isdisjoint(_letters_of(name)[-1:])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -228,13 +229,13 @@ def spoken(name: str) -> str:
 
 def shared_folders(names: Iterable[str]) -> list[str]:
     """Return the folders common to all paths, the outermost first."""
-    shared: list[str] | None = None
-    for folder in {name.rpartition("/")[0] for name in names}:
-        parts = folder.split("/") if folder else []
-        same = parts if shared is None else shared
-        # The paths of a list agree up to the first folder in which two differ.
-        shared = [one for place, one in enumerate(same) if same[: place + 1] == parts[: place + 1]]
-    return shared or []
+    paths = [folder.split("/") if folder else [] for folder in {name.rpartition("/")[0] for name in names}]
+    if not paths:
+        return []
+    # All paths lie between the first and the last of them.
+    first, last = min(paths), max(paths)
+    depth = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), None)
+    return first[: min(len(first), len(last)) if depth is None else depth]
 
 
 # --- columns of tables and fields of records --------------------------------------------------------------------------
@@ -284,10 +285,9 @@ def is_label_name(column: str) -> bool:
 
 def label_names(columns: Iterable[str], first: tuple[str, ...] = ()) -> list[str]:
     """Return the columns whose name means a label, one of the plain names `first` or a common one, by preference."""
-    known = (*first, *LABELS)
-    return sorted(
-        (name for name in columns if plain_name(name) in known), key=lambda name: known.index(plain_name(name))
-    )
+    known = {name: place for place, name in reversed([*enumerate((*first, *LABELS))])}
+    found = ((known[plain], name) for name in columns if (plain := plain_name(name)) in known)
+    return [name for _, name in sorted(found, key=lambda one: one[0])]
 
 
 def is_index_name(column: str) -> bool:

@@ -5,7 +5,7 @@ Each is a part of a run: its state is what the library itself goes on from, and 
 
 from __future__ import annotations
 
-import importlib
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -40,27 +40,14 @@ class Loop:
     callback: Any = None
     """What tells the run how far the loop is, for loops that take it as an argument."""
 
-    def __init__(self, owner: Any) -> None:
-        """Take a trainer or model."""
-        self._owner = owner
+    def __init__(self, owner: Any, library: Any) -> None:
+        """Take a trainer or model, and the module that has its class."""
+        self._owner, self._library = owner, library
         self._last: dict[str, Any] = {}
 
     def join(self, run: Run) -> None:
         """Count in this run from now on."""
         raise NotImplementedError
-
-
-def as_part(part: Any) -> Any:
-    """Return what saves a part: itself, or for a model or trainer with a loop of its own, a `Loop`."""
-    for base in type(part).__mro__:
-        match base.__module__.split(".")[0], base.__name__:
-            case ("lightning" | "pytorch_lightning", "Trainer"):
-                return LightningLoop(part)
-            case "transformers", "Trainer":
-                return HuggingFaceLoop(part)
-            case "keras", "Model":
-                return KerasLoop(part)
-    return part
 
 
 def _check_alone(devices: int) -> None:
@@ -102,10 +89,8 @@ class LightningLoop(Loop):
         """Add a callback to the trainer."""
         _check_alone(self._owner.world_size)
         last = self.state_dict
-        package = type(self._owner).__module__.split(".")[0]
-        base: Any = importlib.import_module("lightning.pytorch" if package == "lightning" else package).Callback
 
-        class Counting(base):  # type: ignore[misc]
+        class Counting(self._library.Callback):  # type: ignore[misc,name-defined]
             def on_train_start(self, trainer: Any, module: Any) -> None:
                 run.restore_random()
 
@@ -143,20 +128,18 @@ class HuggingFaceLoop(Loop):
         self.checkpoint = None
         if not state:
             return
-        transformers: Any = importlib.import_module("transformers")
         folder = self.local / "huggingface"
         folder.mkdir()
         self._owner.model.load_state_dict(state["model"])
         self._owner.save_model(str(folder))
         torch.save(state["optimizer"], folder / "optimizer.pt")
         torch.save(state["scheduler"], folder / "scheduler.pt")
-        transformers.TrainerState(**state["counters"]).save_to_json(str(folder / "trainer_state.json"))
+        self._library.TrainerState(**state["counters"]).save_to_json(str(folder / "trainer_state.json"))
         self.checkpoint = str(folder)
 
     def join(self, run: Run) -> None:
         """Add a callback to the trainer."""
         _check_alone(self._owner.args.world_size)
-        base: Any = importlib.import_module("transformers").TrainerCallback
         # Each is called with all that the trainer has, by name.
         events = {
             "on_step_begin": lambda *_, **_all: run.restore_random(),
@@ -164,7 +147,7 @@ class HuggingFaceLoop(Loop):
             "on_log": lambda *_, logs=None, **_all: run.log(**_columns(logs)),
             "on_epoch_end": lambda *_, **_all: run.end_epoch(),
         }
-        self._owner.add_callback(type("Counting", (base,), events)())
+        self._owner.add_callback(type("Counting", (self._library.TrainerCallback,), events)())
 
 
 class KerasLoop(Loop):
@@ -186,10 +169,8 @@ class KerasLoop(Loop):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values of all variables, those of random numbers and of the optimizer included."""
-        import keras
-
         return {
-            name: [torch.from_numpy(np.array(keras.ops.convert_to_numpy(one.value))) for one in variables]
+            name: [torch.from_numpy(np.array(self._library.ops.convert_to_numpy(one.value))) for one in variables]
             for name, variables in self._variables().items()
         }
 
@@ -208,9 +189,8 @@ class KerasLoop(Loop):
 
     def join(self, run: Run) -> None:
         """Make the callback for `fit(initial_epoch=run.epoch, callbacks=[run.callback])`."""
-        import keras
 
-        class Counting(keras.callbacks.Callback):  # type: ignore[misc]
+        class Counting(self._library.callbacks.Callback):  # type: ignore[misc,name-defined]
             def on_train_begin(self, logs: Any = None) -> None:
                 run.restore_random()
 
@@ -222,3 +202,21 @@ class KerasLoop(Loop):
                 run.end_epoch()
 
         self.callback = Counting()
+
+
+# The module in which each library has its class; it is imported where there is an object of that class.
+_LOOPS: tuple[tuple[str, str, type[Loop]], ...] = (
+    ("lightning.pytorch", "Trainer", LightningLoop),
+    ("pytorch_lightning", "Trainer", LightningLoop),
+    ("transformers.trainer", "Trainer", HuggingFaceLoop),
+    ("keras", "Model", KerasLoop),
+)
+
+
+def as_part(part: Any) -> Any:
+    """Return what saves a part: itself, or for a model or trainer with a loop of its own, a `Loop`."""
+    for module, name, loop in _LOOPS:
+        library = sys.modules.get(module)
+        if library is not None and isinstance(part, getattr(library, name, ())):
+            return loop(part, library)
+    return part

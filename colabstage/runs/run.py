@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import re
 import signal
 import sys
@@ -13,11 +12,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from colabstage.errors import ColabstageError, DamagedPackError, OptionError, RunInUseError, said_by
+from colabstage.errors import ColabstageError, DamagedPackError, OptionError, RunInUseError, WorkersLostError, said_by
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import typed, typed_errors
 from colabstage.io.files import make_folder
-from colabstage.io.page import in_notebook
+from colabstage.io.page import facts_table, in_notebook, page
 from colabstage.io.progress import SYSTEM_CLOCK, NullProgress, resolve_progress
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.whole_imports import refuse_import
@@ -143,6 +142,7 @@ def resumable(
         DamagedPackError: versions were saved, and none of them can be restored.
         DriveNotMountedError: `folder` is on Drive, and none is mounted there.
         TargetExistsError: `folder` has a file `run.json` of something else.
+        WorkersLostError: another rank of a distributed training failed or ended. What one rank refuses, all refuse.
     """
     check_argument("keep", keep, "above zero")
     parts = {name: as_part(part) for name, part in parts.items()}
@@ -218,13 +218,9 @@ class Run:
                 loop.local = local
             # A state that cannot be saved is refused now, and not when the first version is due.
             self._copier.give_back(self._states())
-            whole = self._begin(local)
-            if _rank() == 0:
-                newest = self.resumed_from.name if self.resumed_from is not None else ""
-                lease = new_lease(self._session, newest, self.epoch, self.steps)
-                heartbeat = Heartbeat(self.folder, lease)
-                self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, whole=whole)
             stack.callback(self._leave)
+            (version, self._session), *_ = _on_each_rank(lambda: self._choose(local))
+            _on_each_rank(lambda: self._begin(version, local))
             stack.enter_context(self._signals())
             for loop in self._loops():
                 loop.join(self)
@@ -325,41 +321,54 @@ class Run:
         return plot_history(self.history, names)
 
     def __str__(self) -> str:
-        parts = [f"epoch {self.epoch}, step {self.steps:,}"]
+        return "; ".join(f"{name} {value}".strip() for name, value in self._facts())
+
+    def _repr_html_(self) -> str:
+        return page(f"Run in '{self.folder}'", facts_table(self._facts()))
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """Yield how far it is, what it logged last, and how it stands with its versions: names and values."""
+        yield "epoch", f"{self.epoch}, step {self.steps:,}"
         last = {name: value for row in self.history[-2:] for name, value in row.items() if name not in PLACES}
-        parts += [f"{name} {value:.4g}" for name, value in last.items()]
+        yield from ((name, f"{value:.4g}") for name, value in last.items())
         saver = self._saver
         newest = saver.newest if saver is not None else self._newest
         if newest is not None:
-            parts.append(f"saved {_show_saved(newest)}")
+            yield "saved", _show_saved(newest)
         elif self.resumed_from is not None:
-            parts.append(f"restored from {self.resumed_from.name}")
-        if saver is not None and saver.began is not None:
-            parts.append(f"saving since {time.strftime('%H:%M:%S', time.localtime(saver.began))}")
-        elif saver is not None and self._every.steps is None and not saver.problem:
-            parts.append(f"next save in {format_duration(max(0.0, self._due_s - self._clock.now()))}")
-        if saver is not None and saver.problem:
-            parts.append(saver.problem)
-        return "; ".join(parts)
+            yield "restored", f"from {self.resumed_from.name}"
+        if saver is None:
+            return
+        if saver.began is not None:
+            yield "saving", f"since {time.strftime('%H:%M:%S', time.localtime(saver.began))}"
+        elif saver.problem:
+            yield "problem", saver.problem
+        elif self._every.steps is not None:
+            yield "next save", f"after {max(0, self._saved[1] + self._every.steps - self.steps):,} steps"
+        else:
+            yield "next save", f"in {format_duration(max(0.0, self._due_s - self._clock.now()))}"
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-    def _begin(self, local: Path) -> set[Version]:
-        """Restore the newest whole version, if there is one; return those that are known to be whole."""
-        version, self._session = _of_first_rank(lambda: self._choose(local))
-        if version is None:
-            return set()
-        if _rank():
-            restore_file(self.folder / version.name, local / version.name, progress=False)
-        file = local / version.name
-        content = torch.load(file, map_location="cpu", weights_only=True)
-        remove_own(file)
-        self._load(content, version)
-        return {version}
+    def _begin(self, version: Version | None, local: Path) -> None:
+        """Restore a version, if there is one, and hold the run."""
+        if version is not None:
+            file = local / version.name
+            # The first rank has it since it was chosen.
+            if _rank():
+                restore_file(self.folder / version.name, file, progress=False)
+            content = torch.load(file, map_location="cpu", weights_only=True)
+            remove_own(file)
+            self._load(content, version)
+        if _rank() == 0:
+            newest = version.name if version is not None else ""
+            heartbeat = Heartbeat(self.folder, new_lease(self._session, newest, self.epoch, self.steps))
+            whole = {version} if version is not None else set()
+            self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, whole=whole)
 
     def _choose(self, local: Path) -> tuple[Version | None, int]:
-        """Return the version to restore, which is in `local` then, and the number of this session."""
+        """Return the version to restore, which is in `local` then, and the number of this session; only the first rank
+        chooses."""
+        if _rank():
+            return None, 0
         with typed_errors(reads=[self.folder], writes=[]):
             before, there = run_with_one_remount(self._look, place=self.folder, touches=(self.folder,))
         noted = before.newest if before is not None else ""
@@ -623,18 +632,31 @@ def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _of_first_rank(choose: Callable[[], T]) -> T:
-    """Return what the first rank chooses; what it raises is raised by all, so that none waits for the others."""
+def _on_each_rank(work: Callable[[], T]) -> list[T]:
+    """Do work on each rank, and return what came of it on all of them, the first rank's first.
+
+    Raises:
+        ColabstageError: it failed on one of them, so it fails on all: none may wait for one that has ended.
+    """
     if not _is_distributed():
-        return choose()
-    chosen: list[Any] = [None]
-    if _rank() == 0:
-        try:
-            chosen = [choose()]
-        except ColabstageError as error:
-            chosen = [error]
-    torch.distributed.broadcast_object_list(chosen, src=0)
-    if isinstance(chosen[0], ColabstageError):
-        raise chosen[0]
-    choice: T = chosen[0]
-    return choice
+        return [work()]
+    result: T | None = None
+    error: Exception | None = None
+    known: ColabstageError | None = None
+    try:
+        result = work()
+    except Exception as failed:  # noqa: BLE001 - it is raised below, once the others know of it
+        error = failed
+        # Errors of other libraries may not be picklable.
+        why = f"Rank {_rank()} of the training failed: {said_by(failed)}"
+        known = failed if isinstance(failed, ColabstageError) else WorkersLostError(why)
+    gathered: list[Any] = [None] * torch.distributed.get_world_size()
+    try:
+        torch.distributed.all_gather_object(gathered, (result, known))
+    except RuntimeError as lost:
+        msg = f"Another rank of this training has ended or does not answer: {said_by(lost)} Its own output says why."
+        raise WorkersLostError(msg) from lost
+    for one in (error, *(other for _, other in gathered)):
+        if one is not None:
+            raise one
+    return [one for one, _ in gathered]

@@ -14,9 +14,8 @@ from colabstage.io.units import format_bytes
 from colabstage.machine.resources import free_space
 from colabstage.pack.rows import parse_rows, read_rows
 from colabstage.pack.takeover import BasePack, Takeover, plan_takeover, state_of
-from colabstage.stage.cache import CachedPack, restore_pack
+from colabstage.stage.cache import CachedPack, copy_pack, keep_rows, read_cached_rows
 from colabstage.stage.record import LocalRecord, cache_name, identity_of, seal_of, write_record
-from colabstage.stage.rows import keep_rows, read_cached_rows
 
 if TYPE_CHECKING:
     from colabstage.h5.manifest import Manifest
@@ -64,7 +63,7 @@ def find_base(call: StageCall, cache: Cache) -> Base | None:
     cached = cache.find()
     if cached is None or cached.in_shards:
         return None
-    record = read_cached_rows(cached.place, request.pack_path.name, cached.manifest)
+    record = read_cached_rows(cached)
     rows = None if record is None else parse_rows(record, cached.manifest)
     return (
         None
@@ -116,9 +115,7 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
         return None
     try:
         with call.report.timed("copy earlier pack", unit="B") as step:
-            size, kept = cached.place.ask(
-                lambda: restore_pack(call, cached, cancellation=call.cancellation, let_in=None, confirm=lambda: None)
-            )
+            size, kept = cached.place.ask(lambda: copy_pack(call, cached, cancellation=call.cancellation))
             step.amount = size - kept
     except (DamagedPackError, NotEnoughSpaceError, SourceError, DriveError) as error:
         call.report.note(f"The earlier pack in the cache cannot be used: {error}")

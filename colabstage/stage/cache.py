@@ -1,4 +1,4 @@
-"""The cached copy of a pack: found by its manifest, restored block by block or opened in part, published when new."""
+"""The cached copy of a pack: found by its manifest, copied here or opened in part, published when it is new."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,10 +20,10 @@ from colabstage.errors import (
     SourceError,
     SourceNotFoundError,
     SourceReadError,
+    said_by,
 )
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
-    Manifest,
     check_replaceable_pack,
     is_replaceable_pack,
     place_pack,
@@ -33,7 +33,7 @@ from colabstage.h5.manifest import (
 )
 from colabstage.h5.parts import PartName, joined_info
 from colabstage.io.files import make_folder
-from colabstage.io.ownership import remove_empty
+from colabstage.io.ownership import atomic_path, remove_empty, sweep_orphans
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import cut_own, disk_use, is_made_here, only_for, open_workspace, remove_own
@@ -42,29 +42,34 @@ from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.finish import place_joined, splits_in_order
+from colabstage.pack.rows import is_rows, is_rows_name, parse_rows, read_rows, rows_name
 from colabstage.sources.blocks import TABLE, Edges
 from colabstage.sources.identity import compare_states
 from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
 from colabstage.sources.parse import ObjectSource
+from colabstage.sources.remote_files import read_small_file
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.places import BucketPlace, FolderPlace
-from colabstage.stage.publish import PREVIOUS_SUFFIX, copy_file
-from colabstage.stage.record import LocalRecord, cache_name, identity_of, write_record
+from colabstage.stage.places import PREVIOUS_SUFFIX, BucketPlace, FolderPlace, copy_file
+from colabstage.stage.publish import publish, published_before
+from colabstage.stage.record import cache_name, identity_of, write_record
 from colabstage.stage.room import less_room
-from colabstage.stage.rows import discard_rows, publish_rows
-from colabstage.stage.source import Comparison, Freshness, StateDiffersError, compare_source
+from colabstage.stage.source import Comparison, StateDiffersError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.h5.manifest import Manifest
+    from colabstage.io.progress import Cancellation, Progress
     from colabstage.load.partial import PartialPack
     from colabstage.sources.identity import SourceIdentity
     from colabstage.stage.dataset import Origin
-    from colabstage.stage.places import CachedFile, CachePlace
+    from colabstage.stage.places import CachedFile, Place
     from colabstage.stage.publish import PublishReport
+    from colabstage.stage.record import LocalRecord
     from colabstage.stage.request import CacheDir, StageRequest
-    from colabstage.stage.source import SourceOnce, StageCall
+    from colabstage.stage.source import Freshness, SourceOnce, StageCall
+
+OUTDATED = "made from an earlier state of the source"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +80,10 @@ class CachedPack:
     """The packed file in the cache, or all shards of a set, in order."""
     manifest: Manifest
     """What it was made from, and the hash of each block; of a set what all shards are together, without hashes."""
-    place: CachePlace
-    """Where it is."""
+    place: Place
 
     @classmethod
-    def of_set(cls, shards: Sequence[CachedFile], place: CachePlace) -> CachedPack:
+    def of_set(cls, shards: Sequence[CachedFile], place: Place) -> CachedPack:
         """Return the pack that is made of all shards of a set."""
         files = _files_of(shards)
         whole = replace(shards[0].manifest, size=files.size, hashes=(), samples=files.samples, skipped=files.skipped)
@@ -87,34 +91,42 @@ class CachedPack:
 
     @property
     def in_shards(self) -> bool:
-        """Return whether it is a set."""
         return bool(self.manifest.shard)
+
+    @property
+    def identity(self) -> SourceIdentity | None:
+        """Return the state of the source that it was made from, where it is known."""
+        return identity_of(self.manifest)
 
     @property
     def label(self) -> str:
         """Return what messages call it; of a set the pattern that matches all shards."""
         return re.sub(r"-\d{5}(-of-\d{5}\.h5)$", r"-*\1", self.files[0].source.label)
 
+    def exceeds_limit(self, request: StageRequest) -> bool:
+        """Tell whether it is not to be copied here whole."""
+        # Shards would have to be joined, which takes their space twice.
+        return request.disk_limit is not None and (self.in_shards or self.manifest.size > request.disk_limit)
+
 
 def _files_of(shards: Sequence[CachedFile]) -> FileSet:
     return FileSet([FileOfSet(one.source, one.name, one.manifest) for one in shards])
 
 
-@dataclass(slots=True)
 class Cache:
     """The cache as one call sees it.
 
     Its folder is looked for once, and not before it is needed, because a Drive that hangs takes long to give up on.
     """
 
-    request: StageRequest
-    """What is staged."""
-    is_left: bool = False
-    """Whether the pack in the cache is useful to other machines and has to stay, so that none is published."""
-    _chosen: tuple[CachePlace | None, str] | None = None
+    def __init__(self, request: StageRequest) -> None:
+        self.request = request
+        self.is_left = False
+        """Whether the pack in the cache is useful to other machines and has to stay, so that none is published."""
+        self._chosen: tuple[Place | None, str] | None = None
 
     @property
-    def place(self) -> CachePlace | None:
+    def place(self) -> Place | None:
         """Return where it is, `None` for none."""
         return self._choose()[0]
 
@@ -122,6 +134,12 @@ class Cache:
     def why(self) -> str:
         """Return the reason for that place, or for having none, in a few words."""
         return self._choose()[1]
+
+    def _choose(self) -> tuple[Place | None, str]:
+        if self._chosen is None:
+            request = self.request
+            self._chosen = find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
+        return self._chosen
 
     def why_not(self) -> str:
         """Say, for the report, why a pack that is not published is not in it; "" where there is no pack."""
@@ -134,33 +152,27 @@ class Cache:
         if place is None:
             return None
         try:
-            return place.ask(lambda: find_cached(self.request, place))
+            return place.ask(lambda: _find_cached(self.request, place))
+        # It answered a moment ago. The data can be had without the cache, and the report will say why it was.
         except (DriveError, SourceReadError) as error:
-            # It answered a moment ago. The data can be had without the cache, and the report will say why it was.
-            self._chosen = None, str(error).removesuffix(".")
-            return None
-
-    def _choose(self) -> tuple[CachePlace | None, str]:
-        if self._chosen is None:
-            request = self.request
-            self._chosen = find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
-        return self._chosen
+            why = str(error)
+        except ColabstageError:
+            raise
+        except OSError as error:
+            why = said_by(error)
+        self._chosen = None, why.removesuffix(".")
+        return None
 
 
-def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[CachePlace | None, str]:
+def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[Place | None, str]:
     """Return the place of the cache, `None` for none, with the reason in a few words.
 
-    Args:
-        asked: a folder, an address in a bucket, `"auto"`, or `None` for no cache.
-        near: a path whose Drive is taken before any other.
-        local: where packs are used; a persistent folder on that disk would gain nothing.
+    `near`: a path whose Drive is taken before any other. `local`: where packs are used.
     """
     if asked is None:
         return None, "no cache was asked for"
-    if isinstance(asked, Path):
-        return FolderPlace(asked), "as given"
-    if isinstance(asked, ObjectSource):
-        return BucketPlace(asked), "as given"
+    if isinstance(asked, Path | ObjectSource):
+        return FolderPlace(asked) if isinstance(asked, Path) else BucketPlace(asked), "as given"
     drive = ask_drives(near=near)
     if drive.folder is not None:
         return FolderPlace(drive.folder / "colabstage"), "on the mounted Google Drive"
@@ -170,63 +182,115 @@ def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[
     return _find_lasting(local)
 
 
-def _find_lasting(local: Path) -> tuple[CachePlace | None, str]:
+def _find_lasting(local: Path) -> tuple[Place | None, str]:
     """Return the place of the cache on the platform's own persistent disk, and the reason."""
     platform = detect_platform()
     lasting = platform.persistent_dir
     if lasting is None or not lasting.is_dir():
         return None, platform.not_lasting or f"no Drive is mounted, and {platform.title} has no persistent folder"
     # A copy on the same disk would save nothing and take the space twice.
-    if lasting.stat().st_dev == _device_of(local):
+    existing = next(place for place in (local, *local.parents) if place.exists())
+    if lasting.stat().st_dev == existing.stat().st_dev:
         return None, f"'{lasting}' is on the same disk"
     return FolderPlace(lasting / "colabstage"), f"the persistent folder of {platform.title}"
 
 
-def _device_of(path: Path) -> int:
-    for place in (path, *path.parents):
-        if place.exists():
-            return place.stat().st_dev
-    return -1
-
-
-def find_cached(request: StageRequest, place: CachePlace) -> CachedPack | None:
+def _find_cached(request: StageRequest, place: Place) -> CachedPack | None:
     """Find the pack of this request in the cache, or its previous version where publishing was interrupted."""
     name = f"{request.name}.h5"
-    for one in place.look([name, f"{name}{PREVIOUS_SUFFIX}"]):
+    for one in place.look([name, name + PREVIOUS_SUFFIX]):
         # The name has eight digits of the key, the manifest has all of them.
         if one is not None and one.manifest.key == request.key and one.is_whole:
             return CachedPack((one,), one.manifest, place)
-    return _find_set(find_shards(request, place), place)
-
-
-def find_shards(request: StageRequest, place: CachePlace) -> list[CachedFile]:
-    """Find all shards of this request in the cache, whether or not their set is whole, in order."""
-    return [one for one in place.shards(f"{request.name}.h5") if one.manifest.key == request.key and one.is_whole]
-
-
-def _find_set(shards: Sequence[CachedFile], place: CachePlace) -> CachedPack | None:
-    """Return the set that is whole, `None` where none is."""
     sets: dict[tuple[str, int], list[CachedFile]] = {}
-    for one in shards:
+    for one in find_shards(request, place):
         sets.setdefault((one.made_of, PartName.of(Path(one.name)).count), []).append(one)
     for (_, count), parts in sets.items():
         # One state of the source: what a set is made of says nothing of the content of files of the same lengths.
-        states = [identity_of(one.manifest) for one in parts]
-        first = states[0]
-        if len(parts) < count or first is None:
-            continue
-        if all(one is not None and compare_states(first, one) != "changed" for one in states):
+        first, *others = [identity_of(one.manifest) for one in parts]
+        same = [first is not None and one is not None and compare_states(first, one) != "changed" for one in others]
+        if len(parts) == count and first is not None and all(same):
             return CachedPack.of_set(parts, place)
     return None
 
 
-def restore_pack(
+def find_shards(request: StageRequest, place: Place) -> list[CachedFile]:
+    """Find all shards of this request in the cache, whether or not their set is whole, in order."""
+    return [one for one in place.shards(f"{request.name}.h5") if one.manifest.key == request.key and one.is_whole]
+
+
+# --- from the cache to this machine ---
+
+
+def restore(
+    call: StageCall, source: SourceOnce, cache: Cache, cached: CachedPack, known: Freshness | None
+) -> SourceIdentity | None:
+    """Copy a pack from the cache, and return the source's state; `None` where that did not succeed. Then the source is
+    read instead, unless readers have seen rows of the copy.
+
+    `known`: how the source compares with the pack; `None` to compare them beside the copy: for a folder of some
+    thousand files on a mount that takes seconds.
+    """
+    report, recorded, lent = call.report, cached.identity, False
+    assert recorded is not None
+    comparison = Comparison(call, source, recorded, known)
+
+    def let_in(pack: PartialPack) -> None:
+        nonlocal lent
+        assert call.let_in is not None
+        # From here on it is the copy or an error, and the report is read while it arrives.
+        lent, report.origin = True, "cache"
+        call.let_in(pack)
+
+    def copy() -> tuple[int, int]:
+        with comparison.beside() as cancellation:
+            readers = None if call.let_in is None else let_in
+            return copy_pack(call, cached, cancellation=cancellation, let_in=readers, confirm=comparison.agree)
+
+    try:
+        with report.timed("copy from cache", unit="B") as step:
+            try:
+                size, kept = cached.place.ask(copy)
+            except StateDiffersError:
+                # Its steps took part of the time of this one.
+                comparison.settle()
+                step.unit, step.note = "", f"stopped: {OUTDATED}"
+                return None
+            freshness = comparison.agree()
+            step.amount = size - kept
+            again = f"{format_bytes(kept)} were already here" if kept else ""
+            step.note = "; ".join(filter(None, ("verified block by block", again, freshness.seen)))
+    except (DamagedPackError, SourceError, DriveError, NotEnoughSpaceError) as error:
+        no_room = isinstance(error, NotEnoughSpaceError)
+        # What was made where there was more room, as pixels for example, may fit here in another form. Publishing that
+        # would take the better one from other machines.
+        cache.is_left = no_room and (call.request.options.encoding == "auto" or cached.in_shards)
+        if lent or (no_room and not cache.is_left):
+            comparison.abandon()
+            raise
+        report.note(
+            f"The cached pack was left as it is, and the source is read again: {error}"
+            if no_room
+            else f"The cached pack cannot be used: {error}"
+        )
+        comparison.settle()
+        return None
+    except BaseException:
+        comparison.abandon()
+        raise
+    finally:
+        comparison.leave()
+    # Where the source was opened and is the same, with its present times.
+    return source.opened.identity if source.opened is not None and freshness.proved else recorded
+
+
+def copy_pack(
     call: StageCall,
     cached: CachedPack,
     *,
     cancellation: Cancellation,
-    let_in: Callable[[PartialPack], object] | None,
-    confirm: Callable[[], object],
+    let_in: Callable[[PartialPack], object] | None = None,
+    confirm: Callable[[], object] = lambda: None,
 ) -> tuple[int, int]:
     """Copy a cached pack to its place on the local disk, verifying every block on the way; a set of shards is joined to
     the file that a single process would have made.
@@ -246,12 +310,6 @@ def restore_pack(
         return size, size
     check_replaceable_pack(target)
     make_folder(request.folder)
-
-    def begun(pack: PartialPack) -> None:
-        if let_in is not None:
-            confirm()
-            let_in(pack)
-
     # By one reader, in the order of the file, which is fastest on a mount; from a bucket many blocks at once.
     in_order = isinstance(cached.files[0].path, Path) and (let_in is None or cached.in_shards)
     try:
@@ -267,9 +325,31 @@ def restore_pack(
             local = [workspace.path / (one.name if cached.in_shards else target.name) for one in cached.files]
             with call.progress.step("copy from cache", total=size, unit="B") as step:
                 if in_order:
-                    kept = _copy_in_order(cached.files, local, step, cancellation, resume=workspace.resumed)
+                    kept = 0
+                    for one, copy in zip(cached.files, local, strict=True):
+                        assert isinstance(one.path, Path)
+                        kept += copy_file(one.path, copy, one.manifest, step, cancellation, resume=workspace.resumed)
+                elif cached.in_shards:
+                    file = BlockwiseFile(_files_of(cached.files), workspace.path, None)
+                    with contextlib.closing(file):
+                        file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
+                        kept = size - file.fill(np.arange(file.blocks), step, cancellation)
                 else:
-                    kept = size - _fetch_blocks(cached, local[0], target, step, cancellation, begun=begun)
+                    if local[0].is_file() and local[0].stat().st_size > size:
+                        cut_own(local[0], size)
+                    pack = open_restored(cached.files[0].source, manifest, workspace.path, target)
+
+                    def begun() -> None:
+                        if let_in is not None:
+                            confirm()
+                            let_in(pack)
+
+                    try:
+                        kept = size - pack.fill(step, cancellation, begun=begun)
+                    except BaseException as error:
+                        pack.end(error)
+                        raise
+                    pack.close()
             confirm()
             _put_in_place(cached, local, request)
     except BaseException:
@@ -289,51 +369,6 @@ def _is_here(target: Path, manifest: Manifest, cancellation: Cancellation) -> bo
     return False
 
 
-def _copy_in_order(
-    files: Sequence[CachedFile],
-    local: Sequence[Path],
-    step: ProgressStep,
-    cancellation: Cancellation,
-    *,
-    resume: bool,
-) -> int:
-    """Copy files from a folder, one after the other; return how many bytes were here."""
-    kept = 0
-    for one, copy in zip(files, local, strict=True):
-        assert isinstance(one.path, Path)
-        kept += copy_file(
-            one.path, copy, one.nbytes, one.manifest, step=step, cancellation=cancellation, resume=resume
-        ).kept_bytes
-    return kept
-
-
-def _fetch_blocks(
-    cached: CachedPack,
-    first: Path,
-    target: Path,
-    step: ProgressStep,
-    cancellation: Cancellation,
-    *,
-    begun: Callable[[PartialPack], object],
-) -> int:
-    """Fetch many blocks at once, call `begun` for a single file while the first ones come; return the bytes fetched."""
-    if cached.in_shards:
-        file = BlockwiseFile(_files_of(cached.files), first.parent, None)
-        with contextlib.closing(file):
-            file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
-            return file.fill(np.arange(file.blocks), step, cancellation)
-    if first.is_file() and first.stat().st_size > cached.manifest.size:
-        cut_own(first, cached.manifest.size)
-    pack = open_restored(cached.files[0].source, cached.manifest, first.parent, target)
-    try:
-        fetched = pack.fill(step, cancellation, begun=partial(begun, pack))
-    except BaseException as error:
-        pack.end(error)
-        raise
-    pack.close()
-    return fetched
-
-
 def _put_in_place(cached: CachedPack, local: Sequence[Path], request: StageRequest) -> None:
     """Move the copy to the pack's place, or join shards there, with its manifest."""
     manifest, target = cached.manifest, request.pack_path
@@ -351,118 +386,6 @@ def _put_in_place(cached: CachedPack, local: Sequence[Path], request: StageReque
         return
     write_manifest(local[0], replace(manifest, mtime_ns=local[0].stat().st_mtime_ns))
     place_pack(local[0], target, replaces=is_replaceable_pack)
-
-
-def exceeds_limit(request: StageRequest, cached: CachedPack) -> bool:
-    """Tell whether a pack in the cache is not to be copied here whole."""
-    if request.disk_limit is None:
-        return False
-    # Shards would have to be joined, which takes their space twice.
-    return cached.in_shards or cached.manifest.size > request.disk_limit
-
-
-_OUTDATED = "made from an earlier state of the source"
-
-
-class CurrentPack(NamedTuple):
-    """A pack in the cache that was made from the source's present state, or may have been."""
-
-    pack: CachedPack
-    """Where it is."""
-    identity: SourceIdentity
-    """The state that it was made from."""
-    comparison: Comparison
-    """What compares that with the source, or has compared it."""
-
-
-def find_current(
-    call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool
-) -> tuple[CurrentPack | None, CachedPack | None]:
-    """Return the packed copy in the cache, if it is complete and the source is not known to have changed; and whatever
-    complete copy there is.
-
-    With `beside` the source is compared while the pack is copied, where it is copied: for a folder of some thousand
-    files on a mount that takes seconds.
-    """
-    with call.report.timed("look in cache") as step:
-        cached = cache.find()
-        identity = None if cached is None else identity_of(cached.manifest)
-        if cached is None or identity is None:
-            step.note = "not there"
-            return None, cached
-        step.note = f"found '{cached.label.rpartition('/')[2]}'"
-        freshness = None
-        if not beside or exceeds_limit(call.request, cached):
-            freshness = compare_source(call, source, identity)
-            if not freshness.same:
-                step.note = _OUTDATED
-                return None, cached
-            step.note = "; ".join(filter(None, (step.note, freshness.seen)))
-    return CurrentPack(cached, identity, Comparison(call, source, identity, freshness)), cached
-
-
-def copy_current(call: StageCall, source: SourceOnce, found: CurrentPack, cache: Cache) -> SourceIdentity | None:
-    """Copy a pack from the cache; return the source's state, or `None` where that did not succeed. Then the source is
-    read instead, unless readers have seen rows of the copy."""
-    comparison = found.comparison
-    try:
-        freshness = _copy_pack(call, found.pack, comparison, cache)
-        if freshness is None:
-            comparison.settle()
-    except BaseException:
-        comparison.abandon()
-        raise
-    finally:
-        comparison.leave()
-    if freshness is None:
-        return None
-    # Where the source was opened and is the same, with its present times.
-    return source.opened.identity if source.opened is not None and freshness.proved else found.identity
-
-
-def _copy_pack(call: StageCall, cached: CachedPack, comparison: Comparison, cache: Cache) -> Freshness | None:
-    """Copy a pack from the cache while the source is compared; `None` where the source has to be read instead."""
-    report, lent = call.report, False
-
-    def let_in(pack: PartialPack) -> None:
-        nonlocal lent
-        assert call.let_in is not None
-        # From here on it is the copy or an error, and the report is read while it arrives.
-        lent, report.origin = True, "cache"
-        call.let_in(pack)
-
-    def copy() -> tuple[int, int]:
-        with comparison.beside() as cancellation:
-            readers = None if call.let_in is None else let_in
-            return restore_pack(call, cached, cancellation=cancellation, let_in=readers, confirm=comparison.agree)
-
-    try:
-        with report.timed("copy from cache", unit="B") as step:
-            try:
-                size, kept = cached.place.ask(copy)
-            except StateDiffersError:
-                # Its steps took part of the time of this one.
-                comparison.settle()
-                step.unit, step.note = "", f"stopped: {_OUTDATED}"
-                return None
-            freshness = comparison.agree()
-            step.amount = size - kept
-            again = f"{format_bytes(kept)} were already here" if kept else ""
-            step.note = "; ".join(filter(None, ("verified block by block", again, freshness.seen)))
-    except (DamagedPackError, SourceError, DriveError) as error:
-        if lent:
-            raise
-        report.note(f"The cached pack cannot be used: {error}")
-        return None
-    except NotEnoughSpaceError as error:
-        # What was made where there was more room, as pixels for example, may fit here in another form. Publishing that
-        # would take the better one from other machines.
-        if lent or (call.request.options.encoding != "auto" and not cached.in_shards):
-            raise
-        cache.is_left = True
-        report.note(f"The cached pack was left as it is, and the source is read again: {error}")
-        return None
-    return freshness
 
 
 def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache") -> StagedDataset:
@@ -495,11 +418,12 @@ def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache
     return StagedDataset(path=part.path, files=None, report=report, info=info, part=part)
 
 
-def is_published(request: StageRequest, cache: Cache, identity: SourceIdentity) -> bool | None:
-    """Tell whether the local pack is the one in the cache; `None` when there is no cache, or the one in it has to stay.
+# --- from this machine to the cache ---
 
-    `identity`: the state of the source that the local pack was made of.
-    """
+
+def is_published(request: StageRequest, cache: Cache, identity: SourceIdentity) -> bool | None:
+    """Tell whether the local pack, which was made of a state of the source, is the one in the cache; `None` when there
+    is no cache, or the one in it has to stay."""
     if cache.place is None:
         return None
     cached = cache.find()
@@ -507,7 +431,7 @@ def is_published(request: StageRequest, cache: Cache, identity: SourceIdentity) 
         return False
     if cached.in_shards or cached.manifest == read_manifest(request.pack_path):
         return True
-    made_of = identity_of(cached.manifest)
+    made_of = cached.identity
     # Another pack of the same state, of pixels where there was no room for them here, serves other machines better.
     cache.is_left = made_of is not None and compare_states(made_of, identity) == "same"
     return None if cache.is_left else False
@@ -517,28 +441,26 @@ def publish_pack(
     call: StageCall, cache: Cache, record: LocalRecord, *, quietly: bool = False
 ) -> PublishReport[Any] | None:
     """Copy the pack to the cache; a failure is a note in the report."""
-    request = call.request
-    place = cache.place
+    request, place, done = call.request, cache.place, None
     if place is None:
         call.report.note(f"Not cached: {cache.why}.")
         call.report.cached = f"no: {cache.why}"
         return None
-    done = None
+    name = f"{request.name}.h5"
     with call.report.timed("publish to cache", unit="B") as step:
         try:
             # In the background a bar would be drawn into whatever cell runs then.
             progress = NullProgress() if quietly else call.progress
-            publish_rows(request.pack_path, place, progress)
-            done = place.publish(request.pack_path, f"{request.name}.h5", progress=progress)
+            _publish_rows(request.pack_path, place, progress)
+            done = publish(place, request.pack_path, name, progress=progress)
             step.amount = done.nbytes - done.kept_bytes
-            step.note = f"'{place.label}/{request.name}.h5', read back and verified" + (
-                "; uploading" if done.uploading else ""
-            )
+            uploading = "; uploading" if done.uploading else ""
+            step.note = f"'{place.label}/{name}', read back and verified{uploading}"
         # Not raised: the data is here and can be used, and the next session merely stages it again.
         except (ColabstageError, OSError) as error:
             step.note = "failed"
             call.report.note(f"Not cached, so the next session stages from the source again: {error}")
-        discard_rows(place, f"{request.name}.h5")
+        discard_rows(place, name)
     call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"
     write_record(request, replace(record, published=done is not None, published_in=cache_name(request)))
     return done
@@ -559,4 +481,47 @@ def find_published(request: StageRequest) -> PublishReport[Any] | None:
             "publish_file(data.path, …)."
         )
         raise SourceNotFoundError(msg)
-    return cached.place.published(cached.files[0])
+    return published_before(cached.place, cached.files[0].name, cached.manifest.size)
+
+
+# --- the record of a pack's rows: it comes before its pack and is purged before it, so that it is never alone ---
+
+
+def read_cached_rows(cached: CachedPack) -> bytes | None:
+    """Return the record of a pack's rows; `None` where it cannot be had, as it only saves reading."""
+    name = cached.files[0].name.removesuffix(PREVIOUS_SUFFIX)
+
+    def read() -> bytes | None:
+        (found,) = cached.place.look([rows_name(name, cached.manifest)])
+        return None if found is None or not found.is_whole else read_small_file(found.source)
+
+    with contextlib.suppress(ColabstageError, OSError):
+        return cached.place.ask(read)
+    return None
+
+
+def keep_rows(pack: Path, manifest: Manifest, record: bytes | None) -> None:
+    """Put a record of rows from the cache beside its pack on this machine."""
+    if record is not None and parse_rows(record, manifest) is not None:
+        with atomic_path(pack.with_name(rows_name(pack.name, manifest)), replaces=is_rows) as temp:
+            temp.write_bytes(record)
+
+
+def _publish_rows(pack: Path, place: Place, progress: Progress) -> None:
+    manifest = read_manifest(pack)
+    if manifest is not None and read_rows(pack, manifest) is not None:
+        name = rows_name(pack.name, manifest)
+        publish(place, pack.with_name(name), name, keep_previous=False, progress=progress)
+
+
+def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
+    """Remove the records of packs that are no longer in a cache under this name, as far as possible; or `every` one."""
+    with contextlib.suppress(ColabstageError, OSError):
+        (there,) = [None] if every else place.look([pack])
+        kept = None if there is None else rows_name(pack, there.manifest)
+        for name in place.names():
+            if is_rows_name(name, pack) and name != kept:
+                place.discard(name)
+        # What was being removed, or copied there, when a process was killed has a name that is not looked for again.
+        if isinstance(place, FolderPlace):
+            sweep_orphans(place.folder, prefix=f"{pack}.", empty=place.on_drive)

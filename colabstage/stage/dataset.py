@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
-from colabstage.errors import CancelledError, OptionError, ended, printable
+from colabstage.errors import CancelledError, NotStagedError, OptionError, ended, printable
 from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
 from colabstage.io.page import facts_table, heading, notes, page, table
@@ -18,6 +18,7 @@ from colabstage.io.whole_imports import whole_imports
 from colabstage.load.plan import TORCH_REMEDIES, ArrayOptions, LoaderOptions
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
@@ -46,6 +47,12 @@ def found_in(info: PackInfo | None) -> Found:
     layout = () if info.layout is None else (("layout", info.layout),)
     named = format_names(info.classes[:NAMES_SHOWN], len(info.classes)) if info.classes else "not named"
     return (*layout, ("classes", named))
+
+
+def which_file(path: Path) -> tuple[int, ...]:
+    """Tell a file from one that takes its place, and from itself after a write."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 Origin = Literal["local", "cache", "source"]
@@ -252,7 +259,8 @@ class StagedDataset:
     """Waits so many seconds for the copy in the cache, and returns its report; `None` where none is made."""
     arriving: BackgroundPack | None = field(default=None, repr=False)
     """The work that continues with `streaming=True`; `None` where everything was here from the start."""
-
+    state: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    """Which file the pack was, so that one that took its place since is not read for it; empty where none could."""
     part: PartialPack | None = field(default=None, repr=False, compare=False)
     """The blocks of a pack in the cache that is larger than `disk_limit`, and their figures; with `streaming=True` of
     one that was whole from the beginning, what orders its first epoch. `None` for all others."""
@@ -333,7 +341,6 @@ class StagedDataset:
         Raises:
             SplitNotFoundError, OptionError, NotEnoughSpaceError, TypeError: as `data[split]` and `make_loader`.
         """
-        # As above: whoever only stages needs no torch.
         with whole_imports():
             from colabstage.load.loader import make_loader
 
@@ -375,6 +382,54 @@ class StagedDataset:
         from colabstage.load.frameworks.tensorflow import to_tf_data
 
         return to_tf_data(self._reader(split), batch_size, epoch=epoch, **arguments)
+
+    @typed(writes=("target",))
+    def to_croissant(
+        self,
+        target: str | os.PathLike[str] | None = None,
+        *,
+        name: str = "",
+        description: str = "",
+        license: str = "",  # noqa: A002 - as the format calls it
+        url: str = "",
+        overwrite: bool = False,
+    ) -> dict[str, Any]:
+        """Describe the pack in Croissant, the JSON-LD by which Kaggle, Hugging Face and OpenML exchange datasets.
+
+        >>> data.to_croissant("croissant.json", license="https://example.org/licence")  # doctest: +SKIP
+
+        It names the file with its SHA-256, for which all of it is read, the splits, the classes, and what a sample is.
+
+        Args:
+            target: where it is written as JSON, usually beside the pack that is uploaded; `None` to write nothing.
+            name: of the dataset; the pack's by default.
+            description: what it is, in a sentence or more.
+            license: the address of its licence.
+            url: the address of its page.
+            overwrite: replace a file at `target`.
+
+        Returns:
+            The description.
+
+        Raises:
+            OptionError: only plain files were kept.
+            NotStagedError: only a part of the pack is here.
+            TargetExistsError: there is a file at `target`.
+        """
+        info = self._pack()
+        if self.part is not None or not info.path.is_file():
+            msg = (
+                f"A description has the SHA-256 of the whole pack, and {self.ready} are here. Call data.wait() before, "
+                "and stage without disk_limit=."
+            )
+            raise NotStagedError(msg)
+        from colabstage.h5.croissant import describe_pack, write_description
+
+        given = {"name": name, "description": description, "license": license, "url": url}
+        described = describe_pack(info, {term: text for term, text in given.items() if text})
+        if target is not None:
+            write_description(described, target, overwrite=overwrite)
+        return described
 
     def _reader(self, split: str) -> dataset_h5 | SplitReader:
         """Return what reads a split, without torch where all of it is planned."""
@@ -467,6 +522,12 @@ class StagedDataset:
         if self.info is None:
             msg = f"Only plain files were kept ({self.path}); stage with keep='pack' or keep='both' to read batches."
             raise OptionError(msg)
+        if self.state and self.path.exists() and which_file(self.path) != self.state:
+            msg = (
+                f"'{self.path}' was replaced since this dataset was staged, so its rows may be others now. Use what "
+                "the later call returned, or call stage_dataset again."
+            )
+            raise NotStagedError(msg)
         return self.info
 
     def _by_split(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.stage.base import Base, Update, plan_update
-from colabstage.stage.cache import exceeds_limit, find_current
+from colabstage.stage.cache import OUTDATED
 from colabstage.stage.record import LocalRecord, Seal, files_problem, find_record, pack_problem, seal_of
 from colabstage.stage.room import StageFigures, beyond_limit, check_disk_limit, exceeds
 from colabstage.stage.source import Freshness, compare_source
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from colabstage.pack.job import PackJob
     from colabstage.sources.opening import OpenedSource
-    from colabstage.stage.cache import Cache, CachedPack, CurrentPack
+    from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.request import StageRequest
     from colabstage.stage.source import SourceOnce, StageCall
     from colabstage.trees.listing import Tree
@@ -32,7 +32,6 @@ class Here(NamedTuple):
     """What is staged on this machine and can be used."""
 
     record: LocalRecord
-    """What was recorded of it."""
     seal: Seal
     """The seal of its pack before that was checked, so that a write during the check breaks it."""
     freshness: Freshness
@@ -49,8 +48,10 @@ class Decision:
     """Why, in sentences, one for each place that was checked."""
     here: Here | None = None
     """What is reused."""
-    current: CurrentPack | None = None
+    cached: CachedPack | None = None
     """What is restored."""
+    known: Freshness | None = None
+    """How the source compares with that; `None` where it is to be compared beside the copy."""
     in_part: bool = False
     """Whether that stays in the cache, because it is larger than `disk_limit`, and is opened in part."""
 
@@ -59,52 +60,54 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
     """Take the shortest way. Nothing is written, and nothing is read before it has to be.
 
     Local data is checked first, because that costs a few `stat`s; then the cache, which is one sequential read; and
-    only then the source. `beside`: as for `find_current`.
+    only then the source. With `beside` the source may be compared while a cached pack is copied.
     """
     local = decide_here(call, source)
     if local.action == "reuse":
         return local
     request, cached = call.request, None
     if request.cache_dir is not None and request.wants_pack and not request.refresh:
-        current, cached = find_current(call, source, cache, beside=beside)
-        if current is not None:
-            reasons = (*local.reasons, f"Cache: '{current.pack.label}'.")
-            return Decision("restore", reasons, current=current, in_part=exceeds_limit(request, current.pack))
+        with call.report.timed("look in cache") as step:
+            cached = cache.find()
+            identity = None if cached is None else cached.identity
+            if cached is None or identity is None:
+                step.note = "not there"
+            else:
+                in_part = cached.exceeds_limit(request)
+                known = None if beside and not in_part else compare_source(call, source, identity)
+                if known is None or known.same:
+                    found = f"found '{cached.label.rpartition('/')[2]}'"
+                    step.note = "; ".join(filter(None, (found, "" if known is None else known.seen)))
+                    reasons = (*local.reasons, f"Cache: '{cached.label}'.")
+                    return Decision("restore", reasons, cached=cached, known=known, in_part=in_part)
+                step.note = OUTDATED
     return Decision("stage", (*local.reasons, _why_not_cached(request, cache, cached)))
 
 
 def decide_here(call: StageCall, source: SourceOnce) -> Decision:
     """Reuse what is on this machine, if it is complete and the source has not changed; otherwise say why not."""
-    request, report = call.request, call.report
+    request, report, thorough = call.request, call.report, call.request.verify == "full"
     if request.refresh:
         return Decision("stage", (f"Here: not used, because of {_why_again(request)}.",))
     record = find_record(request)
     if record is None:
         return Decision("stage", ("Here: it is not staged on this machine.",))
-    seal = seal_of(request) if request.wants_pack else {}
+    seal, problem, freshness = seal_of(request) if request.wants_pack else {}, None, Freshness(same=False)
     with report.timed("look") as step:
-        problem, freshness = _problem_here(call, source, record)
+        # The cheapest checks first, and the source only when everything else is right.
+        if request.wants_pack:
+            problem = pack_problem(request, record, thorough=thorough, cancellation=call.cancellation)
+        if problem is None and request.wants_files:
+            problem = files_problem(request, record, thorough=thorough)
+        if problem is None:
+            freshness = compare_source(call, source, record.identity)
+            problem = None if freshness.same else "the source has changed since it was staged"
         step.note = problem or "; ".join(filter(None, ("already staged; verified", freshness.seen)))
     if problem is not None:
         report.note(f"Staging again: {problem}.")
         return Decision("stage", (f"Here: {problem}.",))
     reasons = ("It is complete and the source has not changed.", *beyond_limit(request))
     return Decision("reuse", reasons, Here(record, seal, freshness))
-
-
-def _problem_here(call: StageCall, source: SourceOnce, record: LocalRecord) -> tuple[str | None, Freshness]:
-    """Return why the local data cannot be used, `None` when it can, and how the source compares."""
-    request, problem = call.request, None
-    thorough = request.verify == "full"
-    # The cheapest checks first, and the source only when everything else is right.
-    if request.wants_pack:
-        problem = pack_problem(request, record, thorough=thorough, cancellation=call.cancellation)
-    if problem is None and request.wants_files:
-        problem = files_problem(request, record, thorough=thorough)
-    if problem is not None:
-        return problem, Freshness(same=False)
-    freshness = compare_source(call, source, record.identity)
-    return (None if freshness.same else "the source has changed since it was staged"), freshness
 
 
 def _why_again(request: StageRequest) -> str:
@@ -126,11 +129,9 @@ class Reading:
     """What reading the source takes, known before anything is written."""
 
     tree: Tree
-    """Its files."""
     job: PackJob | None
-    """How they are packed; `None` where only plain files are wanted."""
+    """How its files are packed; `None` where only plain files are wanted."""
     figures: StageFigures
-    """The bytes that it moves."""
     in_shards: bool
     """Whether it takes more than `disk_limit`, and is packed into the cache shard by shard."""
     room: int
@@ -149,8 +150,7 @@ def plan_reading(
     `spool`: where an archive inside an archive may be unpacked. `packs`: whether a pack is made. `base`: an earlier
     pack, whose rows may be taken over.
     """
-    tree = source.open_tree(spool)
-    room = space_for(request.pack_path)
+    tree, room = source.open_tree(spool), space_for(request.pack_path)
     job = prepare_pack(tree, request.options, free_bytes=room) if packs else None
     figures = staging_figures(request, source, tree, job)
     in_shards = job is not None and exceeds(request, figures)
@@ -162,32 +162,31 @@ def plan_reading(
     update = plan_update(request, base, job, peak_bytes=figures.peak_bytes)
     if update.takeover is None:
         return replace(reading, update=update)
-    figures = replace(figures, source_bytes=update.takeover.nbytes)
-    in_place = source.cost.opens_at_once and 2 * update.takeover.nbytes < source.cost.archive_bytes
+    nbytes, cost = update.takeover.nbytes, source.cost
+    figures = replace(figures, source_bytes=nbytes)
+    in_place = cost.opens_at_once and 2 * nbytes < cost.archive_bytes
     if in_place:
         figures = replace(figures, archive_bytes=0, mount_bytes=0)
     return replace(reading, figures=figures, update=update, in_place=in_place)
 
 
 def staging_figures(
-    request: StageRequest, source: OpenedSource, tree: Tree | None, job: PackJob | None
+    request: StageRequest, source: OpenedSource, tree: Tree | None = None, job: PackJob | None = None
 ) -> StageFigures:
     """Add up what staging moves, as far as it is known; `tree` is `None` for a source that cannot be listed yet."""
-    # The sum of what is unpacked: plain files take that, however small their archive is.
-    tree_bytes = 0 if tree is None else total_size(tree.entries)
-    # What is looked through where it is will be packed from there.
     cost = source.cost
+    # What is looked through where it is will be packed from there.
     stays = tree is None and cost.is_walked
     return StageFigures(
         source_bytes=source.extent[1],
         archive_bytes=0 if stays else cost.archive_bytes,
         pack_bytes=0 if job is None else job.plan.nbytes,
-        files_bytes=tree_bytes if request.wants_files else 0,
+        # The sum of what is unpacked: plain files take that, however small their archive is.
+        files_bytes=total_size(tree.entries) if tree is not None and request.wants_files else 0,
         mount_bytes=0 if stays else cost.mount_bytes,
     )
 
 
 def has_to_come(source: OpenedSource) -> bool:
     """Tell whether all of a source has to be here before a pack can be planned, or made shard by shard."""
-    cost = source.cost
-    return not cost.opens_at_once or cost.unpacks_first
+    return not source.cost.opens_at_once or source.cost.unpacks_first

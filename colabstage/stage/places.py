@@ -1,79 +1,107 @@
-"""The place of a cache: a folder, on a mounted Drive for example, or a prefix in a bucket.
+"""Where packs and checkpoints are kept: a folder, on a mounted Drive for example, or a prefix in a bucket.
 
-Both keep the same files under the same names, so a bucket that is filled from a folder by other means is a cache too.
+Each file has its manifest beside it, `NAME.json`, which makes it count. Both kinds of places keep the same files under
+the same names, so a bucket that is filled from a folder by other means is a cache too. A new version comes in four
+steps, and each leaves one complete version and the evidence of what colabstage wrote:
 
-In a bucket there is no rename that makes a file and its manifest appear together, and no lock. So what is about to be
-written is noted beside it (`NAME.unfinished`), then come the file, read back and compared, and its manifest, which
-makes it count. Each of them is written only where nothing is. After a kill the note shows that colabstage wrote an
-object without a manifest.
+1. In a folder, the file is written beside its place, read back and compared.
+2. `NAME.unfinished` takes its manifest: the note of what is coming. In a folder only one process can create it.
+3. An earlier version that is as it was written makes room: it becomes `NAME.previous`, in a bucket it is removed.
+4. The file gets its name, only where nothing is; in a bucket it is read back. Then its manifest does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
+import stat
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
     PackFormatError,
+    SourceChangedError,
     SourceNotFoundError,
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.h5.manifest import (
-    Manifest,
-    is_as_written,
-    is_time_as_noted,
-    manifest_of_bytes,
-    parse_manifest,
-    read_manifest,
-)
+from colabstage.h5.manifest import Manifest, is_time_as_noted, parse_manifest
 from colabstage.h5.parts import PartName
-from colabstage.io.files import RetryPolicy, hash_block, json_text, parse_json
+from colabstage.io.files import (
+    RetryPolicy,
+    hash_block,
+    hash_ranges,
+    json_text,
+    make_folder,
+    parse_json,
+    read_with_retry,
+    typed_write_errors,
+)
+from colabstage.io.ownership import (
+    among_others,
+    atomic_path,
+    move_vouched,
+    put_file,
+    remove_vouched,
+    sync_file,
+)
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.progress import cancellation_of
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.redaction import show_address
-from colabstage.machine.mounts import drive_root, require_answer, run_watched
-from colabstage.machine.resources import check_space
+from colabstage.io.workspace import (
+    disk_use,
+    find_owned,
+    is_made_here,
+    is_worked_in,
+    open_workspace,
+    shortened,
+    sweep_temporaries,
+)
+from colabstage.machine.mounts import drive_root, require_answer, run_watched, silence_of
+from colabstage.machine.resources import check_space, free_space, usable_cores
+from colabstage.sources.copy import copy_blocks
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
 from colabstage.sources.remote import RemoteFacts, given_up
 from colabstage.sources.retry import read_directly
-from colabstage.stage.publish import (
-    PREVIOUS_SUFFIX,
-    PublishReport,
-    check_is_file,
-    check_unchanged,
-    discard_version,
-    file_state,
-    manifest_of_version,
-    publish_file,
-    published_before,
-    sweep_leftovers_of,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from colabstage.io.progress import Cancellation, Progress, ProgressStep
-    from colabstage.sources.buckets import StoredObject
+    from colabstage.io.progress import Cancellation, ProgressStep
+
+    There = Mapping[str, "Entry"]
 
 Item = TypeVar("Item")
 T = TypeVar("T")
 
-# Manifests that are read at once.
+PREVIOUS_SUFFIX = ".previous"
+MANIFEST_SUFFIX, UNFINISHED_SUFFIX = ".json", ".unfinished"
+# Manifests and blocks that are read at once.
 _READERS = 8
+# The note of another process is waited for so long, and looked at so often.
+_PLACING_S, _LOOK_S = 2.0, 0.02
+# Services whose addresses begin with a bucket, which somebody has to make first.
+_WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+
+
+class Entry(NamedTuple):
+    """What a place says of one name."""
+
+    size: int
+    mtime_ns: int
+    version: str
+    """A text that is another one when the content is."""
+    ours: bool = True
+    """Whether it is a file that this user made, and no link."""
 
 
 class CachedFile(NamedTuple):
-    """A pack, or a shard of one, in a cache."""
+    """A file of a place, with its manifest."""
 
     path: Path | str
     """The file: a path, or an address."""
@@ -86,13 +114,14 @@ class CachedFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name of the file."""
         return os.fspath(self.path).rpartition("/")[2]
 
     @property
     def source(self) -> LocalSource | ObjectSource:
         """Return the file as a source."""
-        return source_at(self.path)
+        source = local_source(self.path) if isinstance(self.path, Path) else parse_source(self.path)
+        assert isinstance(source, LocalSource | ObjectSource)
+        return source
 
     @property
     def is_whole(self) -> bool:
@@ -105,13 +134,55 @@ class CachedFile(NamedTuple):
         return self.manifest.shard.partition(" ")[0]
 
 
-class CachePlace(ABC):
-    """Where packs are cached: a folder, or a prefix in a bucket."""
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A finished file on its way into a place."""
+
+    file: Path
+    name: str
+    manifest: Manifest
+    """Of the file as it was in `state`."""
+    state: tuple[int, ...]
+    step: ProgressStep
+    cancellation: Cancellation
+
+    def check_unchanged(self) -> None:
+        """Refuse a file that something wrote to since its state was taken: its copy would be a mixture."""
+        with contextlib.suppress(OSError):
+            if file_state(self.file) == self.state:
+                return
+        msg = (
+            f"'{self.file}' changed while it was being published, so its copy would be a mixture. Nothing was "
+            "replaced. Publish it when it is finished and closed; save a checkpoint under another name and rename it."
+        )
+        raise SourceChangedError(msg)
+
+
+def file_state(file: Path) -> tuple[int, ...]:
+    """Return inode, length and times of a file: they change whenever something writes to it."""
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def read_note(content: bytes | None, label: str) -> Manifest | None:
+    """Return the manifest that a file holds; `None` for none that this version reads."""
+    with contextlib.suppress(PackFormatError):
+        return None if content is None else parse_manifest(parse_json(content), label)
+    return None
+
+
+class Place(ABC):
+    """Where files are kept. What kind of place it is shows only in the abstract methods."""
 
     label: str
     """What messages call it."""
     copies = 1
     """How often what is read from it takes its space on the local disk."""
+    keeps_previous = False
+    """Whether an earlier version stays, under another name."""
+
+    def __init__(self) -> None:
+        self._compared: dict[tuple[str, Entry, tuple[str, ...]], bool] = {}
 
     @abstractmethod
     def at(self, name: str) -> Path | str:
@@ -122,29 +193,49 @@ class CachePlace(ABC):
         """Return the names of all files, in order."""
 
     @abstractmethod
-    def look(self, names: Sequence[str]) -> list[CachedFile | None]:
-        """Look at files; `None` for one that has no manifest, or does not exist."""
+    def entries(self, names: Sequence[str]) -> dict[str, Entry]:
+        """Return what there is now of some names."""
 
     @abstractmethod
-    def publish(self, file: Path, name: str, *, keep_previous: bool = True, progress: Progress) -> PublishReport[Any]:
-        """Copy a finished file there, as `publish_file`."""
+    def read(self, name: str) -> bytes | None:
+        """Return all of a small file; `None` where there is none."""
 
     @abstractmethod
-    def published(self, one: CachedFile) -> PublishReport[Any]:
-        """Return the report on a file that was published before."""
+    def hash_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None) -> list[str]:
+        """Return the hash of each block of a file."""
 
     @abstractmethod
-    def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
-        """Remove a file that is as it was written, and that `ours` recognises, with its manifest; return whether it is
-        gone."""
+    def write(self, name: str, content: bytes, *, create: bool) -> None:
+        """Write a small file, of which readers see all or nothing; with `create` only where nothing is."""
 
     @abstractmethod
-    def check_room(self, nbytes: int, what: str) -> None:
-        """Raise `NotEnoughSpaceError` where it is known that there is no room."""
+    def remove(self, name: str) -> None:
+        """Remove what this module has seen to be ours; a missing file is fine."""
 
     @abstractmethod
     def ask(self, question: Callable[[], T]) -> T:
         """Ask something that may hang; raises `DriveDisconnectedError` or `SourceError` where nothing answers."""
+
+    @abstractmethod
+    def bring(self, new: Publication, there: There) -> int:
+        """Bring a new version in place of what is there, which was seen to be ours; return how many bytes of it an
+        interrupted run has left."""
+
+    def check_room(self, nbytes: int, what: str) -> None:  # noqa: B027 - most places do not tell
+        """Raise `NotEnoughSpaceError` where it is known that there is no room."""
+
+    def look(self, names: Sequence[str]) -> list[CachedFile | None]:
+        """Look at files; `None` for one that has no manifest, or does not exist."""
+        there = self.entries([one + end for one in names for end in ("", MANIFEST_SUFFIX)]) if names else {}
+
+        def look(name: str) -> CachedFile | None:
+            manifest = self._noted(name, MANIFEST_SUFFIX, there) if name in there else None
+            entry = there.get(name)
+            if manifest is None or entry is None:
+                return None
+            return CachedFile(self.at(name), manifest, entry.size, entry.mtime_ns / 1e9)
+
+        return _each(look, names)
 
     def shards(self, name: str) -> list[CachedFile]:
         """Return the shards of a pack that have a manifest, in order."""
@@ -158,23 +249,158 @@ class CachePlace(ABC):
         packs = [name for name in self.names() if name.removesuffix(PREVIOUS_SUFFIX).endswith(".h5")]
         return [one for one in self.look(packs) if one is not None]
 
+    def put(self, new: Publication) -> int:
+        """Put a finished file there in place of an earlier version; return how many bytes of it were there already.
 
-def source_at(path: Path | str) -> LocalSource | ObjectSource:
-    """Return the file at a path or an address as a source."""
-    if isinstance(path, Path):
-        return local_source(path)
-    source = parse_source(path)
-    assert isinstance(source, ObjectSource)
-    return source
+        Raises:
+            TargetExistsError: what is there is not an unchanged version that colabstage wrote.
+        """
+        if self._adopt(new):
+            new.step.advance(new.manifest.size)
+            return new.manifest.size
+        return self.bring(new, self.check(new.name))
+
+    def discard(self, name: str, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
+        """Remove a file that is as it was written, and that `ours` recognises, with its manifest; return whether it is
+        gone."""
+        there, (now,) = self._around(name), self.look([name])
+        if now is None or not ours(now) or self.written(name, there) is None:
+            return name not in there
+        # The file first: a manifest alone counts for nothing, and tells whose it is.
+        for one in (name, *self._notes(name, there)):
+            self.remove(one)
+        return True
+
+    def written(self, name: str, there: There) -> Manifest | None:
+        """Return the manifest that describes a file as it is now, by its length, and its time or its hashes; `None`
+        where it is not as colabstage wrote it."""
+        entry = there.get(name)
+        for beside in (MANIFEST_SUFFIX, UNFINISHED_SUFFIX) if entry is not None and entry.ours else ():
+            manifest = self._noted(name, beside, there)
+            if manifest is None or entry is None or entry.size != manifest.size or not there[name + beside].ours:
+                continue
+            is_noted = is_time_as_noted(manifest.mtime_ns, entry.mtime_ns, there[name + beside].mtime_ns)
+            if is_noted or self._has_content(name, entry, manifest):
+                return replace(manifest, mtime_ns=entry.mtime_ns)
+        return None
+
+    def _around(self, name: str) -> dict[str, Entry]:
+        """Return what there is of a file, its previous version, and the notes beside them."""
+        files = (name, name + PREVIOUS_SUFFIX) if self.keeps_previous else (name,)
+        return self.entries([file + end for file in files for end in ("", MANIFEST_SUFFIX, UNFINISHED_SUFFIX)])
+
+    def _noted(self, name: str, beside: str, there: There) -> Manifest | None:
+        return read_note(self.read(name + beside), name) if name + beside in there else None
+
+    def _notes(self, name: str, there: There) -> Iterator[str]:
+        """Yield the names beside a file that hold a manifest of any version, or the first part of one."""
+        for note in (name + MANIFEST_SUFFIX, name + UNFINISHED_SUFFIX):
+            if note in there and there[note].ours and _is_manifest(self.read(note)):
+                yield note
+
+    def check(self, name: str) -> There:
+        """Refuse to replace what is not an unchanged version that colabstage wrote, or its manifest; return what is
+        there."""
+        there = self._around(name)
+        # The previous version makes room for this one, and is checked too.
+        for file in (name, name + PREVIOUS_SUFFIX) if name in there else (name,):
+            for note in {file + MANIFEST_SUFFIX, file + UNFINISHED_SUFFIX} & there.keys() - {*self._notes(file, there)}:
+                raise self.occupied(note, "is not a manifest that colabstage wrote, which has to go there")
+            if file in there and self.written(file, there) is None:
+                why = "no manifest beside it describes it as it is now: it is damaged, or something else wrote it"
+                raise self.occupied(file, why if there[file].ours else "is a link, a folder, or somebody else's")
+        return there
+
+    def occupied(self, name: str, why: str) -> TargetExistsError:
+        """Return the error for a name that is not free."""
+        shown = show_address(os.fspath(self.at(name)))
+        remedy = "Rename or delete it, then publish again; or choose another name or cache_dir=."
+        return TargetExistsError(f"'{shown}' exists, and {why}. {remedy}")
+
+    def _has_content(
+        self, name: str, entry: Entry, manifest: Manifest, cancellation: Cancellation | None = None
+    ) -> bool:
+        """Compare each block of a file; it is looked at before the work and again right before it is replaced."""
+        if entry.size != manifest.size:
+            return False
+        asked = name, entry, manifest.hashes
+        if asked not in self._compared:
+            try:
+                found = self.hash_blocks(name, manifest, cancellation)
+            except ColabstageError:
+                raise
+            except OSError:  # what cannot be read is not known to be ours
+                return False
+            self._compared[asked] = tuple(found) == manifest.hashes
+        return self._compared[asked]
+
+    def _adopt(self, new: Publication) -> bool:
+        """Tell whether the very content is there already, as after a kill at the end, or from somebody else; then it
+        has its manifest."""
+        there = self._around(new.name)
+        entry, known = there.get(new.name), self._noted(new.name, MANIFEST_SUFFIX, there)
+        # Other hashes mean another version, which need not be read.
+        is_other = known is not None and known.size == new.manifest.size and known.hashes != new.manifest.hashes
+        if entry is None or not entry.ours or is_other:
+            return False
+        if not self._has_content(new.name, entry, new.manifest, new.cancellation):
+            return False
+        new.check_unchanged()
+        self._vouch(new, entry)
+        return True
+
+    def _vouch(self, new: Publication, entry: Entry | None) -> None:
+        """Write the manifest, with which the file counts; raises `TargetExistsError` where somebody else was faster."""
+        beside, mtime_ns = new.name + MANIFEST_SUFFIX, 0 if entry is None else entry.mtime_ns
+        content = _content_of(replace(new.manifest, mtime_ns=mtime_ns))
+        try:
+            self.write(beside, content, create=True)
+        except TargetExistsError:
+            there = self.read(beside)
+            known = read_note(there, beside)
+            if known is None or known.hashes != new.manifest.hashes:
+                raise self.occupied(beside, "another process wrote it meanwhile") from None
+            # The same file, perhaps made of another state of the source.
+            if there != content:
+                self.write(beside, content, create=False)
+        for note in self._notes(new.name, self.entries([new.name + UNFINISHED_SUFFIX])):
+            self.remove(note)
 
 
-class FolderPlace(CachePlace):
+def _each(look: Callable[[Item], T], items: Sequence[Item], cancellation: Cancellation | None = None) -> list[T]:
+    """Call a function for several things at once: each is a round trip."""
+    if not items:
+        return []
+    with DaemonPool(_READERS, "colabstage-look") as pool:
+        return pool.run(look, items, cancellation=cancellation)
+
+
+def _content_of(manifest: Manifest) -> bytes:
+    return json_text(asdict(manifest)).encode()
+
+
+# Every manifest begins like this, so one that was cut off by a full disk is still recognised as ours.
+_BEGINNING = b'{\n "block_bytes": '
+
+
+def _is_manifest(content: bytes | None) -> bool:
+    raw = None if content is None else parse_json(content)
+    if raw is None and content is not None:
+        return _BEGINNING.startswith(content[: len(_BEGINNING)])
+    return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
+
+
+class FolderPlace(Place):
     """A folder, on a mounted Drive for example."""
 
+    keeps_previous = True
+
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder, self.label = folder, str(folder)
-        # A mounted Drive caches whatever is read through it on the same disk.
-        self.copies = 1 if drive_root(folder) is None else 2
+        # Removed files continue to take space in Drive's trash, and its client caches what is read on the local disk.
+        self.on_drive = drive_root(folder) is not None
+        self.copies = 2 if self.on_drive else 1
 
     def at(self, name: str) -> Path:
         return self.folder / name
@@ -190,70 +416,223 @@ class FolderPlace(CachePlace):
             msg = f"'{self.folder}' cannot be listed: {error.strerror}. Correct its permissions, or mount it again."
             raise SourceReadError(msg) from error
 
+    def entries(self, names: Sequence[str]) -> dict[str, Entry]:
+        return {name: entry for name in names if (entry := self._entry(name))}
+
+    def _entry(self, name: str) -> Entry | None:
+        path = self.folder / name
+        try:
+            found = path.lstat()
+            ours = stat.S_ISREG(found.st_mode) and is_made_here(path)
+            # What a link leads to can be read; it is somebody's decision, and not ours to replace.
+            if stat.S_ISLNK(found.st_mode):
+                with contextlib.suppress(OSError):
+                    found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        version = f"{found.st_dev} {found.st_ino} {found.st_mtime_ns} {found.st_ctime_ns}"
+        return Entry(found.st_size, found.st_mtime_ns, version, ours)
+
+    def read(self, name: str) -> bytes | None:
+        path = self.folder / name
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            # A pipe or a device may have no end.
+            return path.read_bytes() if path.is_file() else None
+        return None
+
+    def hash_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None) -> list[str]:
+        return hash_ranges(self.folder / name, manifest.ranges, threads=usable_cores(), cancellation=cancellation)
+
+    def write(self, name: str, content: bytes, *, create: bool) -> None:
+        path = self.folder / name
+        if not create:
+            with atomic_path(path, replaces=lambda file: _is_manifest(file.read_bytes())) as temp:
+                temp.write_bytes(content)
+            return
+        try:
+            file = path.open("xb")
+        except FileExistsError as error:
+            raise self.occupied(name, "it has come into being meanwhile") from error
+        try:
+            with file:
+                file.write(content)
+            sync_file(path)
+        except BaseException:
+            self.remove(name)  # on a full disk it stays empty
+            raise
+
+    def remove(self, name: str) -> None:
+        is_small = name.endswith((MANIFEST_SUFFIX, UNFINISHED_SUFFIX))
+        remove_vouched(self.folder / name, lambda _: True, empty=self.on_drive and not is_small)
+
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
         require_answer(self.folder)
-        return _each(look_at_file, [self.folder / name for name in names])
-
-    def publish(self, file: Path, name: str, *, keep_previous: bool = True, progress: Progress) -> PublishReport[Any]:
-        return publish_file(file, self.folder / name, keep_previous=keep_previous, progress=progress)
-
-    def published(self, one: CachedFile) -> PublishReport[Any]:
-        return published_before(self.folder / one.name, one.manifest.size)
-
-    def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
-        path = self.folder / one.name
-
-        def is_ours(file: Path) -> bool:
-            found = look_at_file(file)
-            # Its hashes last, which may read all of it.
-            return found is not None and ours(found) and is_as_written(file)
-
-        gone = discard_version(path, ours=is_ours)
-        if gone:
-            # Uploads that were cut off take space under names of their own.
-            sweep_leftovers_of(path)
-        return gone
-
-    def check_room(self, nbytes: int, what: str) -> None:
-        # A mounted Drive does not report its free space; only a failed write tells.
-        if drive_root(self.folder) is None:
-            check_space(self.folder, nbytes, what)
+        return super().look(names)
 
     def ask(self, question: Callable[[], T]) -> T:
         return run_watched(question, self.folder)
 
+    def check_room(self, nbytes: int, what: str) -> None:
+        # A mounted Drive does not report its free space; only a failed write tells.
+        if not self.on_drive:
+            check_space(self.folder, nbytes, what)
+
+    def discard(self, name: str, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
+        gone = super().discard(name, ours=ours)
+        if gone:
+            # Uploads that were cut off take space under names of their own.
+            self.sweep(name)
+        return gone
+
+    def sweep(self, name: str) -> None:
+        """Remove what dead runs left behind for a file, its previous version and their manifests."""
+        ends = ("", MANIFEST_SUFFIX, UNFINISHED_SUFFIX)
+        names = {shortened(file + end) for file in (name, name + PREVIOUS_SUFFIX) for end in ends}
+        left = [one for one in find_owned(self.folder) if one.target.name in names]
+        sweep_temporaries(left, empty=self.on_drive)
+
+    def put(self, new: Publication) -> int:
+        make_folder(self.folder)
+        with typed_write_errors(self.folder / new.name):
+            kept = super().put(new)
+            self.sweep(new.name)
+        return kept
+
+    def bring(self, new: Publication, there: There) -> int:
+        target, size = self.folder / new.name, new.manifest.size
+        try:
+            with open_workspace(
+                target,
+                keeps=lambda *_: False,
+                answers=lambda folder: silence_of(folder) is None,
+                empty=self.on_drive,
+            ) as workspace:
+                # Before free space is asked for: on Drive the leftovers of a dead run count against the account.
+                self.sweep(new.name)
+                here = min(disk_use(workspace.path), size) if workspace.resumed else 0
+                # Drive's client reports 0 for an account without a limit, too; there only writing tells.
+                if not (self.on_drive and free_space(self.folder) == 0):
+                    check_space(self.folder, size - here, f"The copy of '{new.file.name}'")
+                temp = workspace.path / new.name
+                kept = copy_file(new.file, temp, new.manifest, new.step, new.cancellation, resume=workspace.resumed)
+                # A mount may answer "written" for bytes that it could not keep.
+                read_with_retry(lambda: _read_back(temp, new), str(temp), policy=RetryPolicy())
+                # Before the first rename: a file that was written to meanwhile is a mixture of two states.
+                new.check_unchanged()
+                self._exchange(temp, new)
+        except (DamagedPackError, SourceReadError):
+            # A source that is being written to looks damaged; then that is the cause to report.
+            new.check_unchanged()
+            raise
+        return kept
+
+    def _exchange(self, temp: Path, new: Publication) -> None:
+        """Put the new file in its place, keeping the old one complete under one of its two names at any moment."""
+        target, note = self.folder / new.name, self.folder / (new.name + UNFINISHED_SUFFIX)
+        manifest = replace(new.manifest, mtime_ns=temp.stat().st_mtime_ns)
+        self._claim(new.name, _content_of(manifest), workspace=temp.parent)
+        placed = False
+        try:
+            # Another process may have published the same meanwhile. It stays, and so does the version before it.
+            if self._adopt(new):
+                return
+            self._make_room(new.name)
+            put_file(temp, target, replaces=lambda _: False)
+            placed = True
+            # From the first rename on nothing takes room, so that a full disk cannot leave half of this.
+            move_vouched(note, target.with_name(new.name + MANIFEST_SUFFIX), lambda _: True)
+        finally:
+            if not placed:
+                with contextlib.suppress(OSError):
+                    self.remove(note.name)
+
+    def _make_room(self, name: str) -> None:
+        """Make a version that is as it was written the previous one, in place of the one before."""
+        there, previous = self.check(name), name + PREVIOUS_SUFFIX
+        manifest = self.written(name, there)
+        if manifest is not None:
+            for one in (previous, *self._notes(previous, there)):
+                self.remove(one)
+            self.write(previous + MANIFEST_SUFFIX, _content_of(manifest), create=False)
+            move_vouched(
+                self.folder / name, self.folder / previous, lambda _: self.written(name, self._around(name)) == manifest
+            )
+        if name + MANIFEST_SUFFIX in there:
+            self.remove(name + MANIFEST_SUFFIX)
+
+    def _claim(self, name: str, content: bytes, *, workspace: Path) -> None:
+        """Note what is about to come, once no other process is about to put something there."""
+        note, deadline = self.folder / (name + UNFINISHED_SUFFIX), SYSTEM_CLOCK.now() + _PLACING_S
+        while True:
+            with contextlib.suppress(TargetExistsError):
+                self.write(note.name, content, create=True)
+                return
+            # A note is of a run that died, or of one that is about to put its file there.
+            there, found = self._around(name), self.read(note.name)
+            if is_worked_in(self.folder, but=workspace) and SYSTEM_CLOCK.now() < deadline:
+                SYSTEM_CLOCK.sleep(_LOOK_S)
+            elif name + MANIFEST_SUFFIX not in there and self.written(name, there) is not None:
+                # That run died right before its end, and the note is the only evidence of what is there.
+                move_vouched(note, self.folder / (name + MANIFEST_SUFFIX), lambda _: True)
+            elif not remove_vouched(note, lambda file: file.read_bytes() == found and _is_manifest(found)):  # noqa: B023
+                raise self.occupied(note.name, "another process publishes there")
+
+    def check(self, name: str) -> There:
+        ends = ("", MANIFEST_SUFFIX, UNFINISHED_SUFFIX, PREVIOUS_SUFFIX, PREVIOUS_SUFFIX + MANIFEST_SUFFIX)
+        # Another process may be between two of its renames: a refusal counts if nothing has changed meanwhile.
+        places = [self.folder / f"{name}{end}" for end in ends]
+        return among_others(lambda: super(FolderPlace, self).check(name), *places)
+
+
+def copy_file(
+    source: Path,
+    target: Path,
+    manifest: Manifest,
+    step: ProgressStep,
+    cancellation: Cancellation,
+    *,
+    resume: bool = False,
+) -> int:
+    """Copy a file in order, and compare each block with its manifest; return how many bytes were there before."""
+    return copy_blocks(
+        source,
+        target,
+        size=manifest.size,
+        block_bytes=manifest.block_bytes,
+        expected=manifest.hashes,
+        step=step,
+        cancellation=cancellation,
+        policy=RetryPolicy(),
+        resume=resume,
+    ).kept_bytes
+
+
+def _read_back(temp: Path, new: Publication) -> None:
+    """Compare what the storage returns with what was written."""
+    size = temp.stat().st_size
+    found = hash_ranges(temp, new.manifest.ranges, threads=usable_cores(), cancellation=new.cancellation)
+    if size != new.manifest.size or tuple(found) != new.manifest.hashes:
+        msg = (
+            f"What was written to '{temp.parent}' reads back differently ({size:,} bytes of {new.manifest.size:,}). "
+            "Nothing there was replaced. Try again; if it happens again, mount the drive again first."
+        )
+        raise DamagedPackError(msg)
+
 
 def look_at_file(path: Path) -> CachedFile | None:
-    """Return the file at a path, if it has a manifest; raises nothing."""
-    with contextlib.suppress(OSError, ColabstageError):
-        manifest = read_manifest(path)
-        if manifest is not None:
-            found = path.stat()
-            return CachedFile(path, manifest, found.st_size, found.st_mtime)
+    """Return the file at a path, if it has a manifest; a disk that fails has none."""
+    with contextlib.suppress(OSError):
+        return FolderPlace(path.parent).look([path.name])[0]
     return None
 
 
-def _each(look: Callable[[Item], T], items: Sequence[Item], cancellation: Cancellation | None = None) -> list[T]:
-    """Look at several things at once: each is a round trip."""
-    if not items:
-        return []
-    with DaemonPool(_READERS, "colabstage-look") as pool:
-        return pool.run(look, items, cancellation=cancellation)
-
-
-_MANIFEST, _UNFINISHED = ".json", ".unfinished"
-# Services whose addresses begin with a bucket, which somebody has to make first.
-_WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
-Objects = Mapping[str, "StoredObject"]
-
-
-class BucketPlace(CachePlace):
+class BucketPlace(Place):
     """A prefix in a bucket."""
 
     def __init__(self, source: ObjectSource) -> None:
         """Load what speaks to the service, which is not asked yet."""
-        self.url = source.url.rstrip("/")
-        self.label = source.label
+        super().__init__()
+        self.url, self.label = source.url.rstrip("/"), source.label
         # Imported where they are needed, here and below: they bring libraries that folders do without.
         from colabstage.sources.buckets import ObjectStore
 
@@ -268,166 +647,21 @@ class BucketPlace(CachePlace):
     def names(self) -> list[str]:
         return sorted(self._objects())
 
-    def look(self, names: Sequence[str]) -> list[CachedFile | None]:
-        return self._look(names, self._objects()) if names else []
+    def entries(self, names: Sequence[str]) -> dict[str, Entry]:
+        return {name: entry for name, entry in self._objects().items() if name in names}
 
-    def _look(self, names: Sequence[str], there: Objects) -> list[CachedFile | None]:
-        def look(name: str) -> CachedFile | None:
-            manifest = self._manifest(name, _MANIFEST, there) if name in there else None
-            if manifest is None:
-                return None
-            return CachedFile(self.at(name), manifest, there[name].size, there[name].mtime_ns / 1e9)
-
-        return _each(look, names)
-
-    def publish(self, file: Path, name: str, *, keep_previous: bool = True, progress: Progress) -> PublishReport[Any]:
-        """Copy a finished file there; an earlier version that colabstage wrote is removed first, and never kept."""
-        began, cancellation = time.monotonic(), cancellation_of(progress)
-        check_is_file(file)
-        state = file_state(file)
-        manifest = manifest_of_version(file, state[1]) or manifest_of_bytes(file, cancellation)
-        with progress.step(f"publish {name}", total=manifest.size, unit="B") as step, given_up():
-            there = self._objects()
-            kept = manifest.size if self._holds(name, manifest, there, cancellation) else 0
-            written = there.get(name)
-            if kept:
-                step.advance(kept)
-            else:
-                self._make_room(name, there)
-                written = self._write(file, name, manifest, step, cancellation)
-            check_unchanged(file, state)
-            self._finish(name, manifest, written)
-        seconds = time.monotonic() - began
-        return PublishReport(self.at(name), None, manifest.size, seconds, uploading=False, kept_bytes=kept)
-
-    def published(self, one: CachedFile) -> PublishReport[Any]:
-        return PublishReport(self.at(one.name), None, one.manifest.size, 0.0, uploading=False, kept_bytes=one.nbytes)
-
-    def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
-        with given_up():
-            there = self._objects()
-            (now,) = self._look([one.name], there)
-            if now is None:
-                return one.name not in there
-            if not ours(now) or not self._is_as_written(one.name, _MANIFEST, now.manifest, there):
-                return False
-            # The file first: a manifest alone counts for nothing, and tells whose it is.
-            self._remove(one.name)
-            self._remove(f"{one.name}{_MANIFEST}")
-            if _is_manifest(self._content(f"{one.name}{_UNFINISHED}", there)):
-                self._remove(f"{one.name}{_UNFINISHED}")
-            return True
-
-    def check_room(self, nbytes: int, what: str) -> None:
-        """Raise nothing: a bucket has room."""
-
-    def ask(self, question: Callable[[], T]) -> T:
-        with given_up():
-            return question()
-
-    def _holds(self, name: str, manifest: Manifest, there: Objects, cancellation: Cancellation) -> bool:
-        """Tell whether the very content is there already, as after a kill at the end, or from somebody else."""
-        found = there.get(name)
-        known = [self._manifest(name, beside, there) for beside in (_MANIFEST, _UNFINISHED)]
-        # Other hashes mean another version, which need not be read.
-        if found is None or found.size != manifest.size or any(one and one.hashes != manifest.hashes for one in known):
-            return False
-        return not self._damaged_blocks(name, manifest, cancellation)
-
-    def _make_room(self, name: str, there: Objects) -> None:
-        """Remove the version that is there, if colabstage wrote it; raises `TargetExistsError` if it did not."""
-        manifests = {beside: self._content(f"{name}{beside}", there) for beside in (_MANIFEST, _UNFINISHED)}
-        for beside, content in manifests.items():
-            if content is not None and not _is_manifest(content):
-                raise self._occupied(name + beside, "it is not a manifest that colabstage wrote")
-        if name in there:
-            known = {beside: self._manifest(name, beside, there) for beside in manifests}
-            if not any(one and self._is_as_written(name, beside, one, there) for beside, one in known.items()):
-                raise self._occupied(name, "no manifest beside it describes it as it is now")
-            self._remove(name)
-        if f"{name}{_MANIFEST}" in there:
-            self._remove(f"{name}{_MANIFEST}")
-
-    def _write(
-        self, file: Path, name: str, manifest: Manifest, step: ProgressStep, cancellation: Cancellation
-    ) -> StoredObject | None:
-        """Write the file where nothing is, and compare what the service returns; return the object."""
-        store, path = self._store, self._path(name)
-        store.put_bytes(_content_of(replace(manifest, mtime_ns=0)), f"{path}{_UNFINISHED}")
-
-        def advance(nbytes: int) -> None:
-            cancellation.check()
-            step.advance(nbytes)
-
-        store.put(file, path, create=True, advance=advance)
-        written = store.look(path)
-        if not self._damaged_blocks(name, manifest, cancellation):
-            return written
-        # Only what was written here a moment ago.
-        if store.look(path) == written:
-            store.remove(path)
-        msg = f"What was written to '{show_address(self.at(name))}' reads back differently. Try again."
-        raise DamagedPackError(msg)
-
-    def _finish(self, name: str, manifest: Manifest, written: StoredObject | None) -> None:
-        """Write the manifest, with which the file counts; raises `TargetExistsError` where somebody else was faster."""
-        path = self._path(f"{name}{_MANIFEST}")
-        # The time as listings give it, which need not be what the service says of one object.
-        listed, mtime_ns = self._objects().get(name), 0
-        if listed is not None and written is not None and listed.version == written.version:
-            mtime_ns = listed.mtime_ns
-        content = _content_of(replace(manifest, mtime_ns=mtime_ns))
-        with contextlib.suppress(TargetExistsError):  # what another process wrote is compared
-            self._store.put_bytes(content, path, create=True)
-        there = self._store.content(path)
-        if there != content:
-            known = None if there is None else parse_manifest(parse_json(there), path)
-            if known is None or known.hashes != manifest.hashes:
-                raise self._occupied(name + _MANIFEST, "another process wrote it meanwhile")
-            # The same pack, made of another state of the source.
-            self._store.put_bytes(content, path)
-        self._remove(f"{name}{_UNFINISHED}")
-
-    def _occupied(self, name: str, why: str) -> TargetExistsError:
-        shown = show_address(self.at(name))
-        return TargetExistsError(f"'{shown}' exists, and {why}. Rename or delete it, or choose another cache_dir=.")
-
-    def _path(self, name: str) -> str:
-        return f"{self._folder}/{name}"
-
-    def _objects(self) -> Objects:
+    def _objects(self) -> dict[str, Entry]:
         found = self._store.objects(self._folder)
         bucket = self._folder.strip("/").partition("/")[0]
         if not found and self._store.protocol in _WITH_BUCKETS and not self._store.exists(bucket):
             msg = f"There is no bucket '{bucket}' for the cache '{self.label}'. Make it first, or correct cache_dir=."
             raise SourceNotFoundError(msg)
-        return found
+        return {name: Entry(one.size, one.mtime_ns, one.version) for name, one in found.items()}
 
-    def _content(self, name: str, there: Objects) -> bytes | None:
-        """Return all of a small object of a listing; `None` for one that is not in it, or went meanwhile."""
-        return self._store.content(self._path(name), there[name].size) if name in there else None
+    def read(self, name: str) -> bytes | None:
+        return self._store.content(self._path(name))
 
-    def _remove(self, name: str) -> None:
-        self._store.remove(self._path(name))
-
-    def _manifest(self, name: str, beside: str, there: Objects) -> Manifest | None:
-        """Return the manifest beside a file; `None` for none that this version reads."""
-        with contextlib.suppress(PackFormatError):
-            content = self._content(f"{name}{beside}", there)
-            return None if content is None else parse_manifest(parse_json(content), self.at(name))
-        return None
-
-    def _is_as_written(self, name: str, beside: str, manifest: Manifest, there: Objects) -> bool:
-        """Tell whether an object is what a manifest beside it describes, by its length, and its time or its hashes."""
-        found, sidecar = there.get(name), there.get(f"{name}{beside}")
-        if found is None or sidecar is None or found.size != manifest.size:
-            return False
-        if is_time_as_noted(manifest.mtime_ns, found.mtime_ns, sidecar.mtime_ns):
-            return True
-        return not self._damaged_blocks(name, manifest)
-
-    def _damaged_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None = None) -> list[int]:
-        """Return the numbers of blocks whose bytes differ from a manifest, of an object as long as it says."""
+    def hash_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None) -> list[str]:
         from colabstage.sources.objects import ObjectFile
 
         facts = RemoteFacts(show_address(self.at(name)), name, manifest.size)
@@ -435,18 +669,53 @@ class BucketPlace(CachePlace):
         file = ObjectFile(self._store, self._path(name), facts, owns_store=False, asks_version=False)
 
         def digest(block: tuple[int, int]) -> str:
-            if cancellation is not None:
-                cancellation.check()
             return hash_block(read_directly(file, *block, policy=RetryPolicy()))
 
-        digests = _each(digest, manifest.ranges, cancellation)
-        return [number for number, one in enumerate(digests) if one != manifest.hashes[number]]
+        return _each(digest, manifest.ranges, cancellation)
 
+    def write(self, name: str, content: bytes, *, create: bool) -> None:
+        self._store.put_bytes(content, self._path(name), create=create)
 
-def _content_of(manifest: Manifest) -> bytes:
-    return json_text(asdict(manifest)).encode()
+    def remove(self, name: str) -> None:
+        self._store.remove(self._path(name))
 
+    def ask(self, question: Callable[[], T]) -> T:
+        with given_up():
+            return question()
 
-def _is_manifest(content: bytes | None) -> bool:
-    raw = None if content is None else parse_json(content)
-    return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
+    def put(self, new: Publication) -> int:
+        with given_up():
+            return super().put(new)
+
+    def discard(self, name: str, *, ours: Callable[[CachedFile], bool] = lambda _: True) -> bool:
+        with given_up():
+            return super().discard(name, ours=ours)
+
+    def bring(self, new: Publication, there: There) -> int:
+        path = self._path(new.name)
+        self.write(new.name + UNFINISHED_SUFFIX, _content_of(replace(new.manifest, mtime_ns=0)), create=False)
+        # Only what was judged: another process may have put its own there meanwhile.
+        for one in {new.name, new.name + MANIFEST_SUFFIX} & there.keys():
+            self.remove(one)
+
+        def advance(nbytes: int) -> None:
+            new.cancellation.check()
+            new.step.advance(nbytes)
+
+        self._store.put(new.file, path, create=True, advance=advance)
+        written = self._store.look(path)
+        if tuple(self.hash_blocks(new.name, new.manifest, new.cancellation)) != new.manifest.hashes:
+            # Only what was written here a moment ago.
+            if self._store.look(path) == written:
+                self.remove(new.name)
+            msg = f"What was written to '{show_address(self.at(new.name))}' reads back differently. Try again."
+            raise DamagedPackError(msg)
+        new.check_unchanged()
+        # The time as listings give it, which need not be what the service says of one object.
+        entry = self.entries([new.name]).get(new.name)
+        is_ours = entry is not None and written is not None and entry.version == written.version
+        self._vouch(new, entry if is_ours else None)
+        return 0
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"

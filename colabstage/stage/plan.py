@@ -25,15 +25,15 @@ from colabstage.stage.cache import Cache, is_published
 from colabstage.stage.dataset import found_in
 from colabstage.stage.decide import decide, has_to_come, plan_reading, staging_figures
 from colabstage.stage.record import is_spoilt
-from colabstage.stage.request import SOURCE_REMEDIES, StageArguments, make_request
+from colabstage.stage.request import FILES_REMEDY, SOURCE_REMEDIES, StageArguments, make_request
 from colabstage.stage.room import StageFigures, less_room
-from colabstage.stage.run import FILES_REMEDY
 from colabstage.stage.shards import plan_shards
 from colabstage.stage.source import SourceOnce, StageCall
 from colabstage.trees.listing import total_size
 
 if TYPE_CHECKING:
-    from colabstage.pack.job import PackJob
+    from collections.abc import Mapping, Sequence
+
     from colabstage.pack.options import PackOptions
     from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import SourceArgument
@@ -47,6 +47,9 @@ _SENTENCES = {
     "stage": "would be read from its source",
 }
 _IN_PART = "is in the cache; it would be opened in part, and read from there"
+# Below this, the wait for the whole pack is short anyway.
+_WORTH_BYTES = 200_000_000
+_STREAMING_PAYS = "streaming=True would give batches as soon as"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +106,17 @@ class StagePlan:
         }
 
     def __str__(self) -> str:
-        lines = [self._headline, *(f"  {reason}" for reason in (*self.reasons, *filter(None, (self._refusal,))))]
+        lines = [self._headline, *(f"  {reason}" for reason in (*self.reasons, *self._refusal))]
         return "\n".join(map(printable, [*lines, *(f"  {name:<9}{value}" for name, value in self._facts())]))
 
     def _repr_html_(self) -> str:
-        obstacles = [] if self.fits else ["This does not fit on the disk."]
-        obstacles += [html.escape(self._refusal)] if self.refused else []
-        mark = "".join(f"<div><b style='color:{COLOURS['fail']}'>{said}</b></div>" for said in obstacles)
-        return page(self._headline, notes(self.reasons) + facts_table(self._facts()) + mark)
+        obstacles = [*([] if self.fits else ["This does not fit on the disk."]), *self._refusal]
+        marked = (f"<div><b style='color:{COLOURS['fail']}'>{html.escape(said)}</b></div>" for said in obstacles)
+        return page(self._headline, notes(self.reasons) + facts_table(self._facts()) + "".join(marked))
 
     @property
-    def _refusal(self) -> str:
-        return f"It would be refused: {self.refused}" if self.refused else ""
+    def _refusal(self) -> list[str]:
+        return [f"It would be refused: {self.refused}"] if self.refused else []
 
     @property
     def _headline(self) -> str:
@@ -128,8 +130,6 @@ class StagePlan:
         # Nothing would be read or written, so figures of it would only puzzle.
         if self.action != "reuse":
             figures = self.figures
-            # The peak and not what stays: an archive that is copied here goes again.
-            room = "" if self.fits else ": too little"
             written = figures.pack_bytes + figures.files_bytes
             facts += [("read", format_bytes(figures.source_bytes))] if figures.source_bytes else []
             if not written:
@@ -137,8 +137,9 @@ class StagePlan:
                 facts.append(("write", f"known only then, to '{self.target}'"))
             elif not self.in_part:
                 facts.append(("write", f"{format_bytes(written)} to '{self.target}'"))
-            least = "" if written else "at least "
+            # The peak and not what stays: an archive that is copied here goes again.
             if written or figures.peak_bytes:
+                least, room = "" if written else "at least ", "" if self.fits else ": too little"
                 peak = f"{least}{format_bytes(figures.peak_bytes)} of {format_bytes(self.free_bytes)} free{room}"
                 facts.append(("peak", peak))
         return facts if self.cache is None else [*facts, ("cache", f"'{self.cache}'")]
@@ -163,44 +164,39 @@ def plan_stage(
         **arguments: those of `stage_dataset`.
     """
     request = make_request(source, options=options, **arguments)
-    return run_watched(lambda: plan_call(StageCall(request, NullProgress())), *request.touched_paths)
 
+    def plan() -> StagePlan:
+        call = StageCall(request, NullProgress())
+        cache = Cache(request)
+        with SourceOnce(call) as opened, tempfile.TemporaryDirectory() as spool:
+            decision = decide(call, opened, cache)
+            if decision.action == "reuse":
+                return _plan_reuse(request, cache, decision)
+            if decision.action == "restore":
+                return _plan_restore(request, opened, cache, decision, Path(spool))
+            return _plan_reading(call, opened, cache, decision, Path(spool))
 
-def plan_call(call: StageCall) -> StagePlan:
-    """Say what `run_call` would do, without writing anything."""
-    cache = Cache(call.request)
-    with SourceOnce(call) as source, tempfile.TemporaryDirectory() as spool:
-        decision = decide(call, source, cache)
-        if decision.action == "reuse":
-            return _plan_reuse(call.request, cache, decision)
-        if decision.current is not None:
-            return _plan_restore(call.request, source, cache, decision, Path(spool))
-        return _plan_reading(call, source, cache, decision, Path(spool))
+    return run_watched(plan, *request.touched_paths)
 
 
 def _plan_reuse(request: StageRequest, cache: Cache, decision: Decision) -> StagePlan:
     assert decision.here is not None
     record, info = decision.here.record, read_info(request.pack_path) if request.wants_pack else None
-    reasons = decision.reasons
-    caches = request.wants_pack and request.cache_dir is not None
+    reasons = list(decision.reasons)
     known = record.published and record.is_published_in(request)
-    if caches and not known and is_published(request, cache, record.identity) is False:
-        reasons = (*reasons, "It is not in the cache yet, and would be copied there.")
-    return replace(
-        _plan(request, cache, decision, StageFigures()),
-        reasons=reasons,
-        samples={} if info is None else info.rows,
-        found=found_in(info),
-        refused="",
-    )
+    caches = request.wants_pack and request.cache_dir is not None and not known
+    if caches and is_published(request, cache, record.identity) is False:
+        reasons.append("It is not in the cache yet, and would be copied there.")
+    samples, found = {} if info is None else info.rows, found_in(info)
+    return replace(_plan(request, cache, decision, reasons, StageFigures(), samples=samples, found=found), refused="")
 
 
 def _plan_restore(
     request: StageRequest, source: SourceOnce, cache: Cache, decision: Decision, spool: Path
 ) -> StagePlan:
-    assert decision.current is not None
-    pack, limit = decision.current.pack, request.disk_limit
-    size, reasons, files = pack.manifest.size, list[str](), 0
+    assert decision.cached is not None
+    pack, limit, reasons = decision.cached, request.disk_limit, list(decision.reasons)
+    size, files = pack.manifest.size, 0
     if decision.in_part and limit is not None:
         reasons.append(
             f"It has {format_bytes(size)}: blocks would be fetched as they are needed, and never more than "
@@ -213,76 +209,80 @@ def _plan_restore(
         opened = source.open()
         files = 0 if has_to_come(opened) else total_size(opened.open_tree(spool).entries)
     figures = StageFigures(source_bytes=size + files, pack_bytes=size, files_bytes=files)
-    plan = _plan(request, cache, decision, figures, count=len(pack.files) if pack.in_shards else 0)
-    plan = replace(plan, reasons=(*decision.reasons, *reasons, *plan.reasons), samples=pack.manifest.samples)
+    count = len(pack.files) if pack.in_shards else 0
+    plan = _plan(request, cache, decision, reasons, figures, samples=pack.manifest.samples, count=count)
     # A pack that is opened in part stays where it is, and nothing here is replaced.
     return replace(plan, in_part=True, refused="") if decision.in_part else plan
 
 
 def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision, spool: Path) -> StagePlan:
-    request, reasons = call.request, list(decision.reasons)
-
-    def planned(figures: StageFigures, *, count: int = 0) -> StagePlan:
-        plan = _plan(request, cache, decision, figures, count=count)
-        return replace(plan, reasons=(*reasons, *plan.reasons), in_part=count > 0)
-
-    opened = source.open()
+    request, reasons, opened = call.request, list(decision.reasons), source.open()
     if has_to_come(opened) or opened.cost.is_walked:
         reasons.append(_why_unknown(opened))
-        return planned(staging_figures(request, opened, None, None))
+        return _plan(request, cache, decision, reasons, staging_figures(request, opened))
     base = find_base(call, cache) if request.wants_pack else None
     reading = plan_reading(request, opened, spool, packs=request.wants_pack, base=base)
     # What would be left out is worth knowing before, not after: these are the report's notes.
-    notes, job, figures, count = [*opened.notes, *reading.tree.notes], reading.job, reading.figures, 0
-    if job is not None:
-        reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
-        reasons.extend(map(ended, filter(None, (reading.update.note,))))
-        reasons.extend(_streaming_advice(request, opened, job))
-        notes += job.table.notes
-    reasons.extend(map(ended, notes))
-    if job is not None and reading.in_shards and request.disk_limit is not None:
+    job, figures, said = reading.job, reading.figures, [*opened.notes, *reading.tree.notes]
+    if job is None:
+        return _plan(request, cache, decision, [*reasons, *map(ended, said)], figures)
+    reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
+    reasons.extend(map(ended, filter(None, (reading.update.note,))))
+    # Under a limit it is no choice: the two cannot be combined.
+    pays = max(opened.identity.nbytes, job.plan.nbytes) >= _WORTH_BYTES
+    if request.keep == "pack" and request.disk_limit is None and pays:
+        obstacle = PackStream.obstacle(job)
+        gain = f"{_STREAMING_PAYS} this plan is made, and pack the rest during training."
+        reasons.append(gain if obstacle is None else f"streaming=True would gain nothing here: {obstacle}.")
+    reasons.extend(map(ended, [*said, *job.table.notes]))
+    count = 0
+    if reading.in_shards and request.disk_limit is not None:
         whole = figures.peak_bytes
         reason, count = plan_shards(request, reading.tree, job, cache, request.disk_limit, whole_bytes=whole)
         reasons.append(reason)
         figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
-    plan = planned(figures, count=count)
-    if job is None:
-        return plan
     rows = {split.name: len(split.samples) for split in job.plan.splits}
-    return replace(plan, samples=rows, found=job.table.summary())
+    found = job.table.summary()
+    plan = _plan(request, cache, decision, reasons, figures, samples=rows, found=found, count=count)
+    return replace(plan, in_part=count > 0)
 
 
 def _plan(
-    request: StageRequest, cache: Cache, decision: Decision, figures: StageFigures, *, count: int = 0
+    request: StageRequest,
+    cache: Cache,
+    decision: Decision,
+    reasons: Sequence[str],
+    figures: StageFigures,
+    *,
+    samples: Mapping[str, int] | None = None,
+    found: Found = (),
+    count: int = 0,
 ) -> StagePlan:
-    """Return the plan without what is known of the samples; `count`: of shards, where the pack is in some."""
+    """Return the plan with what is the same for each action; `count`: of shards, where the pack is in some."""
     free = free_space(request.folder)
     name = f"{request.name}-*-of-{count:05}.h5" if count else f"{request.name}.h5"
     place = cache.place if request.wants_pack else None
-    room = f"It does not fit: {less_room(request, free)}."
-    return StagePlan(
-        source=request.source.label,
-        action=decision.action,
-        reasons=(room,) if figures.peak_bytes > free else (),
-        figures=figures,
-        free_bytes=free,
-        target=request.pack_path if request.wants_pack else request.files_path,
-        cache=None if place is None else place.at(name),
-        samples={},
-        refused=_refusal(request),
-    )
-
-
-def _refusal(request: StageRequest) -> str:
-    """Return what `stage_dataset` would raise because of what it would replace; "" if it would raise nothing."""
+    room = [] if figures.peak_bytes <= free else [f"It does not fit: {less_room(request, free)}."]
+    refused = ""
     try:
         if request.wants_pack and not is_spoilt(request):
             check_replaceable_pack(request.pack_path)
         if request.wants_files:
             check_replaceable(request.files_path, FILES_REMEDY)
     except TargetExistsError as error:
-        return str(error)
-    return ""
+        refused = str(error)
+    return StagePlan(
+        source=request.source.label,
+        action=decision.action,
+        reasons=(*reasons, *room),
+        figures=figures,
+        free_bytes=free,
+        target=request.pack_path if request.wants_pack else request.files_path,
+        cache=None if place is None else place.at(name),
+        samples=dict(samples or {}),
+        found=found,
+        refused=refused,
+    )
 
 
 def _why_unknown(source: OpenedSource) -> str:
@@ -292,23 +292,3 @@ def _why_unknown(source: OpenedSource) -> str:
     if source.cost.opens_at_once:
         return "It is compressed as a whole; what is in it is known only after it is unpacked."
     return "It can only be read from its beginning; what is in it is known only after it has arrived."
-
-
-# Below this, the wait for the whole pack is short anyway.
-_WORTH_BYTES = 200_000_000
-_STREAMING_PAYS = "streaming=True would give batches as soon as"
-
-
-def _streaming_advice(request: StageRequest, opened: OpenedSource, job: PackJob) -> list[str]:
-    """Return a sentence that says whether `streaming=True` would pay; nothing where it hardly matters."""
-    # Under a limit it is no choice: the two cannot be combined.
-    if (
-        request.keep != "pack"
-        or request.disk_limit is not None
-        or max(opened.identity.nbytes, job.plan.nbytes) < _WORTH_BYTES
-    ):
-        return []
-    obstacle = PackStream.obstacle(job)
-    if obstacle is not None:
-        return [f"streaming=True would gain nothing here: {obstacle}."]
-    return [f"{_STREAMING_PAYS} this plan is made, and pack the rest during training."]

@@ -12,13 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.errors import (
-    ColabstageError,
-    DriveError,
-    OptionError,
-    SourceError,
-    TargetNotWritableError,
-)
+from colabstage.errors import ColabstageError, DriveError, OptionError, SourceError, TargetNotWritableError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import is_manifest, is_replaceable_pack
 from colabstage.h5.parts import PartName, shard_pattern
@@ -29,31 +23,30 @@ from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.workspace import disk_use, is_made_here, is_our_name, last_touched
 from colabstage.load.partial import PART_RECORD, PARTS
-from colabstage.machine.mounts import drive_root, require_answer, run_watched
+from colabstage.machine.mounts import require_answer, run_watched
 from colabstage.pack.rows import is_rows, is_rows_name
 from colabstage.sources.blocks import is_part, take_lock
 from colabstage.sources.parse import read_local_dir
-from colabstage.stage.cache import find_cache_dir
-from colabstage.stage.places import FolderPlace, look_at_file
-from colabstage.stage.publish import PREVIOUS_SUFFIX
+from colabstage.stage.cache import discard_rows, find_cache_dir
+from colabstage.stage.places import PREVIOUS_SUFFIX, FolderPlace, look_at_file
 from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir
-from colabstage.stage.rows import discard_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from colabstage.stage.places import CachedFile, CachePlace
+    from colabstage.stage.places import CachedFile, Place
 
-Place = Literal["here", "cache"]
+Where = Literal["here", "cache"]
 
 _DAY_S = 86_400.0
+_PLAIN: dict[str, Any] = {"layout": "auto", "encoding": "auto", "seed": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDataset:
     """One dataset on this machine or in the cache."""
 
-    place: Place
+    place: Where
     """`"here"` on this machine, or in the `"cache"`."""
     name: str
     """The name of its folder, or of its file without `.h5`."""
@@ -132,7 +125,7 @@ def list_datasets(
 
 def _places(
     local_dir: str | os.PathLike[str] | None, cache_dir: str | os.PathLike[str] | None
-) -> tuple[Path, CachePlace | None]:
+) -> tuple[Path, Place | None]:
     base = read_local_dir(local_dir)
     return base, find_cache_dir(read_cache_dir(cache_dir), near=None, local=base)[0]
 
@@ -148,12 +141,13 @@ def _folders_in(folder: Path) -> list[Path]:
 
 def _list_here(base: Path) -> Iterator[StoredDataset]:
     for folder in _folders_in(base):
-        # Unreadable JSON is `None`, so a damaged record keeps its folder from being removed.
+        # Unreadable JSON is `None`, so a damaged record keeps its folder from being removed; and so does somebody
+        # else's `stage.json`.
         record = read_json(folder / RECORD_NAME)
-        # A folder with somebody else's `stage.json` is not listed, so it cannot be removed either.
         if not isinstance(record, dict) or not _is_named_by(folder.name, record.get("key")):
             continue
         pack = look_at_file(folder / f"{folder.name}.h5")
+        is_whole = pack is not None and pack.is_whole
         yield StoredDataset(
             place="here",
             name=folder.name,
@@ -164,8 +158,8 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
             changed_s=(folder / RECORD_NAME).stat().st_mtime,
             samples={} if pack is None else pack.manifest.samples,
             # Without a seal only plain files were staged, and a pack beside them would be unfinished.
-            whole=pack is not None and pack.is_whole if record.get("seal") else record.get("files") is not None,
-            options={} if pack is None or not pack.is_whole else _options_of(pack),
+            whole=is_whole if record.get("seal") else record.get("files") is not None,
+            options=_options_of(pack),
         )
 
 
@@ -173,52 +167,38 @@ def _list_parts(base: Path) -> Iterator[StoredDataset]:
     for folder in filter(is_part, _folders_in(base / PARTS)):
         record = read_json(folder / PART_RECORD)
         known = record if isinstance(record, dict) else {}
+        source, samples = str(known.get("address", "")), known.get("samples", {})
+        # Some of its blocks are elsewhere, by design.
         yield StoredDataset(
-            place="here",
-            name=folder.name,
-            path=folder,
-            source=str(known.get("address", "")),
-            nbytes=disk_use(folder),
-            changed_s=last_touched(folder),
-            samples=known.get("samples", {}),
-            # Some of its blocks are elsewhere, by design.
-            whole=False,
+            "here", folder.name, folder, source, disk_use(folder), last_touched(folder), samples, whole=False
         )
 
 
-def _list_cache(cache: CachePlace) -> list[StoredDataset]:
+def _list_cache(cache: Place) -> Iterator[StoredDataset]:
     sets: dict[tuple[str, int, bool], list[CachedFile]] = {}
     # People keep packs of their own in the place of the cache; those have no key of ours in their names.
     for one in filter(_is_ours, cache.ask(cache.files)):
         count = PartName.of(Path(one.name)).count
         sets.setdefault((_dataset_of(one.name), count, one.name.endswith(PREVIOUS_SUFFIX)), []).append(one)
-    return [_stored(cache, name, files, count) for (name, count, _), files in sets.items()]
+    for (name, count, is_previous), files in sets.items():
+        splits = {split for one in files for split in one.manifest.samples}
+        yield StoredDataset(
+            place="cache",
+            name=name,
+            path=cache.at(shard_pattern(Path(f"{name}.h5"), count).name) if count else files[0].path,
+            source=str(files[-1].manifest.identity.get("address", "")),
+            nbytes=sum(one.nbytes for one in files),
+            changed_s=max(one.changed_s for one in files),
+            samples={split: sum(one.manifest.samples.get(split, 0) for one in files) for split in sorted(splits)},
+            whole=all(one.is_whole for one in files) and len(files) == max(1, count),
+            previous=is_previous,
+            options=_options_of(files[0]),
+        )
 
 
-def _stored(cache: CachePlace, name: str, files: Sequence[CachedFile], count: int) -> StoredDataset:
-    """Return one file of the cache, or all `count` shards of a set, as one dataset."""
-    splits = {split for one in files for split in one.manifest.samples}
-    is_whole = all(one.is_whole for one in files)
-    return StoredDataset(
-        place="cache",
-        name=name,
-        path=cache.at(shard_pattern(Path(f"{name}.h5"), count).name) if count else files[0].path,
-        source=str(files[-1].manifest.identity.get("address", "")),
-        nbytes=sum(one.nbytes for one in files),
-        changed_s=max(one.changed_s for one in files),
-        samples={split: sum(one.manifest.samples.get(split, 0) for one in files) for split in sorted(splits)},
-        whole=is_whole and len(files) == max(1, count),
-        previous=files[0].name.endswith(PREVIOUS_SUFFIX),
-        options=_options_of(files[0]) if files[0].is_whole else {},
-    )
-
-
-_PLAIN: dict[str, Any] = {"layout": "auto", "encoding": "auto", "seed": 0}
-
-
-def _options_of(pack: CachedFile) -> dict[str, Any]:
+def _options_of(pack: CachedFile | None) -> dict[str, Any]:
     """Read which options a pack was made with, but for the defaults; none of a pack in a bucket, or that is damaged."""
-    if not isinstance(pack.path, Path):
+    if pack is None or not pack.is_whole or not isinstance(pack.path, Path):
         return {}
     try:
         options = dict(read_info(pack.path).options)
@@ -240,7 +220,6 @@ def _is_ours(one: CachedFile) -> bool:
 
 
 def _is_named_by(name: str, key: object) -> bool:
-    """Return whether a name ends in the beginning of a key."""
     # The name has half of the key, the record all of it; that both agree is no accident.
     return isinstance(key, str) and len(key) == 16 and name.endswith(f"-{key[:8]}")
 
@@ -251,7 +230,7 @@ def select_datasets(
     names: Sequence[str] = (),
     older_than_days: float | None = None,
     everything: bool = False,
-    place: Place | None = None,
+    place: Where | None = None,
     now_s: float | None = None,
 ) -> list[StoredDataset]:
     """Choose what a purge removes. A pure function.
@@ -271,20 +250,18 @@ def select_datasets(
     if not names and older_than_days is None and not everything:
         msg = "Nothing says what to remove. Give names (`cache list` has them), older_than_days=…, or everything=True."
         raise OptionError(msg)
-    now = time.time() if now_s is None else now_s
     # Names are looked for in the chosen place alone, so that a copy in the cache is not taken for the local one.
     there = [one for one in datasets if place in (None, one.place)]
-    for name in names:
-        if not any(_is_called(one, name) for one in there):
+    chosen = there
+    if names:
+        chosen = [one for one in there if any(_is_called(one, name) for name in names)]
+        unknown = [name for name in names if not any(_is_called(one, name) for one in chosen)]
+        if unknown:
             known = ", ".join(sorted({one.name for one in there})) or "nothing"
-            msg = f"There is no dataset {name!r} that colabstage made. Available: {known}."
+            msg = f"There is no dataset {unknown[0]!r} that colabstage made. Available: {known}."
             raise OptionError(msg)
-    return [
-        one
-        for one in there
-        if (not names or any(_is_called(one, name) for name in names))
-        and (older_than_days is None or now - one.changed_s > older_than_days * _DAY_S)
-    ]
+    now, days = time.time() if now_s is None else now_s, older_than_days
+    return [one for one in chosen if days is None or now - one.changed_s > days * _DAY_S]
 
 
 def _is_called(one: StoredDataset, name: str) -> bool:
@@ -308,23 +285,20 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     if not all(isinstance(one, StoredDataset) for one in given):
         refuse_argument("datasets", datasets, "a list of what list_datasets() returns, all of it or a part")
     removed: list[StoredDataset] = []
-    kept: list[StoredDataset] = []
-    reasons: list[str] = []
-    unreachable: dict[Place, str] = {}
-    for one in datasets:
+    kept: dict[int, tuple[StoredDataset, str]] = {}
+    for number, one in enumerate(datasets):
         try:
-            # Asked only once, because it takes long to find out that a mount hangs.
-            problem = unreachable.get(one.place) or _purge(one)
+            problem = _purge(one)
+        # One disk that fails does not keep the others from being cleared.
         except (DriveError, SourceError, TargetNotWritableError) as error:
-            problem = unreachable[one.place] = str(error).removesuffix(".")
+            problem = str(error)
         except OSError as error:
             problem = f"'{one.path}' could not be removed ({error.strerror or error})"
         if problem is None:
             removed.append(one)
         else:
-            kept.append(one)
-            reasons.append(problem)
-    return PurgeReport(tuple(removed), tuple(kept), tuple(reasons))
+            kept[number] = one, problem
+    return PurgeReport(tuple(removed), tuple(one for one, _ in kept.values()), tuple(why for _, why in kept.values()))
 
 
 def _purge(one: StoredDataset) -> str | None:
@@ -342,9 +316,8 @@ def _purge(one: StoredDataset) -> str | None:
 
 
 def _purge_here(one: StoredDataset, path: Path) -> str | None:
-    lock = lock_path(path)
     # Staging may hold the lock for half an hour, and nobody waits that long to remove something.
-    with local_lock(lock, timeout_s=0.1) as held:
+    with local_lock(lock_path(path), timeout_s=0.1) as held:
         if not held:
             return f"'{one.name}' is being staged by another process"
         # All or nothing: half a dataset is useless, and an unknown file may be the only copy that somebody has.
@@ -394,15 +367,18 @@ def _purge_cached(one: StoredDataset) -> str | None:
     count = int(name.removesuffix(".h5")[-5:]) if "?????" in name else 0
 
     def purge() -> str | None:
-        files = cache.shards(f"{one.name}.h5") if count else list(filter(None, cache.look([name])))
+        files = [file.name for file in cache.shards(f"{one.name}.h5")] if count else [name]
         # Before the pack, without which nobody would look for them.
         discard_rows(cache, f"{one.name}.h5", every=True)
-        for file in (file for file in files if PartName.of(Path(file.name)).count == count):
-            # Recognised by its manifest, because people keep other files in the place of the cache.
-            if not cache.discard(file, ours=lambda now: _is_ours(now) and _dataset_of(now.name) == one.name):
-                return f"'{file.source.label}' is not what colabstage put there, or was changed since"
-        # A manifest that cannot be read proves nothing, and a file is removed only when it is gone.
-        return f"'{one.path}' is not what colabstage put there, or was changed since" if name in cache.names() else None
+        for file in files:
+            # Recognised by its manifest, because people keep other files in the place of the cache. A manifest that
+            # cannot be read proves nothing, and a file is removed only when it is gone.
+            is_of_set = PartName.of(Path(file)).count == count
+            if is_of_set and not cache.discard(
+                file, ours=lambda now: _is_ours(now) and _dataset_of(now.name) == one.name
+            ):
+                return f"'{cache.at(file)}' is not what colabstage put there, or was changed since"
+        return None
 
     return cache.ask(purge)
 
@@ -419,23 +395,19 @@ def sweep_leftovers(
     """
     base, cache = _places(local_dir, cache_dir)
     # A bucket has no unfinished files: an object appears when all of it has arrived.
-    folder = cache.folder if isinstance(cache, FolderPlace) else None
-    places = [base] if folder is None else [base, folder]
+    folders = [base, cache.folder] if isinstance(cache, FolderPlace) else [base]
 
     def sweep() -> list[Path]:
-        require_answer(*places)
-        return _sweep(base, folder)
+        require_answer(*folders)
+        removed = sweep_orphans(base)
+        # Locks are beside the folders of the datasets, and outlive them. One that somebody holds stays.
+        for lock in sorted(base.glob(lock_path(base / "*").name)):
+            clear_lock(lock)
+            removed += [] if lock.exists() else [lock]
+        for folder in filter(is_made_here, _folders_in(base)):
+            removed += sweep_orphans(folder)
+        if isinstance(cache, FolderPlace):
+            removed += sweep_orphans(cache.folder, empty=cache.on_drive)
+        return removed
 
-    return run_watched(sweep, *places)
-
-
-def _sweep(base: Path, cache: Path | None) -> list[Path]:
-    removed = sweep_orphans(base)
-    # Locks are beside the folders of the datasets, and outlive them. One that somebody holds stays.
-    for lock in sorted(base.glob(lock_path(base / "*").name)):
-        clear_lock(lock)
-        if not lock.exists():
-            removed.append(lock)
-    for folder in filter(is_made_here, _folders_in(base)):
-        removed += sweep_orphans(folder)
-    return removed if cache is None else [*removed, *sweep_orphans(cache, empty=drive_root(cache) is not None)]
+    return run_watched(sweep, *folders)

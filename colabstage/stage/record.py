@@ -37,9 +37,7 @@ class StagedFiles:
     """The plain files of one dataset."""
 
     files: int
-    """How many there are."""
     nbytes: int
-    """Their size together."""
     deed: str
     """The digest of their folder's inventory (`io.ownership`); by the word that records have had from the first."""
 
@@ -97,10 +95,9 @@ def read_record(request: StageRequest) -> LocalRecord | None:
 def find_record(request: StageRequest) -> LocalRecord | None:
     """Read the record; where a run died right before writing it, use what the pack's own manifest says."""
     record = read_record(request)
-    if request.wants_files or not request.pack_path.is_file():
-        return record
+    seal = {} if request.wants_files else seal_of(request)
     # The usual case: nothing has written to the file since its hashes were compared.
-    if record is not None and record.seal == file_seal(request.pack_path):
+    if not seal or (record is not None and record.seal == seal):
         return record
     try:
         manifest = read_manifest(request.pack_path)
@@ -119,18 +116,14 @@ def write_record(request: StageRequest, record: LocalRecord) -> None:
     write_json(request.folder / RECORD_NAME, {**raw, "version": _RECORD_VERSION, "address": request.address})
 
 
-def kept_seal(request: StageRequest, identity: SourceIdentity) -> Seal:
-    """Return the seal of a local pack that this call has neither made nor checked; empty where none still fits."""
+def files_record(request: StageRequest, identity: SourceIdentity, files: StagedFiles | None) -> LocalRecord:
+    """Return the record to write when plain files were fetched and the pack, if there is one, was neither made nor
+    checked: its seal stays if it still fits."""
     record = read_record(request)
     if record is None or compare_states(record.identity, identity) != "same" or record.seal != seal_of(request):
-        return {}
-    return record.seal if pack_problem(request, record, thorough=False) is None else {}
-
-
-def files_record(request: StageRequest, identity: SourceIdentity, files: StagedFiles | None) -> LocalRecord:
-    """Return the record to write when plain files were fetched and the pack, if there is one, was not touched."""
-    record, seal = read_record(request), kept_seal(request, identity)
-    return LocalRecord(request.key, identity, seal, files, record.published if record is not None and seal else None)
+        return LocalRecord(request.key, identity, {}, files)
+    seal = record.seal if pack_problem(request, record, thorough=False) is None else {}
+    return LocalRecord(request.key, identity, seal, files, record.published if seal else None)
 
 
 def pack_problem(
@@ -165,11 +158,10 @@ def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool)
     """Return why the staged files cannot be used as they are; `None` when they can."""
     if record.files is None or not request.files_path.is_dir():
         return "its files are not on this machine"
-    if thorough:
-        # Each file by size and time, because people delete some, or add labels.
-        here = look_at(request.files_path)
-        if not here.is_as_made or here.inventory != record.files.deed:
-            return f"its folder '{request.files_path}' {here}"
+    # Each file by size and time, because people delete some, or add labels.
+    here = look_at(request.files_path) if thorough else None
+    if here is not None and not (here.is_as_made and here.inventory == record.files.deed):
+        return f"its folder '{request.files_path}' {here}"
     return None
 
 
@@ -186,8 +178,8 @@ def is_spoilt(request: StageRequest) -> bool:
 
     A pack that contradicts a whole manifest, or has none, was put there by somebody, which is refused.
     """
-    pack, beside, record = request.pack_path, manifest_path(request.pack_path), read_record(request)
-    if record is None or not record.seal or not is_manifest(beside):
+    pack, record = request.pack_path, read_record(request)
+    if record is None or not record.seal or not is_manifest(manifest_path(pack)):
         return False
     try:
         return read_manifest(pack) is None and not is_replaceable_pack(pack)
@@ -195,12 +187,12 @@ def is_spoilt(request: StageRequest) -> bool:
         return False
 
 
-def set_aside(request: StageRequest) -> str:
-    """Rename a pack that `is_spoilt`, and say so in a sentence; "" where there is none."""
+def set_aside(request: StageRequest) -> list[str]:
+    """Rename a pack that `is_spoilt`, and say so in a sentence."""
     if not is_spoilt(request):
-        return ""
+        return []
     pack = request.pack_path
     names = (f"{pack.name}.aside{number or ''}" for number in count())
     aside = next(path for path in map(pack.with_name, names) if not os.path.lexists(path))
     move_vouched(pack, aside, lambda _: True)
-    return f"The manifest of the pack here was spoilt, so it is made again; what was there is kept as '{aside.name}'."
+    return [f"The manifest of the pack here was spoilt, so it is made again; what was there is kept as '{aside.name}'."]

@@ -39,6 +39,7 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
 RECORD_NAME = "stage.json"
+FILES_REMEDY = "Move what is yours out of it, or delete it if nothing there is, then stage again."
 SOURCE_REMEDIES = {
     **remedies_for_batches('data.loader("train", 64'),
     "source": 'Write the dataset\'s path or address first: "photos.zip".',
@@ -298,6 +299,10 @@ def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
     cache = _read_address(text) if _ADDRESS.match(text) else absolute_path(cache_dir)
     if isinstance(cache, Path):
         require_drive(cache)
+        # Nothing on a mount is looked at: it must not be able to hang the check of arguments.
+        if drive_root(cache) is None and cache.is_file():
+            msg = f"cache_dir='{cache}' is a file; expected a folder, which is made if there is none."
+            raise OptionError(msg)
     return cache
 
 

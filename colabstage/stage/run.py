@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -47,13 +47,16 @@ from colabstage.stage.base import bring_base, find_base
 from colabstage.stage.cache import (
     Cache,
     CachedPack,
-    copy_current,
+    discard_rows,
     find_published,
     is_published,
+    keep_rows,
     open_in_part,
     publish_pack,
+    read_cached_rows,
+    restore,
 )
-from colabstage.stage.dataset import StagedDataset, StageReport, found_in
+from colabstage.stage.dataset import StagedDataset, StageReport, found_in, which_file
 from colabstage.stage.decide import decide, decide_here, has_to_come, plan_reading, staging_figures
 from colabstage.stage.publish import discard_version
 from colabstage.stage.record import (
@@ -62,12 +65,12 @@ from colabstage.stage.record import (
     cache_name,
     files_record,
     files_staged,
-    kept_seal,
     seal_of,
     set_aside,
     write_record,
 )
 from colabstage.stage.request import (
+    FILES_REMEDY,
     SOURCE_REMEDIES,
     StageArguments,
     check_for_streaming,
@@ -76,7 +79,6 @@ from colabstage.stage.request import (
     make_request,
 )
 from colabstage.stage.room import beyond_limit, check_disk_limit, less_room
-from colabstage.stage.rows import discard_rows, keep_rows, read_cached_rows
 from colabstage.stage.shards import pack_into_cache, plan_without_room
 from colabstage.stage.source import SourceListingError, SourceOnce, StageCall, check_listing
 from colabstage.stage.streaming import BackgroundPack
@@ -97,15 +99,14 @@ if TYPE_CHECKING:
     from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.base import Base
-    from colabstage.stage.decide import Decision, Here, Reading
+    from colabstage.stage.decide import Here, Reading
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.request import StageRequest
-    from colabstage.stage.room import StageFigures
+    from colabstage.stage.source import Freshness
     from colabstage.trees.listing import Tree
 
 
 _SPOOL = "spool"
-FILES_REMEDY = "Move what is yours out of it, or delete it if nothing there is, then stage again."
 # How long a second notebook waits for one that stages the same dataset; after that it does the work itself.
 _LOCK_TIMEOUT_S = 1800.0
 
@@ -221,8 +222,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         # Nothing is written yet, so this is the moment to report that the source cannot be read. With the pack in the
         # cache it may not be needed at all, and listing it takes time.
         looks = request.cache_dir is not None and not request.refresh and not request.wants_files
-        cached = looks and cache.find() is not None
-        if not cached:
+        if not looks or cache.find() is None:
             source.open()
         make_own_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
@@ -231,41 +231,42 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             decision = decide(call, source, cache, beside=True)
             if decision.here is not None:
                 return _reuse(call, source, cache, decision.here)
-            if decision.current is not None:
-                restored = _restore(call, source, cache, decision)
-                if restored is not None:
-                    return restored
-            return _stage_source(call, source, cache, wait=wait)
+            if decision.cached is not None and decision.in_part:
+                return open_in_part(call, decision.cached)
+            restored = None
+            if decision.cached is not None:
+                restored = _restore(call, source, cache, decision.cached, decision.known)
+            return restored or _stage_source(call, source, cache, wait=wait)
 
 
 def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> StagedDataset:
     """Return what is staged on this machine, and publish it where that has not been done."""
-    request, found = call.request, here.record
-    call.report.origin = "local"
+    request, found, caches = call.request, here.record, call.request.wants_pack and call.request.cache_dir is not None
+    call.report.origin, record = "local", found
     call.report.note(*beyond_limit(request))
-    record = found
     if request.wants_pack:
         record = replace(record, seal=here.seal)
-        if request.cache_dir is not None and not (found.seal and found.is_published_in(request)):
-            published = is_published(request, cache, found.identity)
-            if published and cache.place is not None:
-                discard_rows(cache.place, request.pack_path.name)  # a kill may have come before that
-            record = replace(record, published=published, published_in=cache_name(request))
+    if caches and not (found.seal and found.is_published_in(request)):
+        published = is_published(request, cache, found.identity)
+        if published and cache.place is not None:
+            discard_rows(cache.place, request.pack_path.name)  # a kill may have come before that
+        record = replace(record, published=published, published_in=cache_name(request))
     if source.opened is not None and here.freshness.proved:
         # The quick look was not enough this time; with the new times it will be next time.
         identity = source.opened.identity
-        seal = record.seal if request.wants_pack else kept_seal(request, identity)
+        seal = record.seal if request.wants_pack else files_record(request, identity, None).seal
         record = replace(record, identity=identity, seal=seal)
     # Most calls change nothing, and writing the record would be one more step that can be interrupted.
     if record != found:
         write_record(request, record)
     # The run that made it may have been killed before it cleaned up.
     _sweep_copies(request)
-    if request.wants_pack and record.published is False and request.cache_dir is not None:
+    if caches and record.published is False:
         done = publish_pack(call, cache, record)
         return _finish(call, lambda _: done)
-    published = record.published is True and request.cache_dir is not None
-    return _finish(call, _known(request) if published else None, "yes" if published else cache.why_not())
+    if caches and record.published:
+        return _finish(call, lambda _: find_published(request), "yes")
+    return _finish(call, None, cache.why_not())
 
 
 def _sweep_copies(request: StageRequest) -> None:
@@ -274,32 +275,29 @@ def _sweep_copies(request: StageRequest) -> None:
         sweep_copies(request.folder.parent, part.address)
 
 
-def _restore(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision) -> StagedDataset | None:
-    """Return what is in the cache, copied here or opened in part; `None` where it turns out to be of no use."""
-    request, found = call.request, decision.current
-    assert found is not None
-    if decision.in_part:
-        return open_in_part(call, found.pack)
-    call.report.note(*filter(None, [set_aside(request)]))
-    identity = copy_current(call, source, found, cache)
+def _restore(
+    call: StageCall, source: SourceOnce, cache: Cache, cached: CachedPack, known: Freshness | None
+) -> StagedDataset | None:
+    """Return what is in the cache, copied here; `None` where it turns out to be of no use."""
+    request, report = call.request, call.report
+    report.note(*set_aside(request))
+    identity = restore(call, source, cache, cached, known)
     if identity is None:
         return None
-    if not found.pack.in_shards:
-        pack, manifest = request.pack_path, found.pack.manifest
-        keep_rows(pack, manifest, read_cached_rows(found.pack.place, pack.name, manifest))
+    if not cached.in_shards:
+        keep_rows(request.pack_path, cached.manifest, read_cached_rows(cached))
     # Right after every block was hashed, so that the seal stands for exactly what was compared.
     seal = seal_of(request)
-    call.report.origin = "cache"
-    call.report.skipped = found.pack.manifest.skipped
+    report.origin, report.skipped = "cache", cached.manifest.skipped
     files = None
     if request.wants_files:
         made = make_local(call, source.open())
         assert not isinstance(made, CachedPack)  # only packs are
         files = made
-    # Of shards that were joined here there is no such file in the cache, and none is needed there.
-    published = None if found.pack.in_shards else True
+    # Joined shards have no single file in the cache, so nothing is published.
+    published = None if cached.in_shards else True
     write_record(request, LocalRecord(request.key, identity, seal, files, published, cache_name(request)))
-    return _finish(call, _known(request) if published else None, "yes, it was copied from there")
+    return _finish(call, (lambda _: find_published(request)) if published else None, "yes, it was copied from there")
 
 
 def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> StagedDataset:
@@ -358,7 +356,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
     request, report = call.request, call.report
     packs = cache is not None and request.wants_pack
     if packs:
-        report.note(*filter(None, [set_aside(request)]))
+        report.note(*set_aside(request))
         check_replaceable_pack(request.pack_path)
     make_folder(request.folder)
     try:
@@ -374,18 +372,17 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             if reading.in_shards and reading.job is not None and cache is not None:
                 large = plan_without_room(reading.tree, request, reading.job)
                 return pack_into_cache(call, source, large, cache, whole_bytes=reading.figures.peak_bytes)
-            # With an executor only its workers read, so a copy in this process would be made for nothing. Where an
-            # interrupted run has packed some of it, the stream knows soon what is left, and starts the source then.
             base = reading.update.base
             taken_from = None if base is None else bring_base(call, base)
             if base is None or taken_from is not None:
                 report.note(*filter(None, (reading.update.note,)))
+            # With an executor only its workers read, so a copy in this process would be made for nothing. Where an
+            # interrupted run has packed some of it, the stream knows soon what is left, and starts the source then.
+            continues = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))
             if reading.in_place and taken_from is not None and stream is None:
                 _expect_members(source, reading)
-            else:
-                continues = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))
-                if (call.executor is None or request.wants_files) and not continues:
-                    source.start()
+            elif (call.executor is None or request.wants_files) and not continues:
+                source.start()
             files = _fetch_files(call, source, reading.tree) if request.wants_files else None
             if reading.job is not None:
                 _make_pack(call, source, reading.job, stream, taken_from)
@@ -412,7 +409,7 @@ def _plan(
     with report.timed("plan", unit="files", moves=False) as step:
         if request.disk_limit is not None and has_to_come(source):
             cost = source.cost
-            check_disk_limit(request, None if cost.unpacks_first else staging_figures(request, source, None, None))
+            check_disk_limit(request, None if cost.unpacks_first else staging_figures(request, source))
         if request.checksum is not None:
             # Before the listing is believed: a wrong file may well have one.
             source.verify(request.checksum)
@@ -420,8 +417,15 @@ def _plan(
         step.amount = len(reading.tree.entries)
         report.found = () if reading.job is None else reading.job.table.summary()
         if reading.in_shards:
-            if call.executor is not None:
-                _refuse_executor(request, reading.figures)
+            if call.executor is not None and request.disk_limit is not None:
+                msg = (
+                    f"Packing '{request.source.name}' takes {format_bytes(reading.figures.peak_bytes)} of the local "
+                    f"disk, and disk_limit={format_bytes(request.disk_limit)}. It can be packed in shards, but not by "
+                    "the workers of executor=. Leave out executor=. Or let the workers pack into the place that it is "
+                    'to be read from: pack_dataset(source, "s3://bucket/NAME.h5", shards=40, executor=…), and '
+                    "dataset_h5(report.path, disk_limit=…)."
+                )
+                raise NotEnoughSpaceError(msg)
             return reading, None
         # What an interrupted run has written is part of the figures, and does not need its space twice.
         in_place = source.cost.kept_bytes + (reading.room - free_space(request.folder) if packs else 0)
@@ -430,32 +434,16 @@ def _plan(
         remedy = less_room(request, free_space(request.folder))
         check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=remedy)
         report.note(*source.notes, *reading.tree.notes)
+        stream = call.stream if reading.job is not None else None
+        obstacle = None if stream is None or reading.job is None else stream.obstacle(reading.job)
+        # Waiting is slower and gives the same pack, so it is a note and no error.
+        if obstacle is not None:
+            report.note(f"streaming=True had to wait for the whole pack: {obstacle}.")
+            return reading, None
         # Before the source starts, so that its first bytes are those which the first epoch needs.
-        return reading, None if reading.job is None else _stream_for(call, source, reading.job)
-
-
-def _refuse_executor(request: StageRequest, figures: StageFigures) -> NoReturn:
-    assert request.disk_limit is not None
-    msg = (
-        f"Packing '{request.source.name}' takes {format_bytes(figures.peak_bytes)} of the local disk, and disk_limit="
-        f"{format_bytes(request.disk_limit)}. It can be packed in shards, but not by the workers of executor=. Leave "
-        "out executor=. Or let the workers pack into the place that it is to be read from: "
-        'pack_dataset(source, "s3://bucket/NAME.h5", shards=40, executor=…), and dataset_h5(report.path, disk_limit=…).'
-    )
-    raise NotEnoughSpaceError(msg)
-
-
-def _stream_for(call: StageCall, source: OpenedSource, job: PackJob) -> PackStream | None:
-    """Plan the stream that lets readers in, and fetch the source in its order; return `None` where readers wait."""
-    if call.stream is None:
-        return None
-    obstacle = call.stream.obstacle(job)
-    # Waiting is slower and gives the same pack, so it is a note and no error.
-    if obstacle is not None:
-        call.report.note(f"streaming=True had to wait for the whole pack: {obstacle}.")
-        return None
-    call.stream.plan(job, source)
-    return call.stream
+        if stream is not None and reading.job is not None:
+            stream.plan(reading.job, source)
+        return reading, stream
 
 
 def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> StagedFiles:
@@ -545,11 +533,6 @@ def _make_pack(
     report.note(*job.table.notes, *notes_on_losses(done), *done.odd_boxes.notes(), *done.learnt)
 
 
-def _known(request: StageRequest) -> Callable[[float], PublishReport[Any] | None]:
-    """Return what finds the copy in the cache that an earlier call made."""
-    return lambda _: find_published(request)
-
-
 def _finish(
     call: StageCall, published: Callable[[float], PublishReport[Any] | None] | None, cached: str = ""
 ) -> StagedDataset:
@@ -580,4 +563,5 @@ def _finish(
         report=report,
         info=info,
         published=None if info is None else published,
+        state=() if info is None else which_file(info.path),
     )

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from colabstage.sources.in_part import fixed_bytes
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.stage.cache import CachedPack, find_shards
 from colabstage.stage.places import look_at_file
+from colabstage.stage.publish import publish
 from colabstage.stage.record import identity_of
 from colabstage.stage.source import check_listing
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from colabstage.pack.set_stores import ShardName
     from colabstage.sources.opening import OpenedSource
     from colabstage.stage.cache import Cache
-    from colabstage.stage.places import CachedFile, CachePlace
+    from colabstage.stage.places import CachedFile, Place
     from colabstage.stage.request import StageRequest
     from colabstage.stage.source import StageCall
     from colabstage.trees.listing import Tree
@@ -65,19 +66,17 @@ _STEP = 1.1
 _REFRESHING = "refreshing.json"
 
 
-@dataclass(frozen=True, slots=True)
-class ShardSizes:
+class ShardSizes(NamedTuple):
     """How a pack is divided."""
 
-    count: int
-    """The number of shards."""
+    number: int
     most: int
-    """The length of the longest, in bytes."""
+    """The length of the longest shard, in bytes."""
     total: int
     """The length of all together, in bytes."""
 
     def __str__(self) -> str:
-        return f"{format_count(self.count, 'shards')} of up to {format_bytes(self.most)}"
+        return f"{format_count(self.number, 'shards')} of up to {format_bytes(self.most)}"
 
 
 def divide(job: PackJob, limit: int, *, whole_bytes: int) -> ShardSizes:
@@ -145,7 +144,7 @@ def plan_without_room(tree: Tree, request: StageRequest, job: PackJob) -> PackJo
     return prepare_pack(tree, request.options, free_bytes=None)
 
 
-def check_cache(cache: Cache, job: PackJob, limit: int) -> CachePlace:
+def check_cache(cache: Cache, job: PackJob, limit: int) -> Place:
     """Return the cache, where shards go.
 
     Raises:
@@ -176,20 +175,14 @@ def plan_shards(
         f"{sizes}, each of which goes to the cache in '{place.label}' when it is finished and is dropped here; then it "
         "would be opened in part."
     )
-    return sentence, sizes.count
+    return sentence, sizes.number
 
 
 def pack_into_cache(
     call: StageCall, source: OpenedSource, job: PackJob, cache: Cache, *, whole_bytes: int
 ) -> CachedPack:
-    """Pack shard by shard into the cache, and return the whole set.
-
-    Args:
-        call: what was asked for, with a disk limit.
-        source: where the samples come from; its files are read where they are.
-        job: the plan of all samples, as `plan_without_room` makes it.
-        cache: where shards go.
-        whole_bytes: how much of the local disk it would take to pack all of it at once.
+    """Pack shard by shard into the cache, and return the whole set; `job` is as `plan_without_room` makes it, and
+    `whole_bytes` what it would take of the local disk to pack all of it at once.
 
     Raises:
         NotEnoughSpaceError: the limit is too little, the cache has no room, or there is none.
@@ -215,35 +208,27 @@ def pack_into_cache(
         return _SetOfShards.of(call, found.plan_again(job), place, whole_bytes).write(source)
 
 
-@dataclass(slots=True)
-class _CacheStore:
-    """The cache as the store of a set: while one shard is packed, the one before it is published and dropped here."""
+class _Publisher:
+    """While one shard is packed, the one before it is published in a thread, and dropped here."""
 
-    folder: Path
-    name: str
-    place: CachePlace
-    stop: Cancellation = field(default_factory=Cancellation)
-    publishing: Future[None] | None = None
-
-    def scratch(self, name: ShardName) -> Path:
-        """Return the local file that a shard is written to."""
-        return self.folder / name.file_of(self.name)
+    def __init__(self, place: Place) -> None:
+        self._place, self._stop = place, Cancellation()
+        self._last: Future[None] | None = None
 
     def keep(self, file: Path) -> None:
         """Publish a shard when the one before it is published."""
-        self.wait()
-        self.publishing = in_thread(partial(self._publish, file), "colabstage-publish", daemon=False)
+        self._wait()
+        self._last = in_thread(partial(self._publish, file), "colabstage-publish", daemon=False)
 
     def _publish(self, file: Path) -> None:
         # Not a bar of its own: it would be drawn into that of packing.
-        self.place.publish(file, file.name, keep_previous=False, progress=NullProgress(self.stop))
+        publish(self._place, file, file.name, keep_previous=False, progress=NullProgress(self._stop))
         remove_own(file)
         remove_own(manifest_path(file))
 
-    def wait(self) -> None:
-        """Wait until the last shard is published."""
-        if self.publishing is not None:
-            self.publishing.result()
+    def _wait(self) -> None:
+        if self._last is not None:
+            self._last.result()
 
     def __enter__(self) -> Self:
         return self
@@ -251,11 +236,10 @@ class _CacheStore:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for the last shard; after an error stop, because the folder is about to get another name."""
         if kind is None:
-            self.wait()
-            return
-        self.stop.cancel()
-        if self.publishing is not None:
-            wait((self.publishing,))
+            self._wait()
+        elif self._last is not None:
+            self._stop.cancel()
+            wait((self._last,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,24 +247,21 @@ class _SetOfShards:
     """One set of shards, planned."""
 
     call: StageCall
-    """What was asked for."""
     job: PackJob
     """The plan of all samples."""
     sizes: ShardSizes
-    """How it is divided."""
     names: tuple[ShardName, ...]
     """All shards, in order."""
-    place: CachePlace
-    """Where they go."""
+    place: Place
     starts_over: bool
     """Whether those that are finished must not be used."""
 
     @classmethod
-    def of(cls, call: StageCall, job: PackJob, place: CachePlace, whole_bytes: int) -> Self:
+    def of(cls, call: StageCall, job: PackJob, place: Place, whole_bytes: int) -> Self:
         """Plan a set whose shards go to `place`."""
         assert call.request.disk_limit is not None
         sizes = divide(job, call.request.disk_limit, whole_bytes=whole_bytes)
-        names = tuple(shard_names(job, sizes.count))
+        names = tuple(shard_names(job, sizes.number))
         starts_over = call.request.refresh
         if starts_over and not call.request.options.incomparable:
             # Those that an interrupted call with refresh=True has made are what this one would make.
@@ -304,7 +285,7 @@ class _SetOfShards:
         state = identity_of(shard.manifest)
         if self.starts_over or shard.made_of != self.names[0].made_of or state is None:
             return False
-        if PartName.of(Path(shard.name)).count != self.sizes.count:
+        if PartName.of(Path(shard.name)).count != self.sizes.number:
             return False
         verdict = compare_states(state, source.identity)
         return verdict == "same" or (verdict == "unproved" and self.call.request.verify == "fast")
@@ -316,7 +297,7 @@ class _SetOfShards:
         # First: beside shards of an earlier state, those of this one could make a set that looks whole.
         for one in find_shards(request, self.place):
             if one not in finished.values():
-                self.place.discard(one)
+                self.place.discard(one.name)
         left = len(self.names) - len(finished)
         if left:
             # What is here of an earlier state takes up to the whole limit, and is of no use.
@@ -330,12 +311,13 @@ class _SetOfShards:
             call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
             # After the error of mixed images, shards of another form are needed.
             open_workspace(_workspace_of(request), keeps=unless(ReplanError), in_own_folder=True) as workspace,
-            _CacheStore(workspace.path, self._target, self.place) as store,
+            _Publisher(self.place) as publisher,
         ):
             if request.refresh:
                 # Of earlier calls there are none left in the cache.
                 write_json(workspace.path / _REFRESHING, self.names[0].made_of)
-            results = write_shards(self.names, self.job, done, partial(self._write_each, source, store), call.progress)
+            write_each = partial(self._write_each, source, workspace.path, publisher)
+            results = write_shards(self.names, self.job, done, write_each, call.progress)
             timing.amount = sum(result.rows - result.resumed for result in results) - sum(
                 result.rows - result.resumed for result in done.values()
             )
@@ -349,15 +331,16 @@ class _SetOfShards:
         return CachedPack.of_set([there[str(name)] for name in self.names], self.place)
 
     def _write_each(
-        self, source: OpenedSource, store: _CacheStore, left: list[ShardName], progress: Progress
+        self, source: OpenedSource, folder: Path, publisher: _Publisher, left: list[ShardName], progress: Progress
     ) -> Generator[tuple[ShardName, ShardResult]]:
         members = MemberRanges(self.job)
         for name in left:
-            yield name, self._write_one(name, store.scratch(name), source, members, progress)
+            local = folder / name.file_of(self._target)
+            yield name, self._write_one(name, local, source, members, progress)
             if name is left[-1]:
                 # With the last one the set is complete, so this is the last moment to find that it is not.
                 check_listing(source)
-            store.keep(store.scratch(name))
+            publisher.keep(local)
 
     def _write_one(
         self, name: ShardName, local: Path, source: OpenedSource, members: MemberRanges, progress: Progress

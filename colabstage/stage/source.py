@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from colabstage.pack.stream import PackStream
     from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.opening import OpenedSource
-    from colabstage.sources.parse import Source
     from colabstage.stage.request import StageRequest
 
 # Waits are cut into pieces this long, because Ctrl-C does not interrupt a wait for a future.
@@ -41,13 +40,10 @@ class StageCall:
     """What all steps of one call of `stage_dataset` need."""
 
     request: StageRequest
-    """Its arguments."""
     progress: Progress
-    """Where the steps are shown."""
     executor: Executor | None = None
     """The executor whose workers pack; `None` for this process."""
     report: StageReport = field(default_factory=StageReport)
-    """What has been done so far."""
     stream: PackStream | None = None
     """Lets readers in before everything is packed; `None` where they wait for the whole pack."""
     let_in: Callable[[PartialPack], object] | None = None
@@ -64,7 +60,6 @@ class SourceOnce(Closing):
 
     def __init__(self, call: StageCall) -> None:
         self._call = call
-        self._stack = contextlib.ExitStack()
         self.opened: OpenedSource | None = None
         """The source, once it is open."""
 
@@ -89,19 +84,20 @@ class SourceOnce(Closing):
                     undo.callback(source.close)
                     # Before anything is read: what is written to the source meanwhile has to show as a change.
                     source.take_state()
-                    self._stack.enter_context(undo.pop_all())
+                    undo.pop_all()
             except (SourceError, DriveError, ArchiveError) as error:
                 step.unit, step.note = "", str(error)
                 raise
+            self.opened = source
             files, step.amount = source.extent
             step.note = format_count(files, "files")
-        self.opened = source
         return source
 
     def close(self) -> None:
         """Close it; `open` opens it again."""
-        self._stack.close()
-        self.opened = None
+        source, self.opened = self.opened, None
+        if source is not None:
+            source.close()
 
 
 class SourceListingError(SourceChangedError):
@@ -129,22 +125,23 @@ class Freshness(NamedTuple):
 
 def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> Freshness:
     """Tell whether the source is still in the recorded state. A source that is gone does not count as changed."""
-    request, report = call.request, call.report
+    request, report, is_fast = call.request, call.report, call.request.verify == "fast"
     if request.checksum is not None:
         as_asked = recorded.checksum == str(request.checksum)
         # The checksum names the content, so it does not matter what the source holds now.
-        if not as_asked or request.verify == "fast":
-            return Freshness(same=as_asked)
-    # An open source has its identity at hand, which is more than the quick look could tell.
-    if request.verify == "fast" and source.opened is None and not _is_unreachable(request.source):
+        if not as_asked or is_fast:
+            return Freshness(as_asked)
+    # An open source has its identity at hand, which is more than the quick look could tell; and what is on the network
+    # is not looked at where that is switched off.
+    is_local = all(isinstance(part, LocalSource | TreeSource) for part in parts_of(request.source))
+    if is_fast and source.opened is None and (is_local or not is_set(OFFLINE_VARIABLE)):
         look = check_freshness(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
         if look.state == "gone":
             report.note(f"The source cannot be reached now; what was made from it before is used. {look.detail}")
         if look.state == "silent":
             report.note(f"Whether the source has changed is not known ({look.detail}); what was made from it is used.")
         if look.state != "unsure":
-            seen = f"the source: {look.detail}" if look.state == "same" else ""
-            return Freshness(look.state != "changed", seen)
+            return Freshness(look.state != "changed", f"the source: {look.detail}" if look.state == "same" else "")
     try:
         now = source.open(report).identity
     except (SourceError, DriveError, ArchiveError) as error:
@@ -154,18 +151,13 @@ def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity
     verdict = compare_states(recorded, now)
     if verdict == "same":
         return Freshness(True, f"the source: {proof_of(recorded, now)}", proved=True)
-    if verdict == "unproved" and request.verify == "fast":
+    if verdict == "unproved" and is_fast:
         report.note(
             "The source has the names and sizes that were staged, but nothing tells whether their content is the "
             "same: all times differ, as after a remount. verify='full' reads it again."
         )
         return Freshness(same=True)
     return Freshness(same=False)
-
-
-def _is_unreachable(source: Source) -> bool:
-    """Tell whether a part of a source is on the network, and that is switched off."""
-    return is_set(OFFLINE_VARIABLE) and not all(isinstance(part, LocalSource | TreeSource) for part in parts_of(source))
 
 
 class StateDiffersError(Exception):
@@ -182,10 +174,9 @@ class Comparison:
         self, call: StageCall, source: SourceOnce, recorded: SourceIdentity, known: Freshness | None = None
     ) -> None:
         """Begin, unless the result is known."""
-        self._call, self._source = call, source
+        self._call, self._source, self._cancellation = call, source, Cancellation()
         # Two steps at the same time would not add up to the time that the call took.
         self._report = StageReport()
-        self._cancellation = Cancellation()
         self.leave = call.cancellation.follow(self._cancellation.cancel)
         beside = replace(call, report=self._report)
         self._answer: Future[Freshness] = Future()
@@ -216,19 +207,18 @@ class Comparison:
         if not freshness.same:
             raise StateDiffersError
         self._call.cancellation.check()
-        self._call.report.note(*self._report.notes)
         return freshness
 
     def settle(self) -> None:
-        """Wait for the end, and add the thread's steps to the call's report."""
+        """Wait for the end, and add the thread's steps and notes to the call's report."""
         self._wait()
-        self._call.report.note(*self._report.notes)
         self._call.report.steps += self._report.steps
         self._report.steps.clear()
 
     def _wait(self) -> None:
         while not wait((self._answer,), _LOOK_S).done:
             self._call.cancellation.check()
+        self._call.report.note(*self._report.notes)
 
     def abandon(self) -> None:
         """Close the source when the comparison ends, without waiting."""

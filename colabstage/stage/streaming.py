@@ -81,27 +81,24 @@ class Arriving(Arrival, Protocol):
 
     @property
     def path(self) -> Path:
-        """The file until all of it is here."""
+        """The file until all of it is here; `place` is where it will be."""
 
     @property
-    def place(self) -> Path:
-        """Where the file will be."""
+    def place(self) -> Path: ...
 
     @property
     def verb(self) -> str:
         """How rows get here: `"packed"` or `"copied"`."""
 
     @property
-    def ready(self) -> Readiness:
-        """How many rows are here."""
+    def ready(self) -> Readiness: ...
 
     @property
     def bar(self) -> tuple[str, int, str]:
-        """Name, total and unit of its step."""
+        """Name, total and unit of its step; `moved` is how much of that total is done."""
 
     @property
-    def moved(self) -> int:
-        """How much of that total is done."""
+    def moved(self) -> int: ...
 
     @property
     def figures(self) -> Mapping[str, int]:
@@ -129,18 +126,15 @@ class BackgroundPack:
         shown: Progress,
     ) -> None:
         """Prepare `work`, which makes the call."""
-        self._report = report
-        self._progress = _UntilHandedOut(shown)
+        self._work, self._report, self._progress = work, report, _UntilHandedOut(shown)
         self._wanted = not isinstance(shown, NullProgress)
         self._background: Progress = NullProgress()
         self._planned: Future[PackInfo] = Future()
-        self._handed_out: StagedDataset | None = None
-        self._began = SYSTEM_CLOCK.now()
-        self._ended_s: float | None = None
         self._done: Future[StagedDataset] = Future()
+        self._handed_out: StagedDataset | None = None
+        self._began, self._ended_s = SYSTEM_CLOCK.now(), float("inf")
         self._stream = PackStream(_FirstEpoch(), self._let_in)
         self._arrival: Arriving | None = None
-        self._work = work
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="colabstage-stage", daemon=True)
 
@@ -161,8 +155,7 @@ class BackgroundPack:
                 wait(either, timeout=_LOOK_S, return_when="FIRST_COMPLETED")
         except KeyboardInterrupt:
             # Nobody has the dataset yet, so nobody could stop the thread later.
-            self._progress.cancellation.cancel()
-            self._thread.join(_CLEAR_UP_S)
+            self.cancel()
             raise
         if not self._planned.done():
             whole = self._done.result()
@@ -181,7 +174,7 @@ class BackgroundPack:
 
     @property
     def ready(self) -> Readiness:
-        """Tell how many rows are packed."""
+        """Tell how many rows are here."""
         return self.arrival.ready
 
     @property
@@ -213,43 +206,41 @@ class BackgroundPack:
         with whole_imports():
             from colabstage.load.dataset import dataset_h5
 
-        # After a failure there may still be a file, but only for the next call to continue.
-        self.arrival.check()
-        try:
-            return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
-        except (SourceNotFoundError, FileNotFoundError):
-            # The file was renamed between the two lines above, or the work has just failed.
+        # The file may get its last name between the two lines; and after a failure there may still be one, but only
+        # for the next call to continue.
+        for is_last in (False, True):
             self.arrival.check()
-            return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
+            try:
+                return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
+            except (SourceNotFoundError, FileNotFoundError):
+                if is_last:
+                    raise
+        raise AssertionError
 
     def wait(self, timeout_s: float | None, progress: bool | Progress | None) -> StagedDataset:
-        """Return the dataset once all of it is here."""
-        progress = self._wanted if progress is None else progress
-        if self._done.done():
-            # A bar would only jump from nothing to the end, below what the caller has printed meanwhile.
-            return self._result()
-        if os.getpid() != self._pid:
-            msg = "The dataset is staged by a thread of another process, before a fork. Wait for it there."
-            raise WorkersLostError(msg)
-        deadline = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
-        shown = resolve_progress(progress)
-        self._await(shown, deadline, timeout_s)
-        return self._result()
+        """Return the dataset once all of it is here; raises `TimeoutError` where it is not in time."""
+        # A bar would only jump from nothing to the end, below what the caller has printed meanwhile.
+        if not self._done.done():
+            if os.getpid() != self._pid:
+                msg = "The dataset is staged by a thread of another process, before a fork. Wait for it there."
+                raise WorkersLostError(msg)
+            shown = resolve_progress(self._wanted if progress is None else progress)
+            deadline = float("inf") if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
 
-    def _await(self, shown: Progress, deadline: float | None, timeout_s: float | None) -> None:
-        """Show a bar until all is here; raises `TimeoutError` at the deadline, which was `timeout_s` away."""
-        name, total, unit = self.arrival.bar
+            def check() -> None:
+                cancellation_of(shown).check()
+                if SYSTEM_CLOCK.now() > deadline and not self._done.done():
+                    coming = f"the rest is still being {self.arrival.verb}"
+                    msg = f"After {timeout_s:g} seconds {self.ready} are here; {coming}."
+                    raise TimeoutError(msg)
 
-        def check() -> None:
-            cancellation_of(shown).check()
-            if deadline is not None and SYSTEM_CLOCK.now() > deadline and not self._done.done():
-                coming = f"the rest is still being {self.arrival.verb}"
-                msg = f"After {timeout_s:g} seconds {self.ready} are here; {coming}."
-                raise TimeoutError(msg)
-
-        with shown.step(name, total=total, unit=unit) as step:
-            annotate(step, self._training())
-            self._follow(step, check)
+            name, total, unit = self.arrival.bar
+            with shown.step(name, total=total, unit=unit) as step:
+                self._follow(step, check)
+        self._done.result()
+        # The one that was handed out, so that there is a single object.
+        assert self._handed_out is not None
+        return self._handed_out
 
     def _show(self, step: ProgressStep) -> None:
         """Show how far it is, and training beside it, until the work ends."""
@@ -264,36 +255,25 @@ class BackgroundPack:
         """Advance a step with the work, until that ends or `check` raises."""
         # What an earlier call did is no rate of this one.
         start_at(step, done := self.arrival.moved)
-        while not self._done.done():
-            wait((self._done,), timeout=_LOOK_S)
-            done = self._advance(step, done)
+        is_over = False
+        while not is_over:
+            annotate(step, self._training())
+            is_over = bool(wait((self._done,), timeout=_LOOK_S).done)
+            now = self.arrival.moved
+            step.advance(now - done)
+            done = now
             check()
-        self._advance(step, done)
-
-    def _advance(self, step: ProgressStep, done: int) -> int:
-        """Show what has arrived beyond `done`, and how training goes; returns what has arrived by now."""
-        now = self.arrival.moved
         annotate(step, self._training())
-        step.advance(now - done)
-        return now
 
     def _training(self) -> str:
         """Return how readers get on while data arrives, in words: why nothing comes, if so; "" before their first
         batch."""
         got = self.arrival.handed_out
-        if waits_for := self.arrival.waits_for:
-            return waits_for
-        if got.first_s is None:
-            return ""
+        if self.arrival.waits_for or got.first_s is None:
+            return self.arrival.waits_for
         seconds = got.last_s - got.first_s
         rate = f" {format_rate(got.rows, seconds, 'samples')}," if seconds > _RATE_S else ""
         return f"training:{rate} waited {format_duration(got.waited_s)} for data"
-
-    def _result(self) -> StagedDataset:
-        """Return the finished dataset: the one that was handed out, so that there is a single object."""
-        self._done.result()
-        assert self._handed_out is not None
-        return self._handed_out
 
     def cancel(self) -> None:
         """Stop the work and wait for its end; what is packed is kept for the next call."""
@@ -303,13 +283,11 @@ class BackgroundPack:
     def figures(self) -> dict[str, float]:
         """Return how it stands, as `StageReport.arrival` has it."""
         found: dict[str, float] = {**self.arrival.figures}
-        handed_out = self.arrival.handed_out
-        if handed_out.first_s is not None:
-            found["first_batch_s"] = handed_out.first_s - self._began
+        got = self.arrival.handed_out
+        if got.first_s is not None:
             # Training goes on after the last row has come; only what was beside the work counts.
-            ends = handed_out.last_s if self._ended_s is None else min(handed_out.last_s, self._ended_s)
-            found["overlap_s"] = max(0.0, ends - handed_out.first_s)
-            found["waited_s"] = handed_out.waited_s
+            overlap_s = max(0.0, min(got.last_s, self._ended_s) - got.first_s)
+            found |= {"first_batch_s": got.first_s - self._began, "overlap_s": overlap_s, "waited_s": got.waited_s}
         return found
 
     def _let_in(self, arrival: Arriving) -> None:

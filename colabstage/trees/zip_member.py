@@ -7,13 +7,14 @@ between is damage, never other data.
 from __future__ import annotations
 
 import bz2
+import contextlib
 import importlib
 import lzma
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from colabstage.errors import ColabstageError, CorruptArchiveError
+from colabstage.errors import ColabstageError, CorruptArchiveError, MissingDependencyError
 from colabstage.io.accelerated import igzip_lib, isal_zlib
 from colabstage.trees.bytes import PIECE_BYTES, cut_while_read
 
@@ -221,11 +222,18 @@ def _unpack(data: bytes, member: ZipMember) -> bytes:
 
 
 def zstd() -> Any:
-    """Return the module that reads Zstandard. Imported when needed: few archives are packed with it."""
-    try:
-        return importlib.import_module("compression.zstd")
-    except ImportError:
-        return importlib.import_module("backports.zstd")
+    """Return the module that reads Zstandard. Imported when needed: few archives are packed with it.
+
+    Raises:
+        MissingDependencyError: this Python has none, and the package is not installed.
+    """
+    for name in ("compression.zstd", "backports.zstd"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    msg = (
+        "Python before 3.14 reads what Zstandard has packed with a package. Install it with: pip install backports.zstd"
+    )
+    raise MissingDependencyError(msg)
 
 
 def _unpack_errors(member: ZipMember) -> tuple[type[Exception], ...]:

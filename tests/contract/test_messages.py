@@ -265,7 +265,7 @@ def cancel(world: World) -> object:
 def rewrite(world: World) -> object:
     """Publish a file to which something writes meanwhile."""
     path = make_tree(world.new(), {"model.bin": "m" * 5000}) / "model.bin"
-    return publish_file(path, world.new(), progress=Meanwhile(lambda: path.write_bytes(b"n" * 6000)))
+    return publish_file(path, world.new() / "model.bin", progress=Meanwhile(lambda: path.write_bytes(b"n" * 6000)))
 
 
 def table(text: str, **more: Any) -> dict[str, Any]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.torch
+
 ROWS = np.arange(500, dtype=np.uint8).reshape(5, 100)
 LIMIT_S = 20
 

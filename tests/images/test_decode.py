@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -118,7 +118,6 @@ def png_chunk(kind: bytes, body: bytes) -> bytes:
     behind=st.booleans(),
     long=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
 def test_all_that_turns_an_image_in_pillow_is_foretold(
     kind: str, said: tuple[int | None, int | None], *, behind: bool, long: bool
 ) -> None:

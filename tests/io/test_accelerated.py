@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -15,7 +16,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import zstandard
 from PIL import Image
+
+from colabstage import stage_dataset
+from colabstage.errors import MissingDependencyError
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = """
@@ -105,6 +110,28 @@ def test_what_is_staged_without_them_is_the_same(tmp_path: Path, make: Any, opti
     assert max(slow["said"].count(one) for one in ACCELERATORS) == 1
     assert slow["labels"] == fast["labels"]
     np.testing.assert_allclose(slow["rows"], fast["rows"], atol=1)
+
+
+@pytest.mark.parametrize("kind", ["tar.zst", "zip"])
+def test_without_a_package_for_zstandard_the_error_has_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Python before 3.14 has none of its own, and few archives need it."""
+    packed = zstandard.ZstdCompressor().compress
+    source = tmp_path / f"photos.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(source, "w") as file:
+            file.write(photos(tmp_path / "photos") / "a/0.jpg", "a/0.jpg")
+        content = bytearray(source.read_bytes())
+        for place in (content.find(b"PK\3\4") + 8, content.find(b"PK\1\2") + 10):
+            content[place : place + 2] = (93).to_bytes(2, "little")
+        source.write_bytes(content)
+    else:
+        source.write_bytes(packed(gzip.decompress(_tar(photos(tmp_path / "photos")).read_bytes())))
+    for module in ("compression.zstd", "backports.zstd"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingDependencyError, match=r"pip install backports\.zstd"):
+        stage_dataset(source, local_dir=tmp_path / "here", cache_dir=None, progress=False)
 
 
 @pytest.mark.parametrize("missing", [[], ["isal"], ["isal", "simplejpeg"]])

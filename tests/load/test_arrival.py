@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError, SourceReadError
 from colabstage.io.progress import HandedOut
 from colabstage.load.arrival import FirstEpochOrder, UnitOrder, even_window, mixing_of, visited_units
-from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import RowOrder, Shard
-from colabstage.load.loader import make_loader
 from colabstage.pack.arrival import window_units
 
 if TYPE_CHECKING:
@@ -199,30 +198,6 @@ def test_classes_are_even_in_batches_of_a_sorted_source(classes: int, least: flo
     assert mixing_of(labels[of_source(units, window_units(125), seed=0).rows(0, Shard())], 64) > least
 
 
-@pytest.mark.parametrize(("classes", "count", "least", "less"), [(10, 4_000, 0.9, 0.02), (100, 8_000, 0.7, 0.04)])
-def test_a_network_learns_as_much_of_a_sorted_source_in_the_order_of_its_arrival(
-    classes: int, count: int, least: float, less: float
-) -> None:
-    """Top-1 after one epoch, the mean of four: as after a full shuffle, where the order of the source itself leaves the
-    last classes."""
-    results = []
-    for seed in range(4):
-        draw = np.random.default_rng(seed)
-        labels = np.arange(count) * classes // count
-        x = draw.normal(size=(classes, 24))[labels] + draw.normal(size=(count, 24))
-        samples = draw.permutation(count)
-        held, rest = samples[: count // 5], np.sort(samples[count // 5 :])
-        units = np.arange(len(rest)) // 16
-        window = even_window(units, labels[rest], window_units(len(rest) // 16), 4)
-        arriving = UnitOrder(units, window, seed, first_units=4).rows(0, Shard())
-        orders = (draw.permutation(len(rest)), arriving, np.arange(len(rest)))
-        results.append([_top_1(x, labels, rest[order], held, classes) for order in orders])
-    shuffled, found, as_stored = np.mean(results, axis=0)
-    assert shuffled > least
-    assert found > shuffled - less
-    assert as_stored < 0.7
-
-
 @pytest.mark.parametrize(
     ("count", "units", "classes", "window"),
     [
@@ -243,22 +218,6 @@ def test_a_window_is_as_short_as_keeps_sorted_classes_even(count: int, units: in
     if classes > 1 and count > 96:
         order = UnitOrder(of_rows, window, seed=1, first_units=4).rows(0, Shard())
         assert mixing_of(labels[order], 64) > 0.5
-
-
-def _top_1(x: NDArray[Any], labels: NDArray[Any], order: NDArray[Any], held: NDArray[Any], classes: int) -> float:
-    """Train two layers for an epoch, and return what part they tell right."""
-    draw = np.random.default_rng(0)
-    first, second = draw.normal(size=(24, 32)) / 5, draw.normal(size=(32, classes)) / 6
-    for start in range(0, len(order), 32):
-        rows = order[start : start + 32]
-        hidden = np.maximum(x[rows] @ first, 0)
-        share = np.exp(hidden @ second)
-        share /= share.sum(axis=1, keepdims=True)
-        share[np.arange(len(rows)), labels[rows]] -= 1
-        slope = (share @ second.T) * (hidden > 0) / len(rows)
-        second -= 0.3 * hidden.T @ share / len(rows)
-        first -= 0.3 * x[rows].T @ slope
-    return float(((np.maximum(x[held] @ first, 0) @ second).argmax(axis=1) == labels[held]).mean())
 
 
 def test_a_loader_announces_its_rows_and_holds_them(make_file: Callable[..., Any]) -> None:

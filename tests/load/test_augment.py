@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from colabstage import transforms
+from colabstage import dataset_h5, make_loader, transforms
 from colabstage.errors import OptionError
-from colabstage.load.augment import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
-from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.geometry import (
     CROP_DRAWS,
@@ -26,7 +24,7 @@ from colabstage.load.geometry import (
     resize_crops,
     resized_crops,
 )
-from colabstage.load.loader import make_loader
+from colabstage.transforms import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
 from colabstage.transforms import RandomFlip
 
 if TYPE_CHECKING:

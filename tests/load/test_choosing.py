@@ -57,13 +57,6 @@ def test_little_memory_shortens_the_queue() -> None:
     assert "12.6 MB" in plan.prefetch.reason
 
 
-def test_what_is_asked_for_is_taken() -> None:
-    """Given numbers are used as they are, and the plan says that they were asked for."""
-    plan = choose(FACTS, 64, num_workers=3, prefetch_factor=5)
-    assert (plan.workers.value, plan.prefetch.value) == (3, 5)
-    assert plan.workers.reason == plan.prefetch.reason == "as asked"
-
-
 def test_plan_says_why() -> None:
     """Every decision is in the plan's text with its reason."""
     plan = choose(replace(FACTS, per_sample=True), 64)
@@ -101,7 +94,6 @@ def test_values_that_cannot_work_are_refused(changes: dict[str, Any], message: s
         choose(FACTS, **{"batch_size": 64, **changes})
 
 
-H5PY = EngineChoice("h5py", "its chunks are filtered (deflate)")
 # The split, and what stays free beside it.
 SPARE = 196_608_000 + 1_000_000_000
 
@@ -125,17 +117,6 @@ def test_auto_takes_memory_where_the_file_is_slow_and_fits_twice(
     facts = replace(FACTS, engine=EngineChoice(engine, "a test"), free_memory_bytes=free_memory_bytes)
     assert choose(facts, 64).strategy == strategy
     assert choose(facts, 64, strategy="direct").strategy == "direct"
-
-
-def test_reasons_for_memory_have_the_obstacle_and_the_size() -> None:
-    """The plan says why memory was taken, how much of it, and that batches come from there."""
-    plan = choose(replace(FACTS, engine=H5PY), 64)
-    assert plan.engine.name == "memory"
-    for part in ("deflate", "197 MB", "straight out of memory"):
-        assert part in str(plan)
-    asked = choose(FACTS, 64, strategy="memory")
-    assert (asked.strategy, asked.engine.name) == ("memory", "memory")
-    assert "as asked" in asked.engine.reason
 
 
 def test_memory_that_is_not_there_is_refused() -> None:
@@ -243,12 +224,6 @@ def test_decoded_images_are_kept_within_a_budget(
     assert plan.keep is not None
     assert plan.keep.most_bytes == most_bytes
     assert said in str(plan)
-
-
-def test_nothing_is_kept_where_nothing_is_decoded_again() -> None:
-    """Pixels are copied, and a device has all of them."""
-    assert choose(FACTS, 64).keep is None
-    assert choose(FILES, 64, strategy="device").keep is None
 
 
 def test_every_choice_is_shown_with_its_reason() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -13,18 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
-from colabstage.load.augment import Compose, Normalize, RandomFlip, RandomResizedCrop, first_crop
-from colabstage.load.choosing import LoaderFacts, choose_loader
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.epoch import BatchPlace, Shard
-from colabstage.load.loader import make_loader
-from colabstage.load.reading.fields import EngineChoice
+from colabstage import dataset_h5, make_loader
+from colabstage.transforms import Compose, Normalize, RandomFlip, RandomResizedCrop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from colabstage.load.epoch import BatchPlace
 
 COUNT = 11
 SIZES = [(60, 90), (90, 60), (75, 75), (40, 130)]
@@ -106,11 +103,6 @@ def make_pack(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def each_sample(batches: Any) -> list[tuple[int, torch.Tensor]]:
-    """Row and image of each sample."""
-    return [(row, image) for x, y in batches for row, image in zip(y.tolist(), x, strict=True)]
-
-
 def assert_same(ours: Any, theirs: Any) -> None:
     """Batches that are equal, in all their parts."""
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -152,17 +144,6 @@ def test_targets_go_with_their_crops(make_pack: Callable[..., Path], targets: st
         assert len(ours[0][1].unique()) > 1
 
 
-def test_index_and_dtype_come_with_crops(make_pack: Callable[..., Path]) -> None:
-    """Rows are named, and bytes become numbers in [0, 1] before what follows."""
-    dataset = dataset_h5(make_pack(), return_index=True)
-    seen = list(make_loader(dataset, 4, batch_transform=CROP, dtype=torch.float32))
-    assert sum(len(index) for _, index in seen) == COUNT
-    for (x, y), index in seen:
-        assert torch.equal(index, y)
-        assert x.dtype == torch.float32
-        assert 0 <= x.min() < x.max() <= 1
-
-
 def test_an_epoch_is_resumed_with_the_same_crops(make_pack: Callable[..., Path]) -> None:
     """A loader that goes on in the middle of an epoch gives the batches that were left."""
     dataset = dataset_h5(make_pack())
@@ -179,15 +160,6 @@ def test_an_epoch_is_resumed_with_the_same_crops(make_pack: Callable[..., Path])
     whole = make_loader(dataset, 2, batch_transform=Whole(STEPS), seed=5)
     whole.load_state_dict({**first.state_dict(), "epoch": 1, "batches_done": 2})
     assert_same(list(whole), left)
-
-
-def test_frameworks_parts_crop_whole_images(make_pack: Callable[..., Path]) -> None:
-    """A plain DataLoader made of a loader's parts gives crops of the size asked for."""
-    loader = make_loader(dataset_h5(make_pack()), 4, batch_transform=STEPS)
-    plain = torch.utils.data.DataLoader(
-        loader.dataset, 4, sampler=loader.sampler, collate_fn=loader.collate_fn, drop_last=True
-    )
-    assert [(x.shape, x.dtype) for x, _ in plain] == [((4, 3, 48, 48), torch.float32)] * 2
 
 
 def test_the_plan_says_what_is_decoded(make_pack: Callable[..., Path]) -> None:
@@ -207,54 +179,6 @@ def test_the_plan_says_what_is_decoded(make_pack: Callable[..., Path]) -> None:
         assert loader.plan.decode.name == "whole"
         assert reason in loader.plan.decode.reason
         assert f"decode: whole, because {loader.plan.decode.reason}" in str(loader.plan)
-
-
-def test_images_of_one_size_are_cropped_whole(make_pack: Callable[..., Path]) -> None:
-    """Images that are resized when they are read come whole, and the transform cuts them."""
-    loader = make_loader(dataset_h5(make_pack(size=[64, 64])), 4, batch_transform=CROP)
-    assert [tuple(x.shape) for x, _ in loader] == [(4, 3, 48, 46), (4, 3, 48, 46), (3, 3, 48, 46)]
-
-
-FACTS = LoaderFacts(
-    rows=100,
-    row_bytes=2_000_000,
-    stored_bytes=6_000_000,
-    engine=EngineChoice("mapped", "a test"),
-    encoded=True,
-    per_sample=False,
-    cores=2,
-    free_memory_bytes=600_000_000,
-    shard=Shard(),
-    uniform=False,
-    crop_bytes=150_528,
-)
-
-
-def test_only_crops_count_in_memory() -> None:
-    """What waits is as large as the crops are, not as their images."""
-    few, many = (choose_loader(replace(FACTS, crop_bytes=size), 64) for size in (150_528, None))
-    assert (few.prefetch.value, many.prefetch.value) == (2, 1)
-    assert choose_loader(replace(FACTS, encoded=False), 64).decode is None
-
-
-class Other(RandomResizedCrop):
-    """May do something else than its base."""
-
-
-def test_a_transform_begins_with_its_first_step() -> None:
-    """Only our own crop counts, at the very beginning; what follows draws what it would have drawn."""
-    assert first_crop(None) is first_crop(RandomFlip()) is first_crop(Other(8)) is first_crop(Compose([])) is None
-    assert first_crop(Compose([RandomFlip(), CROP])) is None
-    for alone, stream in ((CROP, ()), (Compose([CROP]), (0,)), (Compose([Compose([CROP])]), (0, 0))):
-        found = first_crop(alone)
-        assert found is not None
-        assert (found.crop, found.stream, found.rest) == (CROP, stream, None)
-    x, y, place = torch.arange(48).view(4, 1, 3, 4), torch.arange(4), BatchPlace(7, 2, np.arange(4))
-    found = first_crop(Compose([Compose([CROP, RandomFlip()]), RandomFlip(0.5, 0.5)]))
-    assert found is not None
-    assert found.rest is not None
-    whole = Compose([Compose([lambda x, y: (x, y), RandomFlip()]), RandomFlip(0.5, 0.5)])
-    assert torch.equal(found.rest.apply_at(x, y, place)[0], whole.apply_at(x, y, place)[0])
 
 
 @pytest.mark.gpu

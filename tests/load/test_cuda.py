@@ -13,10 +13,8 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
+from colabstage import CudaDataLoader, dataset_h5, make_loader
 from colabstage.errors import OptionError
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.device import CudaDataLoader
-from colabstage.load.loader import make_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -155,19 +153,6 @@ def test_the_loaders_error_comes_out_in_the_loop() -> None:
     assert not own_threads()
 
 
-def test_an_error_of_starting_comes_at_once() -> None:
-    """A loader that cannot be started fails where the loop begins, without a thread."""
-
-    class Broken:
-        def __iter__(self) -> Iterator[int]:
-            msg = "no such sampler"
-            raise ValueError(msg)
-
-    with pytest.raises(ValueError, match="no such sampler"):
-        iter(CudaDataLoader(Broken(), "cpu"))
-    assert not own_threads()
-
-
 class Endless:
     """Counts for ever, and knows how many of its iterations were ended."""
 
@@ -233,31 +218,6 @@ def test_dropping_it_ends_the_thread(kept: str) -> None:
         gc.collect()
     assert inner.ended == 1
     assert not own_threads()
-
-
-def test_an_exception_in_the_loop_leaves_no_thread() -> None:
-    """The training step may fail; the thread goes when its traceback does."""
-
-    def train() -> None:
-        for _ in CudaDataLoader(Endless(), "cpu"):
-            msg = "out of memory"
-            raise RuntimeError(msg)
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        train()
-    gc.collect()
-    assert not own_threads()
-
-
-def test_persistent_workers_survive_an_early_break() -> None:
-    """A DataLoader that keeps its workers starts its next epoch from the first batch."""
-    inner = DataLoader(TensorDataset(torch.arange(23)), 5, num_workers=1, persistent_workers=True)
-    with CudaDataLoader(inner, "cpu") as loader:
-        for _ in loader:
-            break
-        assert values(loader) == values(iter(NUMBERS))
-    del inner, loader
-    gc.collect()
 
 
 def test_length_is_the_loaders_or_none() -> None:

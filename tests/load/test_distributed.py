@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import dataset_h5, make_loader
 from colabstage.h5.manifest import Manifest, write_manifest
 from colabstage.io.files import block_ranges, hash_ranges
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import Loader, make_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from colabstage.load.loader import Loader
     from tests.nurseries import Nurseries
 
 RANK = """

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from colabstage import stage_dataset, to_hf
 from colabstage.errors import DriveNotMountedError, OptionError
-from colabstage.load.frameworks.hugging_face import to_hf
-from colabstage.stage.run import stage_dataset
 from tests.pages import DOCS, ROOT
 from tests.pictures import write_photos
 

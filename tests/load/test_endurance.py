@@ -14,9 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.device import CudaDataLoader
-from colabstage.load.loader import make_loader
+from colabstage import CudaDataLoader, dataset_h5, make_loader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import Loader, make_loader
+from colabstage import dataset_h5, make_loader
+from colabstage.load.loader import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-needs_lightning = pytest.mark.skipif(
-    find_spec("lightning") is None, reason="needs lightning: pip install --group large"
-)
 needs_accelerate = pytest.mark.skipif(
     find_spec("accelerate") is None, reason="needs accelerate: pip install --group large"
 )
@@ -112,7 +106,7 @@ def test_batches_that_a_framework_shares_out_are_the_epoch(
 @needs_accelerate
 def test_accelerate_prepares_it(make_file: Callable[..., Any]) -> None:
     """What `prepare` makes of it visits every sample once an epoch, another order each."""
-    from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
+    from accelerate import Accelerator  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     dataset = numbered(make_file)
     loader: Any = Accelerator(cpu=True).prepare(make_loader(dataset, 4, seed=1))
@@ -123,33 +117,10 @@ def test_accelerate_prepares_it(make_file: Callable[..., Any]) -> None:
 
 @pytest.mark.long
 @needs_accelerate
-def test_accelerate_saves_and_restores_a_loader_that_is_registered(
-    make_file: Callable[..., Any], tmp_path: Path
-) -> None:
-    """The next loader continues behind the last batch."""
-    from accelerate import Accelerator  # type: ignore[import-untyped,unused-ignore]
-
-    dataset = numbered(make_file)
-    loader, again = (make_loader(dataset, 4, seed=0) for _ in range(2))
-    whole = visited(make_loader(dataset, 4, seed=0))
-    first = Accelerator(cpu=True)
-    first.register_for_checkpointing(loader)
-    running = iter(loader)
-    seen = [int(row) for _ in range(2) for row in next(running)[1]]
-    first.save_state(str(tmp_path / "state"))
-    second = Accelerator(cpu=True)
-    second.register_for_checkpointing(again)
-    second.load_state(str(tmp_path / "state"))
-    assert seen + visited(again) == whole
-    assert visited(again) != whole
-
-
-@pytest.mark.long
-@needs_accelerate
 def test_accelerate_continues_by_epoch_and_batches(make_file: Callable[..., Any]) -> None:
     """As docs/loaders.md says: what `prepare` makes has no `state_dict`, and skips batches of the epoch that it is set
     to."""
-    from accelerate import Accelerator, skip_first_batches  # type: ignore[import-untyped,unused-ignore]
+    from accelerate import Accelerator, skip_first_batches  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     dataset = numbered(make_file)
     prepare = Accelerator(cpu=True).prepare
@@ -166,65 +137,3 @@ def test_accelerate_continues_by_epoch_and_batches(make_file: Callable[..., Any]
     assert visited(skip_first_batches(resumed, 2)) == epochs[2][2 * 4 :]
     resumed.set_epoch(2)
     assert visited(resumed) == epochs[3]
-
-
-@pytest.mark.long
-@needs_lightning
-def test_lightning_trains_and_predicts(make_file: Callable[..., Any], tmp_path: Path) -> None:
-    """`fit` visits every sample once an epoch in the order of the loader, `predict` all in the file's order, and a
-    checkpoint holds the loader's place."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from lightning.pytorch import LightningModule, Trainer
-
-        sample = make_file("pack", 23)
-        dataset = dataset_h5(sample.path, return_index=True)
-
-        class Model(LightningModule):
-            def __init__(self) -> None:
-                super().__init__()
-                self.layer = torch.nn.Linear(1, 1)
-                self.rows: list[list[int]] = []
-
-            def training_step(self, batch: Any, number: int) -> Any:
-                (x, _), index = batch
-                if number == 0:
-                    self.rows.append([])
-                self.rows[-1] += index.tolist()
-                return self.layer(x.mean(dim=(1, 2, 3))[:, None]).mean()
-
-            def predict_step(self, batch: Any, number: int) -> Any:
-                (x, _), index = batch
-                return index, x.mean(dim=(1, 2, 3))
-
-            def configure_optimizers(self) -> Any:
-                return torch.optim.SGD(self.parameters(), 0.001)
-
-        model = Model()
-        trainer = Trainer(
-            max_epochs=3,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-        )
-        loader = make_loader(dataset, 4, seed=1, dtype=torch.float32)
-        trainer.fit(model, loader)
-        trainer.save_checkpoint(tmp_path / "at.ckpt")
-        still = make_loader(dataset, 4, shuffle=False, dtype=torch.float32)
-        predicted: Any = trainer.predict(model, still)
-        loader.close()
-        still.close()
-    straight = make_loader(dataset, 4, seed=1)
-    assert model.rows == [visited(straight) for _ in range(3)]
-    assert torch.cat([index for index, _ in predicted]).tolist() == list(range(23))
-    np.testing.assert_allclose(torch.cat([mean for _, mean in predicted]), sample.x.mean((1, 2, 3)) / 255, rtol=1e-5)
-    # Lightning asks for nothing behind the last batch, so the place is there; it names the epoch that it begins.
-    state = loader.state_dict()
-    assert (state["epoch"], state["batches_done"]) == (2, len(loader))
-    resumed = make_loader(dataset, 4, seed=1)
-    resumed.load_state_dict(state)
-    resumed.sampler.set_epoch(3)  # type: ignore[attr-defined]
-    assert visited(resumed) == visited(straight)

@@ -13,12 +13,11 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.load.augment import RandomResizedCrop
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
+from colabstage import dataset_h5, make_loader
 from colabstage.load.reading.encoded import Encoded
 from colabstage.load.reading.fields import EngineChoice
 from colabstage.load.reading.memory import ReadFile
+from colabstage.transforms import RandomResizedCrop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from colabstage.stage.run import stage_dataset
+from colabstage import stage_dataset
 from tests.pages import DOCS, blocks
 
 PAGE = DOCS[0].with_name("other_libraries.md")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -16,16 +14,13 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from colabstage import dataset_h5, make_loader
 from colabstage.errors import DecodeError, NotEnoughSpaceError, OptionError, SourceNotFoundError
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
 from tests.support.made_files import make_sparse_h5
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
-
-KINDS = ["pack", "contiguous", "float32", "big-endian", "chunked", "gzip", "lzf", "virtual"]
+    from pathlib import Path
 
 
 def visited(loader: Any) -> list[int]:
@@ -45,37 +40,6 @@ def large(tmp_path: Path) -> Path:
         file["X_train"] = np.random.default_rng(0).integers(0, 256, (60, 128, 128, 3), dtype=np.uint8)
         file["Y_train"] = np.arange(60, dtype=np.uint8)
     return path
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("workers", [1, 3])
-def test_batches_equal_h5py(make_file: Callable[..., Any], kind: str, workers: int) -> None:
-    """Every batch has exactly the rows of its index, bit for bit as h5py reads them, the partial last one too."""
-    sample = make_file(kind, 23)
-    loader = make_loader(dataset_h5(sample.path, return_index=True), 5, num_workers=workers)
-    seen: list[int] = []
-    for (x, y), index in loader:
-        assert x.shape == (len(index), 3, 10, 12)
-        np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), sample.x[index.numpy()])
-        np.testing.assert_array_equal(y.numpy(), sample.y[index.numpy()])
-        assert y.dtype == index.dtype == torch.int64
-        seen += index.tolist()
-    assert sorted(seen) == list(range(23))
-    assert len(loader) == 5
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_memory_gives_the_batches_of_direct(make_file: Callable[..., Any], kind: str) -> None:
-    """Whatever the storage, both strategies give the same batches, bit for bit, for the same seed and epoch."""
-    dataset = dataset_h5(make_file(kind, 23).path, return_index=True)
-    direct, memory = (make_loader(dataset, 5, strategy=name, seed=4) for name in ("direct", "memory"))
-    assert (direct.plan.strategy, memory.plan.strategy) == ("direct", "memory")
-    for _ in range(2):
-        for ((x, y), index), ((other_x, other_y), other_index) in zip(direct, memory, strict=True):
-            assert torch.equal(index, other_index)
-            assert torch.equal(y, other_y)
-            assert torch.equal(x, other_x)
-    assert dataset.engine.name != "memory"
 
 
 def test_a_file_that_went_away_is_told(make_file: Callable[..., Any]) -> None:
@@ -159,13 +123,6 @@ def test_encoded_images_of_many_sizes_are_lists(make_encoded: Callable[..., Path
     torch.testing.assert_close(batches[2][0][0], expected)
 
 
-def test_encoded_images_of_one_size_are_tensors(make_encoded: Callable[..., Path]) -> None:
-    """Images decoded to one size come as one tensor."""
-    dataset = dataset_h5(make_encoded(7, size=(6, 9)))
-    x = torch.cat([x for x, _ in make_loader(dataset, 3, shuffle=False)])
-    np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), np.stack([dataset[row][0] for row in range(7)]))
-
-
 def test_kept_batches_are_never_overwritten(large: Path) -> None:
     """All batches of three epochs, kept as the tensors, views or arrays that they came as, stay what they were."""
     with h5py.File(large, "r") as file:
@@ -188,29 +145,6 @@ def test_memory_of_dropped_batches_is_used_again(large: Path) -> None:
     assert len(addresses) <= 2 + 3
 
 
-@pytest.mark.parametrize("done", range(7))
-def test_resuming_in_the_middle_of_an_epoch_is_exact(make_file: Callable[..., Any], done: int) -> None:
-    """A new loader with the state goes on with the very next batch, and with the next epochs after."""
-    dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
-    first = make_loader(dataset, 4, seed=9)
-    visited(first)
-    straight: list[list[int]] = []
-    state = first.state_dict()
-    for number, (_, index) in enumerate(first, start=1):
-        straight.append(index.tolist())
-        if number == done:
-            state = first.state_dict()
-    straight += [index.tolist() for _, index in first]
-    resumed = make_loader(dataset, 4, seed=9)
-    resumed.load_state_dict(state)
-    assert resumed.state_dict() == state
-    rest = [index.tolist() for _, index in resumed]
-    # Behind the last batch nothing is left, so that loop is empty.
-    assert len(rest) == 6 - done
-    rest += [index.tolist() for _, index in resumed]
-    assert rest == straight[done:]
-
-
 @pytest.mark.parametrize(
     "changes", [{"seed": 8}, {"batch_size": 5}, {"samples": 22}, {"shuffle": 0}, {"batches_done": 7}, {"epoch": -1}]
 )
@@ -221,21 +155,6 @@ def test_state_of_another_loader_is_refused(make_file: Callable[..., Any], chang
     with pytest.raises(OptionError, match=next(iter(changes))):
         loader.load_state_dict({**before, **changes})
     assert loader.state_dict() == before
-
-
-@pytest.mark.parametrize("encoded", [False, True])
-def test_two_hundred_early_breaks_leave_nothing(large: Path, make_encoded: Callable[..., Path], encoded: bool) -> None:
-    """Threads and descriptors stay flat over 200 loops that are left early."""
-    dataset = dataset_h5(make_encoded(20, size=(8, 8)) if encoded else large)
-    loader = make_loader(dataset, 4, num_workers=2)
-    next(iter(loader))
-    loader.close()
-    before = (len(loader_threads()), len(list(Path("/proc/self/fd").iterdir())))
-    for _ in range(200):
-        for _batch in loader:
-            break
-    loader.close()
-    assert (len(loader_threads()), len(list(Path("/proc/self/fd").iterdir()))) == before
 
 
 def test_an_exception_in_the_loop_leaves_no_thread(large: Path) -> None:
@@ -310,14 +229,6 @@ def test_dropping_the_loader_ends_its_threads(large: Path) -> None:
     assert not loader_threads()
 
 
-def test_the_loader_as_a_context(large: Path) -> None:
-    """Leaving the with block ends the threads."""
-    with make_loader(dataset_h5(large), 4) as loader:
-        batches = iter(loader)
-        next(batches)
-    assert not loader_threads()
-
-
 def test_an_error_while_reading_comes_out_in_the_loop(make_encoded: Callable[..., Path]) -> None:
     """A broken image is raised where the batch is asked for, by name, after the batches before it."""
     loader = make_loader(dataset_h5(make_encoded(9, size=(8, 8), broken=5)), 2, shuffle=False, num_workers=2)
@@ -326,26 +237,6 @@ def test_an_error_while_reading_comes_out_in_the_loop(make_encoded: Callable[...
     with pytest.raises(DecodeError, match="Row 5 of X_train"):
         next(batches)
     assert not loader_threads()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"seed": -1}, "seed=-1"),
-        ({"dtype": torch.int64}, "torch.int64"),
-        ({"device": "mps:7"}, "device='mps:7'"),
-        ({"device": "abacus"}, "device='abacus'"),
-        ({"strategy": "magic"}, "expected one of auto, device, memory, direct"),
-    ],
-)
-def test_arguments_that_cannot_work_are_refused(
-    make_file: Callable[..., Any], changes: dict[str, Any], message: str
-) -> None:
-    """Each is an OptionError with the value, when the loader is made."""
-    arguments: dict[str, Any] = {"batch_size": 4, **changes}
-    with pytest.raises(OptionError, match=message):
-        make_loader(dataset_h5(make_file("pack", 23).path), **arguments)
 
 
 def test_another_dataset_is_refused() -> None:
@@ -414,23 +305,3 @@ def test_a_drawn_seed_is_taken_over_by_a_resumed_loader(large: Path) -> None:
     assert visited(second) == visited(first)
     with pytest.raises(OptionError, match="seed"):
         make_loader(dataset, 8, seed=3).load_state_dict(first.state_dict())
-
-
-def test_a_first_batch_enters_few_modules(large: Path) -> None:
-    """Who follows a batch from `make_loader` to the loop reads at most twelve modules of the loader's."""
-    entered: set[str] = set()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and "/colabstage/load/" in frame.f_code.co_filename:
-            entered.add(frame.f_code.co_filename)
-
-    dataset = dataset_h5(large)
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        with make_loader(dataset, 8) as loader:
-            next(iter(loader))
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-    assert 5 < len(entered) <= 12, sorted(entered)

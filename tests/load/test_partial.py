@@ -1,4 +1,7 @@
-"""A pack that is elsewhere and larger than `disk_limit`: every batch is the file's, and the disk holds no more."""
+"""A pack that is elsewhere and larger than `disk_limit`: every batch is the file's, and the disk holds no more.
+
+The same is promised of one file and of several, by a path, from a web server and behind a share link of Google Drive.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +31,15 @@ import pytest
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from colabstage.diagnose.compare import compare_sources
+from colabstage import compare_sources, dataset_h5, make_loader, pack_dataset
 from colabstage.errors import (
+    ColabstageError,
     DamagedPackError,
+    DriveQuotaError,
     NotEnoughSpaceError,
     OptionError,
     PackFormatError,
+    SourceAccessError,
     SourceChangedError,
     SourceNotFoundError,
     SourceReadError,
@@ -40,9 +47,7 @@ from colabstage.errors import (
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
 from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
 from colabstage.io.files import block_ranges, hash_ranges
-from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches
-from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.load.plan import ArrayOptions
 from colabstage.sources.blocks import Edges
@@ -51,25 +56,33 @@ from colabstage.sources.order import Visits
 from colabstage.sources.parse import local_source
 from colabstage.sources.remote import RemoteFacts, RemoteFile
 from tests.support.http_server import WebServer
-from tests.support.staged import disk_sampled
+from tests.support.share_links import DriveShares, SharedItem
+from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-BLOCK, ROWS = 65536, 3000
+BLOCK, ROWS = SMALL_BLOCK, 3000
 SHAPE = (10, 33, 3)
 # What index and edges need, and room for twelve of the 46 blocks.
 LIMIT = 2_900_000 + 12 * BLOCK
 
+SET_ROWS, SET_LIMIT, SHARDS = 6000, 4_300_000, 5
+FOLDER = "1FolderAbcdefghijklmnopqrstuvwxy0"
+LINK = f"https://drive.google.com/drive/folders/{FOLDER}?usp=sharing"
+
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack, and its inputs as h5py reads them."""
+    """A pack, and its rows as h5py reads them."""
 
     path: Path
     x: NDArray[Any]
+    y: NDArray[Any] = field(default_factory=lambda: np.arange(ROWS) % 2)
+    files: list[Path] = field(default_factory=list)
+    """All of its files, where it has several."""
 
 
 def finish(path: Path) -> None:
@@ -98,6 +111,21 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
     return make_pack(tmp_path_factory.mktemp("pack") / "data.h5")
 
 
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    """Five files of 19 small blocks; only three of them have rows of `test`."""
+    folder = tmp_path_factory.mktemp("shards")
+    x = np.random.default_rng(0).integers(0, 256, (SET_ROWS + 3, *SHAPE), dtype=np.uint8)
+    y = np.arange(len(x))
+    np.savez(folder / "data.npz", x_train=x[:-3], y_train=y[:-3], x_test=x[-3:], y_test=y[-3:])
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_small_blocks(monkeypatch)
+        pack_dataset(folder / "data.npz", folder / "one.h5", progress=False)
+        pack_dataset(folder / "data.npz", folder / "set.h5", shards=SHARDS, progress=False)
+    with h5py.File(folder / "one.h5") as file:
+        return Pack(folder / "one.h5", file["X_train"][()], file["Y_train"][()], files=sorted(folder.glob("set-*.h5")))
+
+
 def part_of(dataset: dataset_h5) -> PartialPack:
     assert isinstance(dataset.reader.arrival, PartialPack)
     return dataset.reader.arrival
@@ -108,79 +136,338 @@ def check_epoch(loader: Any, pack: Pack) -> list[int]:
     seen: list[int] = []
     for (x, y), index in loader:
         np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), pack.x[index.numpy()])
-        assert y.tolist() == (index % 2).tolist()
+        np.testing.assert_array_equal(y.numpy(), pack.y[index.numpy()])
         seen += index.tolist()
     return seen
 
 
-def test_epochs_from_a_web_server_are_the_files_and_stay_below_the_limit(pack: Pack, tmp_path: Path) -> None:
-    """Three epochs over http are h5py's rows, each once; the disk never holds more; later epochs fetch what is not
-    here; the next session begins with what is, and two datasets share it."""
-    files = {"data.h5": pack.path, "data.h5.json": manifest_path(pack.path)}
-    with WebServer(files) as server, disk_sampled(tmp_path) as taken:
-        dataset = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+@dataclass
+class Place:
+    """Where a pack is, under what address, and a way to change its files."""
+
+    pack: Pack
+    files: list[Path]
+    address: Any
+    put: Callable[[str, bytes], None]
+    local: Path
+    limit: int
+    refuse: Callable[[str], None] | None = None
+    """Have the service give no more bytes of a file."""
+
+    def open(self, limit: int | str = 0, **options: Any) -> dataset_h5:
+        return dataset_h5(
+            self.address, disk_limit=limit or self.limit, local_dir=self.local, return_index=True, **options
+        )
+
+    @property
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+
+def item_id(name: str) -> str:
+    return f"1Item{name.replace('.', '_'):0>28}"
+
+
+def shared(drive: DriveShares, files: dict[str, Path]) -> None:
+    """Share a folder of files."""
+    items = [SharedItem(item_id(name), name, content=path.read_bytes()) for name, path in sorted(files.items())]
+    drive.add(*items, SharedItem(FOLDER, "photos", kind="folder", entries=tuple(item.id for item in items)))
+
+
+@pytest.fixture
+def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
+    """An imitated Google Drive that this process is led to."""
+    with DriveShares(tmp_path) as shares:
+        for name, value in shares.hosts.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        yield shares
+
+
+@pytest.fixture
+def place(
+    request: pytest.FixtureRequest, pack: Pack, shards: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    """A pack at the kind of place that the test's parameter names."""
+    kind = request.param
+    use_small_blocks(monkeypatch)
+    one = kind in {"file", "web file"}
+    found, limit = (pack, LIMIT) if one else (shards, SET_LIMIT)
+    files = [pack.path] if one else shards.files
+    named = {part.name: part for file in files for part in (file, manifest_path(file))}
+    pattern = files[0].name if one else files[0].name.replace("00000-of", "*-of")
+    local = tmp_path / "local"
+    if kind in {"file", "files"}:
+        folder = tmp_path / "copied"
+        folder.mkdir()
+        for part in named.values():
+            shutil.copy2(part, folder)
+        copies = [folder / file.name for file in files]
+        yield Place(found, copies, folder / pattern, lambda name, data: write(folder / name, data), local, limit)
+    elif kind == "shared folder":
+        drive: DriveShares = request.getfixturevalue("drive")
+        shared(drive, named)
+
+        def put(name: str, data: bytes) -> None:
+            drive.add(replace(drive.item(item_id(name)), content=data, state="public"))
+
+        def refuse(name: str) -> None:
+            drive.add(replace(drive.item(item_id(name)), state="quota"))
+
+        yield Place(found, files, LINK, put, local, limit, refuse)
+    else:
+        with WebServer(dict(named)) as server:
+            address = server.url(files[0].name).replace("00000-of", "*-of")
+            yield Place(found, files, address, server.put, local, limit)
+
+
+def write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def at(*kinds: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("place", kinds, indirect=True)
+
+
+@at("file", "web file", "web files", "shared folder")
+def test_epochs_are_the_rows_of_the_file_below_the_limit(place: Place) -> None:
+    """Each row once an epoch, in another order each time; the disk never holds more than the limit; a slice, labels
+    and a pickle are the file's; the next session begins with what is here, and a state goes on with the same batch."""
+    pack = place.pack
+    rows = len(pack.x)
+    with disk_sampled(place.local) as taken:
+        dataset = place.open()
         loader, part = make_loader(dataset, 50, seed=1), part_of(dataset)
+        assert loader.plan.order.name == "arrival"
+        assert "rows are shuffled in windows" in str(loader.plan)
         orders, fetched = [], [0]
         for _ in range(3):
             orders.append(check_epoch(loader, pack))
             fetched.append(part.figures["fetched"])
-        assert [sorted(order) for order in orders] == [list(range(ROWS))] * 3
+        assert [sorted(order) for order in orders] == [list(range(rows))] * 3
         assert len({tuple(order) for order in orders}) == 3
-        # At its end an epoch has fetched what the next one begins with.
-        size = pack.path.stat().st_size
-        assert 0.9 * size < fetched[1] < 1.25 * size
-        assert fetched[3] - fetched[1] < 2 * 0.95 * size
-        again = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
-        assert part_of(again).path == part.path
-        for mine, yours in zip(make_loader(dataset, 500, seed=2), make_loader(again, 500, seed=2), strict=True):
-            assert mine[1].tolist() == yours[1].tolist()
-        part_of(again).close()
+        # Each window draws from all over, and at its end an epoch has fetched what the next one begins with.
+        assert len({row * 5 // rows for row in orders[0][:600]}) > 1
+        assert 0.9 * place.size < fetched[1] < 1.25 * place.size
+        assert fetched[3] - fetched[1] < 2 * 0.95 * place.size
+        assert part.figures["evicted"] > 0
+        batches = iter(loader)
+        for _ in range(20):
+            next(batches)
+        state, left = loader.state_dict(), [index.tolist() for _, index in batches]
+        np.testing.assert_array_equal(dataset.targets, pack.y)
+        np.testing.assert_array_equal(np.stack([x for (x, _), _ in dataset[1150:1350]]), pack.x[1150:1350])
+        np.testing.assert_array_equal(dataset[-1][0][0], pack.x[-1])
+        assert [y.tolist() for _, y in make_loader(dataset, 500, shuffle=False)][1] == list(range(500, 1000))
+        with pytest.raises(OptionError, match="at once"):
+            dataset.read_batch(range(rows))
+        beside: dataset_h5 = pickle.loads(pickle.dumps(dataset))
+        assert part_of(beside).paths == part.paths
+        np.testing.assert_array_equal(beside.read_batch([0, rows // 2])[0], pack.x[[0, rows // 2]])
+        part_of(beside).close()
         part.close()
         # Not before: what comes next is still being fetched, into the room of what was let go for it.
         here = part.figures["here"]
-        resumed = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
-        assert resumed.figures["kept"] >= here > 8 * BLOCK
+        again = place.open()
+        assert again.figures["kept"] >= here > 8 * BLOCK
         # What earlier sessions fetched and evicted is not counted again.
-        assert resumed.figures["fetched"] <= 2 * BLOCK
-        assert resumed.figures["evicted"] == 0
-        assert check_epoch(make_loader(resumed, 50, seed=1), pack) == orders[0]
-        part_of(resumed).close()
-    assert 10 * BLOCK < max(taken) <= LIMIT
-    assert "rows are shuffled in windows" in str(loader.plan)
+        assert again.figures["fetched"] <= 2 * BLOCK * len(place.files)
+        assert again.figures["evicted"] == 0
+        resumed = make_loader(again, 50, seed=1, num_workers=1)
+        resumed.load_state_dict(state)
+        assert [index.tolist() for _, index in resumed] == left
+        part_of(again).close()
+    assert 10 * BLOCK < max(taken) <= place.limit
 
 
-def test_an_epoch_goes_on_after_what_was_here_is_gone(pack: Pack, tmp_path: Path) -> None:
-    """From a state the rest comes bit for bit, though other blocks are here by now; samples, labels and slices too."""
-    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path / "a", return_index=True)
-    loader = make_loader(dataset, 64, seed=5)
-    batches = iter(loader)
-    for _ in range(20):
-        next(batches)
-    state = loader.state_dict()
-    left = [index.tolist() for _, index in batches]
-    other = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path / "b", return_index=True)
-    resumed = make_loader(other, 64, seed=5, num_workers=1)
-    resumed.load_state_dict(state)
-    assert [index.tolist() for _, index in resumed] == left
-    assert dataset.targets.tolist() == [row % 2 for row in range(ROWS)]
-    np.testing.assert_array_equal(dataset[ROWS - 1][0][0], pack.x[-1])
-    np.testing.assert_array_equal(np.stack([x for (x, _), _ in dataset[100:400]]), pack.x[100:400])
-    rows = [index.tolist() for _, index in make_loader(dataset, 500, shuffle=False)]
-    assert list(chain.from_iterable(rows)) == list(range(ROWS))
-    with pytest.raises(OptionError, match="at once"):
-        dataset.read_batch(range(ROWS))
-    for one in (dataset, other):
-        part_of(one).close()
+@at("file", "files")
+def test_processes_share_one_part(place: Place) -> None:
+    """A forked worker, and another dataset made of a pickle, read what one process fetches; when that ends, the next
+    one goes on fetching. A list of files is what a pattern of their names is."""
+    first = place.open()
+    listed = dataset_h5(place.files, disk_limit=place.limit, local_dir=place.local)
+    assert part_of(listed).paths == part_of(first).paths
+    part_of(listed).close()
+    workers: Any = DataLoader(first, 64, num_workers=1, multiprocessing_context="fork")
+    for (x, _), index in workers:
+        np.testing.assert_array_equal(x.numpy(), place.pack.x[index.numpy()])
+    assert part_of(first).figures["evicted"] > 0
+    second = pickle.loads(pickle.dumps(first))
+    part_of(first).close()
+    assert sorted(check_epoch(make_loader(second, 64, seed=4), place.pack)) == list(range(len(place.pack.x)))
+    part_of(second).close()
 
 
-def test_a_pack_may_have_a_name_that_is_not_utf_8(pack: Pack, tmp_path: Path) -> None:
-    """As Linux allows, and as a pack that is opened whole may."""
-    place = tmp_path / os.fsdecode(b"photos-\xff.h5")
-    shutil.copy(pack.path, place)
-    shutil.copy(manifest_path(pack.path), manifest_path(place))
-    dataset = dataset_h5(place, disk_limit=LIMIT, local_dir=tmp_path / "local")
-    np.testing.assert_array_equal(dataset[7][0], pack.x[7])
+@at("files")
+def test_a_split_that_some_files_have_nothing_of_is_whole(place: Place) -> None:
+    test = place.open(split="test")
+    assert sorted(y for (_, y), _ in test[:]) == [SET_ROWS, SET_ROWS + 1, SET_ROWS + 2]
+    part_of(test).close()
+
+
+@cache
+def first_epoch(path: Path, files: tuple[Path, ...], limit: int) -> list[list[int]]:
+    """Return the rows of each batch; the order is the same wherever the files are."""
+    with tempfile.TemporaryDirectory() as local:
+        known = dataset_h5(list(files) or path, disk_limit=limit, local_dir=local, return_index=True)
+        rows = [index.tolist() for _, index in make_loader(known, 50)]
+        part_of(known).close()
+    return rows
+
+
+def without_end(content: bytes) -> bytes:
+    return content[:-1]
+
+
+def with_wrong_blocks(content: bytes) -> bytes:
+    return content[: 8 * BLOCK] + bytes(10 * BLOCK) + content[18 * BLOCK :]
+
+
+@pytest.mark.parametrize(
+    ("place", "changed", "early", "error", "words"),
+    [
+        ("file", without_end, False, SourceChangedError, ""),
+        ("web file", without_end, False, SourceChangedError, "another"),
+        ("web file", with_wrong_blocks, True, DamagedPackError, "not those that were written"),
+        ("files", with_wrong_blocks, True, DamagedPackError, r"set-00003-of-00005\.h5' is damaged"),
+        ("shared folder", None, False, DriveQuotaError, ""),
+    ],
+    indirect=["place"],
+)
+def test_a_source_that_lies_changes_or_refuses_is_an_error_at_its_batch(
+    place: Place, changed: Callable[[bytes], bytes] | None, early: bool, error: type[ColabstageError], words: str
+) -> None:
+    """Its message says what is here; nothing of the file is held meanwhile; with the file back the epoch goes on."""
+    whole = first_epoch(place.pack.path, tuple(place.pack.files), place.limit)
+    spoilt = [file.name for file in place.files[-2:-1] or place.files]
+    contents = {file.name: file.read_bytes() for file in place.files}
+
+    def spoil() -> None:
+        for name in spoilt if changed is not None else contents:
+            if changed is None:
+                assert place.refuse is not None
+                place.refuse(name)
+            else:
+                place.put(name, changed(contents[name]))
+
+    if early:
+        spoil()
+    dataset = place.open()
+    loader = make_loader(dataset, 50)
+    got: list[list[int]] = []
+
+    def train() -> None:
+        for _, index in loader:
+            got.append(index.tolist())
+            if len(got) == 1 and not early:
+                spoil()
+
+    with pytest.raises(error, match=rf"{words}(.|\n)*blocks .* are here"):
+        train()
+    assert got == whole[: len(got)]
     part_of(dataset).close()
+    assert not {os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()} & set(map(str, place.files))
+    for name, content in contents.items():
+        place.put(name, content)
+    loader.load_state_dict(loader.state_dict())
+    assert got + [index.tolist() for _, index in loader] == whole
+    part_of(dataset).close()
+
+
+@at("file", "files")
+def test_a_limit_that_is_too_low_names_the_one_that_will_do(place: Place) -> None:
+    """Before anything comes; with that limit, each row comes once an epoch."""
+    with disk_sampled(place.local) as taken, pytest.raises(NotEnoughSpaceError, match="are needed") as caught:
+        place.open("1 MB")
+    assert max(taken) < 1_000_000
+    named = re.search(r"([0-9.]+ MB) are needed", str(caught.value))
+    assert named is not None
+    dataset = place.open(named[1])
+    assert sorted(check_epoch(make_loader(dataset, 32), place.pack)) == list(range(len(place.pack.x)))
+    part_of(dataset).close()
+
+
+def test_near_the_least_limit_an_epoch_fetches_each_block_once(pack: Pack, tmp_path: Path) -> None:
+    """Rows that are in two blocks keep their parts, although that leaves fewer whole blocks."""
+    dataset = dataset_h5(pack.path, disk_limit=3_100_000, local_dir=tmp_path, return_index=True)
+    part = part_of(dataset)
+    assert 4 <= part.file.capacity < 6
+    assert sorted(check_epoch(make_loader(dataset, 32), pack)) == list(range(ROWS))
+    # At its end it has fetched some of what the next one begins with.
+    assert part.figures["fetched"] <= pack.path.stat().st_size + part.file.capacity * BLOCK
+    part.close()
+
+
+def unlink(name: str) -> Callable[[Place], None]:
+    return lambda place: (place.files[0].parent / name).unlink()
+
+
+def other_blocks(place: Place) -> None:
+    manifest = read_manifest(place.files[1])
+    assert manifest is not None
+    hashes = np.resize(manifest.hashes, -(-manifest.size // 32768)).tolist()
+    write_manifest(place.files[1], type(manifest)(manifest.size, 32768, tuple(hashes)))
+
+
+def at_folder(place: Place) -> None:
+    place.address = place.files[0].parent
+
+
+def at_nothing(place: Place) -> None:
+    place.address = str(place.address).replace("data.h5", "none.h5")
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "error", "words"),
+    [
+        ("file", unlink("data.h5.json"), SourceNotFoundError, "is not there, or is incomplete"),
+        ("file", at_nothing, SourceNotFoundError, "There is no file '.*none.h5'"),
+        ("file", at_folder, PackFormatError, "is a folder; expected an HDF5 file"),
+        ("web file", at_nothing, SourceNotFoundError, "There is nothing at .*none.h5'.*404"),
+        ("files", other_blocks, PackFormatError, "blocks of 32,768 and of 65,536 bytes"),
+        ("files", unlink("set-00001-of-00005.h5.json"), SourceNotFoundError, "00001-of-00005.h5.json' is not there"),
+        ("files", unlink("set-00002-of-00005.h5"), SourceNotFoundError, "missing: set-00002"),
+    ],
+    indirect=["place"],
+)
+def test_what_is_no_pack_is_refused_by_name(
+    place: Place, change: Callable[[Place], None], error: type[ColabstageError], words: str
+) -> None:
+    change(place)
+    with pytest.raises(error, match=words):
+        place.open()
+
+
+def test_an_address_without_a_manifest_and_an_empty_list_are_refused(pack: Pack, tmp_path: Path) -> None:
+    with (
+        WebServer({"bare.h5": pack.path}) as server,
+        pytest.raises(SourceNotFoundError, match=r"bare.h5.json' is not there"),
+    ):
+        dataset_h5(server.url("bare.h5"), disk_limit=LIMIT, local_dir=tmp_path)
+    with pytest.raises(OptionError, match="list of files is empty"):
+        dataset_h5([], disk_limit=LIMIT, local_dir=tmp_path)
+
+
+def test_a_link_that_leads_to_no_pack_says_what_to_share(drive: DriveShares, shards: Pack, tmp_path: Path) -> None:
+    """One file, a pack without its manifest, several packs, a link among others, a folder that is not public."""
+    first = shards.files[0]
+
+    def refused(error: type[ColabstageError], words: str, link: Any = LINK) -> None:
+        with pytest.raises(error, match=words):
+            dataset_h5(link, disk_limit=LIMIT, local_dir=tmp_path / "local")
+
+    shared(drive, {first.name: first})
+    refused(SourceNotFoundError, r"NAME\.h5 and NAME\.h5\.json, and give the link to that folder")
+    files = {first.name: first, manifest_path(first).name: manifest_path(first)}
+    shared(drive, files)
+    file_link = f"https://drive.google.com/file/d/{drive.item(FOLDER).entries[0]}/view"
+    refused(SourceNotFoundError, "no packed file with its manifest", file_link)
+    refused(OptionError, "a share link in a list", [LINK, str(first)])
+    shared(drive, {**files, "other.h5": first, "other.h5.json": manifest_path(first)})
+    refused(OptionError, r"holds several packs \(2: other\.h5, set-00000-of-00005\.h5\)")
+    drive.add(replace(drive.item(FOLDER), state="private"))
+    refused(SourceAccessError, "photos|shared|public|anyone")
+    assert not (tmp_path / "local").exists()
 
 
 def test_local_dir_is_no_address(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,18 +480,17 @@ def test_local_dir_is_no_address(pack: Pack, tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
-def test_processes_share_one_part(pack: Pack, tmp_path: Path) -> None:
-    """A forked worker, and another dataset made of a pickle, read what one process fetches; when that ends, the next
-    one goes on fetching."""
-    first = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
-    workers: Any = DataLoader(first, 64, num_workers=1, multiprocessing_context="fork")
-    for (x, _), index in workers:
-        np.testing.assert_array_equal(x.numpy(), pack.x[index.numpy()])
-    assert part_of(first).figures["evicted"] > 0
-    second = pickle.loads(pickle.dumps(first))
-    part_of(first).close()
-    assert sorted(check_epoch(make_loader(second, 64, seed=4), pack)) == list(range(ROWS))
-    part_of(second).close()
+def test_a_full_shuffle_needs_all_of_a_pack(pack: Pack, tmp_path: Path) -> None:
+    """With room for all of it, it is a file like any other once it is here."""
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
+    with pytest.raises(OptionError, match=r'46 of them.*shuffle="auto"'):
+        make_loader(dataset, 8, shuffle=True)
+    part_of(dataset).close()
+    roomy = dataset_h5(pack.path, disk_limit="1 GB", local_dir=tmp_path, return_index=True)
+    check_epoch(make_loader(roomy, 64), pack)
+    assert part_of(roomy).complete
+    assert len(list(make_loader(roomy, 64, shuffle=True, strategy="memory"))) == 47
+    part_of(roomy).close()
 
 
 def test_arrays_for_other_frameworks_visit_blocks_as_make_loader_does(pack: Pack, tmp_path: Path) -> None:
@@ -243,62 +529,6 @@ def test_processes_that_start_anew_make_the_same_batches(pack: Pack, tmp_path: P
         multiprocessing_context="spawn",
     )
     assert check_epoch(stock, pack) == check_epoch(loader, pack)
-    part_of(dataset).close()
-
-
-def test_a_source_that_lies_or_changes_is_an_error_at_its_batch(pack: Pack, tmp_path: Path) -> None:
-    """Wrong bytes and another file are told where they are needed, with what is here; then the epoch goes on."""
-    content = pack.path.read_bytes()
-    wrong = content[: 8 * BLOCK] + bytes(10 * BLOCK) + content[18 * BLOCK :]
-    files: dict[str, bytes | Path] = {"data.h5": content, "data.h5.json": manifest_path(pack.path)}
-    with WebServer(files) as server:
-        dataset = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
-        whole = [index.tolist() for _, index in make_loader(dataset, 50)]
-        part_of(dataset).close()
-        for number, (kind, words) in enumerate(
-            [(SourceChangedError, "another"), (DamagedPackError, "not those that were written")]
-        ):
-            if kind is DamagedPackError:
-                server.put("data.h5", wrong)
-            dataset = dataset_h5(
-                server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path / f"{number}", return_index=True
-            )
-            loader = make_loader(dataset, 50)
-            got: list[list[int]] = []
-
-            def train(loader: Any = loader, got: Any = got, kind: Any = kind) -> None:
-                for _, index in loader:
-                    got.append(index.tolist())
-                    if kind is SourceChangedError and len(got) == 1:
-                        server.put("data.h5", content[:-1])
-
-            with pytest.raises(kind, match=rf"{words}(.|\n)*blocks .* are here .* not fetched again"):
-                train()
-            assert got == whole[: len(got)]
-            server.put("data.h5", content)
-            loader.load_state_dict(loader.state_dict())
-            assert got + [index.tolist() for _, index in loader] == whole
-            part_of(dataset).close()
-
-
-def test_a_file_that_is_cut_meanwhile_is_not_held(pack: Pack, tmp_path: Path) -> None:
-    """It is opened again to see what it has become, and closed again each time; with the file back rows come, and
-    closing a second time ends that too."""
-    place = tmp_path / "data.h5"
-    content = pack.path.read_bytes()
-    place.write_bytes(content)
-    shutil.copy(manifest_path(pack.path), manifest_path(place))
-    dataset = dataset_h5(place, disk_limit=LIMIT, local_dir=tmp_path / "local", return_index=True)
-    loader = make_loader(dataset, 50)
-    batches = iter(loader)
-    next(batches)
-    place.write_bytes(content[:-1])
-    with pytest.raises(SourceChangedError, match="are here"):
-        list(batches)
-    part_of(dataset).close()
-    assert str(place) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
-    place.write_bytes(content)
-    assert sorted(check_epoch(loader, pack)) == list(range(ROWS))
     part_of(dataset).close()
 
 
@@ -572,56 +802,3 @@ def test_encoded_images_come_in_part(tmp_path: Path) -> None:
     assert part_of(dataset).figures["evicted"] > 0
     part_of(dataset).close()
     whole.close()
-
-
-def test_the_limit_that_is_named_will_do(pack: Pack, tmp_path: Path) -> None:
-    """It is named at once, and no second time with more; an epoch of usual batches has room in it."""
-    with pytest.raises(NotEnoughSpaceError) as caught:
-        dataset_h5(pack.path, disk_limit="1 MB", local_dir=tmp_path)
-    named = re.search(r"([0-9.]+ MB) are needed", str(caught.value))
-    assert named is not None
-    dataset = dataset_h5(pack.path, disk_limit=named[1], local_dir=tmp_path, return_index=True)
-    assert sorted(check_epoch(make_loader(dataset, 64), pack)) == list(range(ROWS))
-    part_of(dataset).close()
-
-
-def test_near_the_least_limit_an_epoch_fetches_each_block_once(pack: Pack, tmp_path: Path) -> None:
-    """Rows that are in two blocks keep their parts, although that leaves fewer whole blocks."""
-    dataset = dataset_h5(pack.path, disk_limit=3_100_000, local_dir=tmp_path, return_index=True)
-    part = part_of(dataset)
-    assert 4 <= part.file.capacity < 6
-    assert sorted(check_epoch(make_loader(dataset, 32), pack)) == list(range(ROWS))
-    # At its end it has fetched some of what the next one begins with.
-    most = pack.path.stat().st_size + part.file.capacity * BLOCK
-    assert part.figures["fetched"] <= most
-    part.close()
-
-
-def test_what_cannot_be_says_so_before_anything_comes(pack: Pack, tmp_path: Path) -> None:
-    """A limit that is too low names the one that would do; a file without manifest is refused."""
-    with pytest.raises(NotEnoughSpaceError, match=r"disk_limit=1 MB is too little .* are needed"):
-        dataset_h5(pack.path, disk_limit="1 MB", local_dir=tmp_path)
-    bare = tmp_path / "bare.h5"
-    bare.write_bytes(pack.path.read_bytes())
-    with pytest.raises(SourceNotFoundError, match="is not there, or is incomplete"):
-        dataset_h5(bare, disk_limit=LIMIT, local_dir=tmp_path)
-    # What is missing is named: the file, where that is not there either.
-    with pytest.raises(SourceNotFoundError, match=r"There is no file '.*none.h5'"):
-        dataset_h5(tmp_path / "none.h5", disk_limit=LIMIT, local_dir=tmp_path)
-    with pytest.raises(PackFormatError, match="is a folder; expected an HDF5 file"):
-        dataset_h5(tmp_path, disk_limit=LIMIT, local_dir=tmp_path)
-    with WebServer({"bare.h5": bare}) as server:
-        with pytest.raises(SourceNotFoundError, match=r"There is nothing at .*none.h5'.*404"):
-            dataset_h5(server.url("none.h5"), disk_limit=LIMIT, local_dir=tmp_path)
-        with pytest.raises(SourceNotFoundError, match=r"bare.h5.json' is not there"):
-            dataset_h5(server.url("bare.h5"), disk_limit=LIMIT, local_dir=tmp_path)
-    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
-    with pytest.raises(OptionError, match=r'46 of them.*shuffle="auto"'):
-        make_loader(dataset, 8, shuffle=True)
-    part_of(dataset).close()
-    # With room for all of it, it is a file like any other once it is here.
-    roomy = dataset_h5(pack.path, disk_limit="1 GB", local_dir=tmp_path, return_index=True)
-    check_epoch(make_loader(roomy, 64), pack)
-    assert part_of(roomy).complete
-    assert len(list(make_loader(roomy, 64, shuffle=True, strategy="memory"))) == 47
-    part_of(roomy).close()

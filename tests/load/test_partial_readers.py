@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+from colabstage import dataset_h5, make_loader
 from colabstage.h5.manifest import manifest_path
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
 from colabstage.sources import fetcher
 from colabstage.sources.blocks import Blocks, take_lock
 from colabstage.sources.in_part import BlockwiseFile
@@ -216,7 +215,9 @@ def test_the_state_after_any_batch_continues_with_the_next(pack: Pack, server: W
     straight = [check_epoch([batch], pack) for _ in range(3) for batch in loader]
     alone = [make_loader(dataset, 120, seed=5, num_workers=count) for count in (0, 3)]
     ranks = [make_loader(dataset, 60, seed=5, rank=rank, world_size=2) for rank in range(2)]
-    for number, state in enumerate(states, 1):
+    # Of each epoch the first states, the last ones, and some between them.
+    for number in (1, 2, 9, 17, 24, 25, 26, 34, 43, 49, 50):
+        state = states[number - 1]
         assert next_rows(alone[number % 2], state, pack) == straight[number], number
         together = [row for rank in ranks for row in next_rows(rank, state, pack)]
         assert sorted(together) == sorted(straight[number]), number

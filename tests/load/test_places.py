@@ -9,13 +9,13 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
+from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import EpochSampler, Loader, make_loader
+from colabstage.load.loader import EpochSampler, Loader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,7 +111,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(arguments=ARGUMENTS, steps=STEPS)
 def test_places_are_those_of_a_model(numbered: Path, arguments: Arguments, steps: list[Any]) -> None:
     """Loops that are left, that go on behind a failed batch, or are resumed elsewhere; epochs that are set, by the
@@ -161,7 +160,6 @@ def test_places_are_those_of_a_model(numbered: Path, arguments: Arguments, steps
     assert not picky.wrong
 
 
-@settings(max_examples=60, deadline=None)
 @given(arguments=ARGUMENTS, drop_last=st.booleans(), world_size=st.integers(1, 4), epoch=st.integers(0, 2))
 def test_ranks_visit_what_the_model_says(
     numbered: Path, arguments: Arguments, drop_last: bool, world_size: int, epoch: int

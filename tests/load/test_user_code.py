@@ -10,12 +10,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
+from colabstage import dataset_h5, make_loader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +60,6 @@ def trained(batches: Iterator[Any], stop: int) -> list[Any]:
     return seen
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     rows=st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=30),
     batch_size=st.integers(1, 9),

@@ -11,6 +11,7 @@ import pytest
 
 from colabstage.errors import OptionError
 from colabstage.machine.platforms import PLATFORM_NAMES, Platform, detect_platform
+from tests.pages import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -178,3 +179,14 @@ def test_the_real_environment_is_read_when_called(monkeypatch: pytest.MonkeyPatc
     for name in PLATFORM_NAMES:
         monkeypatch.setenv("COLABSTAGE_PLATFORM", name)
         assert detect_platform().name == name
+
+
+@pytest.mark.parametrize("name", ["colab", "kaggle", "studio-lab", "paperspace", "lightning"])
+def test_the_page_on_drive_has_each_platforms_folders(name: str) -> None:
+    """In the row with its title; the home folder is named as such."""
+    found = detect({"COLABSTAGE_PLATFORM": name}, ("/storage", "/cache"))
+    page = (ROOT / "docs/drive.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| {found.title} | `")]
+    assert f"| `{found.fast_dir}`" in row
+    if found.persistent_dir is not None:
+        assert ("home folder" if found.persistent_dir == Path("/home/ann") else f"`{found.persistent_dir}`") in row

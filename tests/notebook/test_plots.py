@@ -17,7 +17,7 @@ from tests.notebook.packs import CLASSES, photos, write_boxed, write_pack
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
 
-from colabstage.notebook.plots import plot_class_balance, plot_image_sizes
+from colabstage import plot_class_balance, plot_image_sizes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

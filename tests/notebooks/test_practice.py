@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from colabstage import pack_dataset
 from colabstage.errors import OptionError
 from colabstage.h5.info import read_info
-from colabstage.pack.run import pack_dataset
 from notebooks.practice import (
     DIGIT_NAMES,
     HEIGHT,

@@ -68,8 +68,8 @@ def test_a_foreground_that_the_first_masks_have_not_is_found(tmp_path: Path, enc
 @pytest.mark.parametrize(
     ("first", "later", "says"),
     [
-        ((0, 1), (0, 255), r"masks/\d\d\.png' have the values 0 and 1, others such as 'masks/\d\d\.png' 0 and 255"),
-        ((0,), (0, 100, 200), r"masks/[1-3]\d\.png' have 3 shades of grey \(0, 100, 200\)"),
+        ((0, 1), (0, 255), r"masks/\d\d\.png'.* the values 0 and 1, others such as 'masks/\d\d\.png' 0 and 255"),
+        ((0,), (0, 100, 200), r"masks/[1-3]\d\.png'.* have 3 shades of grey \(0, 100, 200\)"),
         ((0,), tuple(range(0, 256, 17)), "shades of grey"),
     ],
 )
@@ -157,9 +157,7 @@ def test_one_colour_under_two_numbers_is_no_class(tmp_path: Path, palettes: tupl
         masks.append(file.getvalue())
     source = archive(tmp_path / "a.zip", masks)
     if palettes == (0, 1):
-        with pytest.raises(
-            BrokenDatasetError, match=r"masks/00\.png' and 'masks/01\.png' have the colour \(0, 255, 0\)"
-        ):
+        with pytest.raises(BrokenDatasetError, match=r"masks/01\.png'.* the colour \(0, 255, 0\).*masks/00\.png"):
             pack_dataset(source, tmp_path / "a.h5", progress=False)
     else:
         assert packed(source, tmp_path / "a.h5")[0] == [[0, 1, 2]] * 4

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.nurseries import Nurseries
 
+LOOPS = Path(__file__).with_name("loops.py")
 HOW = {
     "lightning": "pip install --group large",
     "transformers": "pip install transformers accelerate",
@@ -21,7 +21,7 @@ HOW = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # a process that imports torch, and TensorFlow
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("library", "deaths"),
     [
@@ -32,12 +32,10 @@ HOW = {
     ],
 )
 def test_weights_are_those_of_a_training_that_nothing_interrupted(
-    tmp_path: Path, library: str, deaths: list[int]
+    tmp_path: Path, nurseries: Nurseries, library: str, deaths: list[int]
 ) -> None:
     """In the middle of an epoch, or for Keras from its beginning; and a training that is done is not done again."""
-    command = [sys.executable, "-m", "tests.runs.loops", library, str(tmp_path), *map(str, deaths)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    kind = "tensorflow" if library == "keras" else "torch"
+    found = json.loads(nurseries.run_script(kind, [LOOPS, library, tmp_path, *map(str, deaths)], {}))
     assert found.pop("from") > 0
     assert found == {"died": len(deaths), "same": True, "steps": 36, "epochs": 3, "again": 0}

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from tests.runs.training import write_data
@@ -18,11 +19,11 @@ RANKS = Path(__file__).with_name("ranks.py")
 
 
 def run_ranks(
-    nurseries: Nurseries, home: Path, name: str, *, ranks: int = 2, stop: int | None = None, attempt: int = 0
-) -> list[str]:
-    """Run all ranks of a training in the folder `name`; what each printed."""
+    nurseries: Nurseries, home: Path, name: str, *trouble: str, ranks: int = 2, attempt: int = 0
+) -> list[tuple[int, str]]:
+    """Run all ranks of a training in the folder `name`; the exit code of each, and what it printed."""
     store, out = home / f"store-{name}-{attempt}", home / f"{name}.pt"
-    given = [str(store), str(home / name), str(home / "rows.h5"), str(out), *([] if stop is None else [str(stop)])]
+    given = [str(store), str(home / name), str(home / "rows.h5"), str(out), *trouble]
     processes = [
         subprocess.Popen(
             nurseries.command("torch", "script", RANKS, str(rank), str(ranks), *given),
@@ -33,21 +34,38 @@ def run_ranks(
         for rank in range(ranks)
     ]
     said = [process.communicate(timeout=110) for process in processes]
-    wanted = 0 if stop is None else 9
-    assert [process.returncode for process in processes] == [wanted] * ranks, said
-    return [out for out, _ in said]
+    return [(process.returncode, "".join(texts)) for process, texts in zip(processes, said, strict=True)]
 
 
 def test_ranks_go_on_together(tmp_path: Path, nurseries: Nurseries) -> None:
     """After all of them died in mid-epoch; also as another number of ranks."""
     write_data(tmp_path / "rows.h5")
-    run_ranks(nurseries, tmp_path, "whole")
-    run_ranks(nurseries, tmp_path, "killed", stop=8)
+    assert [code for code, _ in run_ranks(nurseries, tmp_path, "whole")] == [0, 0]
+    assert [code for code, _ in run_ranks(nurseries, tmp_path, "killed", "8")] == [9, 9]
     shutil.copytree(tmp_path / "killed", tmp_path / "fewer")
-    said = run_ranks(nurseries, tmp_path, "killed", attempt=1)
-    assert all("step=8" in one for one in said)
-    run_ranks(nurseries, tmp_path, "fewer", ranks=1, attempt=1)
+    again = run_ranks(nurseries, tmp_path, "killed", attempt=1)
+    assert all(code == 0 and "step=8" in said for code, said in again), again
+    ((code, said),) = run_ranks(nurseries, tmp_path, "fewer", ranks=1, attempt=1)
+    assert code == 0, said
     names = ("whole", "killed", "fewer")
     whole, killed, fewer = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in names)
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
     assert all(torch.allclose(whole[name], fewer[name], atol=1e-4) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "codes", "error"),
+    [("damaged", [3, 3], "DamagedPackError"), ("other", [3, 3], "OptionError"), ("gone", [9, 3], "WorkersLostError")],
+)
+def test_what_fails_on_one_rank_fails_on_all(
+    tmp_path: Path, nurseries: Nurseries, trouble: str, codes: list[int], error: str
+) -> None:
+    """Before the first step, by name: no rank waits for one that has ended."""
+    write_data(tmp_path / "rows.h5")
+    run_ranks(nurseries, tmp_path, "run", "8")
+    if trouble == "damaged":
+        for version in (tmp_path / "run").glob("*.pt"):
+            version.write_bytes(b"damaged")
+    ended = run_ranks(nurseries, tmp_path, "run", trouble, attempt=1)
+    assert [code for code, _ in ended] == codes, ended
+    assert all(error in said for code, said in ended if code == 3), ended

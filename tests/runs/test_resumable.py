@@ -478,6 +478,7 @@ def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
         run.log(step=1)
     figure = run.plot("loss")
     assert len(figure.axes) == 1
+    assert [line.get_xdata()[0] for line in figure.axes[0].lines[1:]] == [run.resumed_from.step]
     with pytest.raises(OptionError, match="accuracy"):
         run.plot("accuracy")
 
@@ -554,3 +555,16 @@ def test_numbers_of_numpy_and_tied_weights_come_back(tmp_path: Path) -> None:
         assert fresh[0].weight.min().item() == fresh[1].weight.max().item() == 2.0
     assert best.state == 2.0
     assert max(path.stat().st_size for path in tmp_path.glob("*.pt")) < 1.5 * tied.weight.nbytes
+
+
+@pytest.mark.gpu
+def test_random_numbers_of_the_gpu_go_on(tmp_path: Path) -> None:
+    """What dropout draws there after a version is drawn again by the session that it is restored in."""
+    model = nn.Linear(2, 2).to("cuda")
+    with resumable(tmp_path, progress=False, model=model) as run:
+        run.save()
+        expected = torch.rand(5, device="cuda").tolist()
+    torch.cuda.manual_seed(7)
+    with resumable(tmp_path, progress=False, model=model) as run:
+        drawn = [torch.rand(5, device="cuda").tolist() for _ in run.epochs(1)]
+    assert drawn == [expected]

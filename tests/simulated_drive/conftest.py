@@ -1,4 +1,4 @@
-"""A simulated Drive for each test, unmounted whatever happens."""
+"""Simulated Drives, unmounted whatever happens: one for each test, and one for all tests of a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from simulated_drive.drive import SimulatedDrive
-from simulated_drive.knobs import DriveKnobs
+from simulated_drive.knobs import DriveFaults, DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,13 +24,13 @@ def mountpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_drive(tmp_path: Path) -> Iterator[MakeDrive]:
-    """Make Drives, each with a home of its own; all are unmounted at the end."""
+    """Make Drives, each with a home of its own."""
     made: list[SimulatedDrive] = []
 
-    def make(knobs: DriveKnobs | None = None) -> SimulatedDrive:
-        drive = SimulatedDrive(tmp_path / f"home{len(made)}", knobs=knobs or DriveKnobs.quick())
-        made.append(drive)
-        return drive
+    def make(**knobs: object) -> SimulatedDrive:
+        own = DriveKnobs(**{"time_scale": 0.0, **knobs})  # type: ignore[arg-type]
+        made.append(SimulatedDrive(tmp_path / f"home{len(made)}", knobs=own))
+        return made[-1]
 
     yield make
     for drive in made:
@@ -41,3 +41,18 @@ def make_drive(tmp_path: Path) -> Iterator[MakeDrive]:
 def drive(make_drive: MakeDrive) -> SimulatedDrive:
     """A Drive without any waiting, not mounted yet."""
     return make_drive()
+
+
+@pytest.fixture(scope="module")
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedDrive]:
+    home = tmp_path_factory.mktemp("shared")
+    with SimulatedDrive(home / "home", knobs=DriveKnobs.quick()) as drive:
+        drive.mount(home / "drive")
+        yield drive
+
+
+@pytest.fixture
+def shared(_shared: SimulatedDrive) -> Iterator[SimulatedDrive]:
+    """A mounted Drive without any waiting that other tests of the file use, too; each in a folder of its own."""
+    yield _shared
+    _shared.set_faults(DriveFaults())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import threading
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +16,13 @@ from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.places import BucketPlace
 from colabstage.stage.plan import plan_stage
+from colabstage.stage.publish import publish
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.request import read_cache_dir
 from colabstage.stage.run import stage_dataset
 from tests.support.staged import disk_sampled, timeless, use_small_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.sources.servers import BucketService
@@ -99,77 +97,6 @@ def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketServ
     assert objects(s3) == {}
 
 
-def test_a_new_version_replaces_ours_and_nothing_else(
-    photos: Path, s3: BucketService, tmp_path: Path, image_bytes: Callable[..., bytes]
-) -> None:
-    first = staged(photos, tmp_path / "one")
-    key = f"cache/{first.path.name}"
-    before = objects(s3)
-    (photos / "cat" / "0000.png").write_bytes(image_bytes(99))
-    second = staged(photos, tmp_path / "two")
-    assert second.report.origin == "source"
-    assert objects(s3)[key] == second.path.read_bytes() != before[key]
-    # Somebody writes to it: other bytes of the same length, later than the manifest.
-    stranger = bytes(len(objects(s3)[key]))
-    s3.put(key, stranger)
-    s3.backend.get_object(s3.bucket, key).last_modified = s3.backend.get_object(
-        s3.bucket, f"{key}.json"
-    ).last_modified.replace(year=2099)
-    (photos / "cat" / "0000.png").write_bytes(image_bytes(98))
-    third = staged(photos, tmp_path / "three")
-    assert "Not cached" in str(third.report)
-    assert "describes it as it is now" in str(third.report)
-    assert objects(s3)[key] == stranger
-    # Without any manifest it is not ours either, nor is what has the manifest's name.
-    s3.remove(f"{key}.json")
-    assert "Not cached" in str(staged(photos, tmp_path / "four").report)
-    s3.remove(key)
-    s3.put(f"{key}.json", b"notes")
-    assert "is not a manifest that colabstage wrote" in str(staged(photos, tmp_path / "five").report)
-    assert objects(s3) == {f"{key}.json": b"notes"}
-
-
-def test_a_kill_between_file_and_manifest_leaves_nothing_that_is_in_the_way(
-    photos: Path, s3: BucketService, tmp_path: Path, image_bytes: Callable[..., bytes]
-) -> None:
-    first = staged(photos, tmp_path / "one")
-    key = f"cache/{first.path.name}"
-    manifest = objects(s3)[f"{key}.json"]
-    s3.remove(f"{key}.json")
-    s3.put(f"{key}.unfinished", manifest)
-    assert place().look([first.path.name]) == [None]
-    again = staged(photos, tmp_path / "two")
-    assert again.report.origin == "source"
-    assert again.wait_published().kept_bytes == first.path.stat().st_size
-    assert sorted(objects(s3)) == [key, f"{key}.json"]
-    s3.remove(f"{key}.json")
-    s3.put(f"{key}.unfinished", manifest)
-    (photos / "cat" / "0000.png").write_bytes(image_bytes(99))
-    other = staged(photos, tmp_path / "three")
-    assert timeless(objects(s3)) == as_objects(key, other.path)
-
-
-def test_two_who_publish_at_once_leave_one_whole_version(photos: Path, s3: BucketService, tmp_path: Path) -> None:
-    pack = stage_dataset(photos, local_dir=tmp_path / "one", cache_dir=None, progress=False).path
-    failed: list[BaseException] = []
-
-    def publish() -> None:
-        try:
-            place().publish(pack, "photos.h5", progress=NullProgress())
-        except BaseException as error:  # noqa: BLE001 - looked at below
-            failed.append(error)
-
-    threads = [threading.Thread(target=publish) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(failed) < len(threads)
-    assert [error for error in failed if "appeared there meanwhile" not in str(error)] == []
-    assert objects(s3)["cache/photos.h5"] == pack.read_bytes()
-    assert json.loads(objects(s3)["cache/photos.h5.json"])["size"] == pack.stat().st_size
-
-
 @pytest.mark.parametrize("theirs", ["another version", "the same pack of another state"])
 def test_a_manifest_that_comes_before_ours(
     photos: Path, s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str
@@ -192,10 +119,10 @@ def test_a_manifest_that_comes_before_ours(
     monkeypatch.setattr(ObjectStore, "put", put_late)
     if theirs == "another version":
         with pytest.raises(TargetExistsError, match="another process wrote it meanwhile"):
-            place().publish(pack, "photos.h5", progress=NullProgress())
+            publish(place(), pack, "photos.h5", progress=NullProgress())
         assert objects(s3)["cache/photos.h5.json"] == content
     else:
-        place().publish(pack, "photos.h5", progress=NullProgress())
+        publish(place(), pack, "photos.h5", progress=NullProgress())
         assert timeless(objects(s3)) == as_objects("cache/photos.h5", pack)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from colabstage import list_datasets, plan_stage, publish_file, stage_dataset
-from colabstage.errors import ColabstageError, TargetExistsError
+from colabstage.errors import ColabstageError, NotStagedError, OptionError, TargetExistsError
 from tests.contract.served import numbers_in
 from tests.support.faulty_mount import faulty_mount
 from tests.support.images import in_classes, make_tree
@@ -211,3 +211,22 @@ def test_a_place_that_cannot_be_listed_is_not_empty(place: str, tmp_path: Path) 
         mount.fail("readdir", errno.EACCES, below=place)
         with pytest.raises(ColabstageError, match=place):
             list_datasets(**places)
+
+
+def test_a_dataset_never_reads_the_pack_that_replaced_its_own(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    old = world.stage()
+    world.change()
+    new = world.stage()
+    with pytest.raises(NotStagedError, match="replaced"):
+        old.loader("train", 2)
+    assert numbers_in(new.path) == AFTER
+
+
+def test_a_cache_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    (tmp_path / "cache").write_bytes(b"")
+    for call in (world.stage, lambda: plan_stage(world.source, **world.places), lambda: list_datasets(**world.places)):
+        with pytest.raises(OptionError, match="cache_dir="):
+            call()
+    assert not (tmp_path / "here").exists()

@@ -234,7 +234,7 @@ def test_a_record_that_is_none_counts_for_nothing_and_stays(tmp_path: Path, spoi
 
 
 @pytest.mark.parametrize("place", [6, 8, 10], ids=["version", "flags", "method"])
-@pytest.mark.parametrize("bit", range(8))
+@pytest.mark.parametrize("bit", [0, 3, 5])
 def test_a_record_with_one_wrong_bit_counts_for_nothing(tmp_path: Path, place: int, bit: int) -> None:
     """In what a zip's directory says of its first member, where each bit asks for something else of whoever reads."""
     photos = tmp_path / "photos"
@@ -369,15 +369,6 @@ def test_an_image_that_is_read_again_and_broken_is_named(tmp_path: Path) -> None
     assert pack.read_bytes() == before
     (photos / "cat" / "00003.jpg").write_bytes(jpeg(77))
     assert counts(stage(photos, tmp_path / "local").report) == (0, 1, 0, 11, 1)
-
-
-def test_other_options_are_another_pack(tmp_path: Path) -> None:
-    photos = tmp_path / "photos"
-    write_photos(photos, 12)
-    stage(photos, tmp_path / "local")
-    write(photos / "cat" / "new.jpg", jpeg(1000))
-    assert counts(stage(photos, tmp_path / "local", image_size=(8, 8)).report) is None
-    assert counts(stage(photos, tmp_path / "local", refresh=True).report) is None
 
 
 @pytest.mark.torch

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import stat
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
 
-from colabstage.errors import TargetExistsError, TargetNotWritableError
+from colabstage.errors import TargetNotWritableError
 from colabstage.io import workspace
 from colabstage.stage.publish import publish_file
-from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
@@ -42,45 +40,6 @@ def visible(folder: Path) -> list[str]:
 def publish(path: Path, to: object, **options: Any) -> Path:
     """In silence."""
     return publish_file(path, to, progress=False, **options).path  # type: ignore[arg-type]
-
-
-class TestFolders:
-    @pytest.mark.parametrize("mine", ["embeddings.npy", "c.txt"], ids=["added", "edited"])
-    def test_what_was_put_into_plain_files_stays(self, tmp_path: Path, mine: str) -> None:
-        """`keep="files"` with a changed source stops before it replaces the folder; once moved away, it goes on."""
-        source = write(tmp_path / "source" / "a.txt", "1").parent
-        write(source / "c.txt", "3")
-        options: dict[str, Any] = {
-            "keep": "files",
-            "local_dir": tmp_path / "local",
-            "cache_dir": None,
-            "progress": False,
-        }
-        files = stage_dataset(source, **options).files
-        assert files is not None
-        write(files / mine, "hours of work")
-        write(source / "b.txt", "2")
-        with pytest.raises(TargetExistsError, match=rf"{re.escape(mine)}.*stage again"):
-            stage_dataset(source, **options)
-        assert read(files) == {"a.txt": "1", "c.txt": "3", mine: "hours of work"}
-        (files / mine).rename(tmp_path / mine)
-        stage_dataset(source, **options)
-        assert read(files) == {"a.txt": "1", "b.txt": "2", "c.txt": "3"}
-
-    def test_purge_keeps_all_of_a_dataset_that_holds_anything_else(self, tmp_path: Path) -> None:
-        source = write(tmp_path / "source" / "a.txt", "1").parent
-        local = tmp_path / "local"
-        staged = stage_dataset(source, keep="files", local_dir=local, cache_dir=None, progress=False)
-        assert staged.files is not None
-        mine = write(staged.files / "embeddings.npy", "mine")
-        before = read(local)
-        report = purge_datasets(list_datasets(local_dir=local, cache_dir=None))
-        assert [one.path for one in report.kept] == [staged.files.parent]
-        assert "embeddings.npy" in report.reasons[0]
-        assert read(local) == before
-        mine.unlink()
-        assert len(purge_datasets(list_datasets(local_dir=local, cache_dir=None)).removed) == 1
-        assert visible(local) == []
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

@@ -26,7 +26,8 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.io.ownership import put_file
-from colabstage.stage.publish import await_upload, check_unchanged
+from colabstage.stage.places import Publication
+from colabstage.stage.publish import await_upload
 from simulated_drive.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
 from tests.stage.conftest import OneStep
 from tests.support.invariants import left_behind, snapshot, unvouched
@@ -108,25 +109,19 @@ IN_THE_WAY: dict[str, Callable[[Path], object]] = {
     "a folder": lambda target: target.mkdir(),
     "a link": lambda target: target.symlink_to(write(target.parent.parent / "theirs", "precious")),
     "a link to the same": lambda target: target.symlink_to(write(target.parent.parent / "theirs", b"new")),
-    "another file": lambda target: write(target, "precious"),
-    "a log under the manifest's name": lambda target: write(target.with_name("model.pt.json"), '{"epoch": 3}'),
     "a version that was edited": lambda target: edit(version(target), b"OLD"),
-    "a version that grew": lambda target: edit(version(target), b"older"),
-    "a version that lost its manifest": lambda target: version(target).with_name("model.pt.json").unlink(),
-    "somebody's previous version": lambda target: write(version(target).with_name("model.pt.previous"), "precious"),
 }
 
 
-@pytest.mark.parametrize("keep_previous", [True, False])
 @pytest.mark.parametrize("name", IN_THE_WAY)
-def test_what_is_somebodys_stays(name: str, keep_previous: bool, tmp_path: Path) -> None:
+def test_what_is_somebodys_stays(name: str, tmp_path: Path) -> None:
     write(tmp_path / "old", b"old")
     source, target = write(tmp_path / "model.pt", b"new"), tmp_path / "to/model.pt"
     target.parent.mkdir()
     IN_THE_WAY[name](target)
     before = snapshot(tmp_path)
     with pytest.raises(TargetExistsError, match=r"model\.pt"):
-        publish(source, target.parent, keep_previous=keep_previous)
+        publish(source, target.parent)
     after = snapshot(tmp_path)
     # A folder's time changes where something was made in it for a moment.
     assert {path: (one.kind, one.content) for path, one in after.items()} == {
@@ -135,12 +130,14 @@ def test_what_is_somebodys_stays(name: str, keep_previous: bool, tmp_path: Path)
     assert left_behind(tmp_path) == []
 
 
-def test_the_same_bytes_without_a_manifest_are_adopted(tmp_path: Path) -> None:
+def test_a_path_that_may_be_a_folder_is_asked_about(tmp_path: Path) -> None:
+    """`Path` drops the slash; each of the two lines in the message works."""
     source = write(tmp_path / "model.pt", b"new")
-    target = publish(source, tmp_path / "to/model.pt").path
-    target.with_name("model.pt.json").unlink()
-    assert publish(source, target).kept_bytes == 3
-    check(target.parent, newest=b"new")
+    with pytest.raises(OptionError, match="ck/'"):
+        publish(source, tmp_path / "ck/")
+    assert publish(source, f"{tmp_path}/ck/").path == tmp_path / "ck/model.pt"
+    assert publish(source, tmp_path / "ck/").path == tmp_path / "ck/model.pt"
+    assert publish(source, f"{tmp_path}/file").path == tmp_path / "file"
 
 
 def test_what_cannot_be_published(tmp_path: Path) -> None:
@@ -164,12 +161,12 @@ def test_another_may_publish_the_same_meanwhile(tmp_path: Path, monkeypatch: pyt
     for content in (b"old", b"new"):
         write(source, content)
 
-        def unchanged(file: Path, state: Any) -> None:
+        def unchanged(new: Publication) -> None:
             monkeypatch.undo()
             publish(source, f"{there}/")
-            check_unchanged(file, state)
+            new.check_unchanged()
 
-        monkeypatch.setattr("colabstage.stage.publish.check_unchanged", unchanged)
+        monkeypatch.setattr(Publication, "check_unchanged", unchanged)
         publish(source, f"{there}/")
     check(there, newest=b"new", previous=b"old")
 
@@ -188,7 +185,7 @@ def test_two_at_the_same_moment_each_have_their_manifest(tmp_path: Path, monkeyp
         put_file(made, target, replaces=replaces)
         placed.set()
 
-    monkeypatch.setattr("colabstage.stage.publish.put_file", meet_and_put)
+    monkeypatch.setattr("colabstage.stage.places.put_file", meet_and_put)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda n: publish(write(tmp_path / f"{n}.pt", contents[n]), there), range(2)))
     second = there.read_bytes()
@@ -316,7 +313,7 @@ def test_what_does_not_arrive_in_time_can_be_waited_for_again(
 
 
 @pytest.mark.fuse
-@pytest.mark.parametrize("lost", ["MyDrive/*model.pt*", "MyDrive/*.json*"])
+@pytest.mark.parametrize("lost", ["MyDrive/*model.pt*", "MyDrive/*.unfinished"])
 def test_an_upload_that_is_lost_is_never_reported(
     lost: str, model: Path, my_drive: Path, drive: SimulatedDrive
 ) -> None:

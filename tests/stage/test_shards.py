@@ -155,18 +155,17 @@ import os, signal, sys
 import pytest
 import colabstage.load.dataset
 from colabstage import stage_dataset
-from colabstage.stage import run
-from colabstage.stage.places import FolderPlace
+from colabstage.stage import shards
 from tests.support.staged import use_small_blocks
 use_small_blocks(pytest.MonkeyPatch())
-left, publish_file = [int(sys.argv[5])], FolderPlace.publish
+left, publish_file = [int(sys.argv[5])], shards.publish
 def publish(*arguments, **named):
     done = publish_file(*arguments, **named)
     left[0] -= 1
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
     return done
-FolderPlace.publish = publish
+shards.publish = publish
 stage_dataset(sys.argv[1], disk_limit=int(sys.argv[2]), local_dir=sys.argv[3], cache_dir=sys.argv[4], progress=False)
 """
 

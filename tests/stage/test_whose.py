@@ -19,7 +19,7 @@ from colabstage.io.workspace import is_made_here
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.publish import previous_path, publish_file
-from colabstage.stage.purge import list_datasets, purge_datasets, sweep_leftovers
+from colabstage.stage.purge import sweep_leftovers
 from colabstage.stage.run import stage_dataset
 from tests.stage.conftest import OneStep
 from tests.support.faulty_mount import faulty_mount
@@ -92,7 +92,7 @@ def test_a_time_is_as_noted_also_where_a_disk_rounds_it(found: int, beside: int,
     assert not is_time_as_noted(0, found, beside)
 
 
-@pytest.mark.parametrize("verb", ["publish", "shards", "stage", "purge"])
+@pytest.mark.parametrize("verb", ["shards", "stage"])
 def test_a_manifest_without_a_time_asks_the_hashes(verb: str, tmp_path: Path, photos: Path) -> None:
     for content, is_ours in (("as written", True), ("another", False)):
         home = tmp_path / content
@@ -122,11 +122,6 @@ def _made(verb: str, home: Path, photos: Path) -> tuple[Path, Callable[[], bool]
             return False
         return True
 
-    if verb == "publish":
-        target = home / "model.pt"
-        publish_file(checkpoint(home / "new/model.pt", 1, nbytes=1000), target, progress=False)
-        new = checkpoint(home / "new/model.pt", 2, nbytes=1000)
-        return target, lambda: tells(lambda: publish_file(new, target, progress=False))
     if verb == "shards":
 
         def pack(side: int) -> Any:
@@ -137,29 +132,15 @@ def _made(verb: str, home: Path, photos: Path) -> tuple[Path, Callable[[], bool]
         return Path(pack(8).files[0]), lambda: tells(lambda: pack(9))
     home.mkdir()
     options: dict[str, Any] = {"image_size": (8, 8), "local_dir": home / "fast", "progress": False}
-    found = stage_dataset(photos, cache_dir=home / "cache" if verb == "purge" else None, **options)
-    if verb == "stage":
+    found = stage_dataset(photos, cache_dir=None, **options)
 
-        def stage() -> object:
-            # Other bytes for the same name.
-            first = next(photos.rglob("*.png"))
-            shutil.copyfile(next(one for one in photos.rglob("*.png") if one != first), first)
-            return stage_dataset(photos, cache_dir=None, refresh=True, **options)
+    def stage() -> object:
+        # Other bytes for the same name.
+        first = next(photos.rglob("*.png"))
+        shutil.copyfile(next(one for one in photos.rglob("*.png") if one != first), first)
+        return stage_dataset(photos, cache_dir=None, refresh=True, **options)
 
-        return found.path, lambda: tells(stage)
-    cached = home / "cache" / found.path.name
-    return (
-        cached,
-        lambda: (
-            not purge_datasets(
-                [
-                    one
-                    for one in list_datasets(local_dir=home / "fast", cache_dir=home / "cache")
-                    if one.place == "cache"
-                ]
-            ).kept
-        ),
-    )
+    return found.path, lambda: tells(stage)
 
 
 def test_times_that_a_remount_moved_cost_no_reading_in_a_second_call(tmp_path: Path, make_images: Any) -> None:

@@ -3,10 +3,9 @@
     with simulated_colab(folder, drive=SimulatedDrive(folder / "drive")) as colab:
         mount_drive(folder / "content/drive")
 
-The package asks in the same order, says the same words and raises the same exceptions by name as the real one;
-`ColabKnobs` decides what goes wrong. Other `google.*` packages stay importable.
-
-`google.colab.drive` is the one that matters, with the order of its steps; `colab_modules` holds the others.
+`google.colab.drive`, the one module that colabstage uses, asks in the same order, says the same words and raises the
+same exceptions by name as the real one; `ColabKnobs` decides what goes wrong. Other `google.*` packages stay
+importable.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import threading
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from colabstage.machine.mounts import list_mounts
 from tests.support.colab_machine import (
@@ -32,16 +31,6 @@ from tests.support.colab_machine import (
     check_preset,
     environment,
     make_machine,
-)
-from tests.support.colab_modules import (
-    auth_module,
-    display_modules,
-    errors_module,
-    files_module,
-    message_module,
-    output_module,
-    runtime_module,
-    userdata_module,
 )
 
 if TYPE_CHECKING:
@@ -70,16 +59,6 @@ class TIMEOUT(Exception):  # noqa: N818 - the name of the exception it stands fo
 TIMEOUT.__module__ = "pexpect.exceptions"
 
 
-class _Environment(NamedTuple):
-    """What the real module reads from the environment each time."""
-
-    home: str
-    root_dir: str
-    dev: str
-    path: str
-    config_dir: str
-
-
 def drive_module(colab: SimulatedColab) -> ModuleType:
     """Build the stand-in `google.colab.drive`, which does what the real module was seen to do, step by step.
 
@@ -97,20 +76,9 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
     """
 
     def mount(mountpoint: str, force_remount: bool = False, timeout_ms: int = 120000, readonly: bool = False) -> None:
-        _mount(mountpoint, force_remount=force_remount, timeout_ms=timeout_ms, ephemeral=True, readonly=readonly)
-
-    def _mount(
-        mountpoint: str,
-        force_remount: bool = False,
-        timeout_ms: int = 120000,
-        ephemeral: bool = False,
-        readonly: bool = False,
-    ) -> None:
         colab.calls.append("drive.mount")
-        _check_environment(colab, mountpoint, ephemeral=ephemeral)
-        answered = True
-        if ephemeral:
-            answered = colab.request_auth("dfs_ephemeral", timeout_s=int(timeout_ms / 1000))
+        _check_environment(colab, mountpoint)
+        answered = colab.request_auth("dfs_ephemeral", timeout_s=int(timeout_ms / 1000))
         mountpoint = os.path.expanduser(mountpoint)  # noqa: PTH111 - a string stays one in every message
         if not force_remount and _is_live_folder(Path(mountpoint, "My Drive")):
             print(
@@ -118,7 +86,7 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
                 f'drive.mount("{mountpoint}", force_remount=True).'
             )
             return
-        folder = Path(_env().config_dir)
+        folder = Path(os.environ["HOME"], ".config/Google")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
@@ -136,7 +104,7 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
         if colab.marker("/var/colab/mp").exists():
             msg = "google.colab.drive is unsupported in this environment."
             raise NotImplementedError(msg)
-        _env()
+        _ = os.environ["CLOUDSDK_CONFIG"]
         if colab.drive is None or colab.drive.mountpoint is None:
             print("Drive not mounted, so nothing to flush and unmount.")
             return
@@ -147,13 +115,11 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
 
     module: Any = ModuleType("google.colab.drive")
     module.__all__ = ["flush_and_unmount", "mount"]
-    mount._DEBUG = False  # type: ignore[attr-defined]
     module.mount, module.flush_and_unmount = mount, flush_and_unmount
-    module._mount, module._env, module._logs_dir, module._timeouts_path = _mount, _env, _logs_dir, _timeouts_path
     return module  # type: ignore[no-any-return]
 
 
-def _check_environment(colab: SimulatedColab, mountpoint: str, *, ephemeral: bool) -> None:
+def _check_environment(colab: SimulatedColab, mountpoint: str) -> None:
     if not colab.marker("/var/colab/hostname").exists():
         raise NotImplementedError(_UNSUPPORTED)
     if " " in mountpoint:
@@ -162,7 +128,7 @@ def _check_environment(colab: SimulatedColab, mountpoint: str, *, ephemeral: boo
     if os.environ.get("VERTEX_PRODUCT") == "COLAB_ENTERPRISE":
         msg = "google.colab.drive.mount is not supported in Colab Enterprise."
         raise NotImplementedError(msg)
-    _ = os.environ["TBE_EPHEM_CREDS_ADDR" if ephemeral else "TBE_CREDS_ADDR"]
+    _ = os.environ["TBE_EPHEM_CREDS_ADDR"]
 
 
 def _is_live_folder(path: Path) -> bool:
@@ -221,7 +187,7 @@ def _refuse_mountpoint(place: Path) -> None:
 
 
 def _start_client(colab: SimulatedColab, place: Path, *, answered: bool, readonly: bool) -> None:
-    log = Path(_logs_dir(), "drive_fs.txt")
+    log = Path(os.environ["HOME"], ".config/Google/DriveFS/Logs/drive_fs.txt")
     log.parent.mkdir(parents=True, exist_ok=True)
     problem = colab.knobs.mount
     with log.open("a", encoding="utf-8") as file:
@@ -255,21 +221,6 @@ def _unmount_soon(colab: SimulatedColab) -> None:
         return
     colab.leaving = threading.Timer(lag_s, drive.unmount)
     colab.leaving.start()
-
-
-def _env() -> _Environment:
-    home = os.environ["HOME"]
-    root = os.path.realpath(Path(os.environ["CLOUDSDK_CONFIG"], "../.."))
-    path = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin:."
-    return _Environment(home, root, "/dev/fuse", path, f"{home}/.config/Google")
-
-
-def _logs_dir() -> str:
-    return f"{_env().config_dir}/DriveFS/Logs/"
-
-
-def _timeouts_path() -> str:
-    return str(Path(_logs_dir(), "timeouts.txt"))
 
 
 @contextlib.contextmanager
@@ -330,24 +281,9 @@ def _package(colab: SimulatedColab) -> Iterator[None]:
 
 def _present(colab: SimulatedColab) -> dict[str, ModuleType]:
     package: Any = _empty_package("google.colab")
-    package.__version__ = "0.0.1a2"
-    drawing = display_modules(colab)
-    package.__all__ = sorted(["auth", "drive", "files", "output", "runtime", *drawing])
-    modules = {
-        "drive": drive_module(colab),
-        "errors": errors_module(colab),
-        "files": files_module(colab),
-        "auth": auth_module(colab),
-        "runtime": runtime_module(colab),
-        "output": output_module(colab),
-        "userdata": userdata_module(colab),
-        "_message": message_module(colab),
-        **drawing,
-    }
-    for name, module in modules.items():
-        if name != "userdata":  # the real package does not import it either
-            setattr(package, name, module)
-    return {"google.colab": package} | {f"google.colab.{name}": module for name, module in modules.items()}
+    package.__version__, package.__all__ = "0.0.1a2", ["drive"]
+    package.drive = drive_module(colab)
+    return {"google.colab": package, "google.colab.drive": package.drive}
 
 
 def _empty_package(name: str) -> ModuleType:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
 import time
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from colabstage.io.environment import SYSTEM_ROOT_VARIABLE
 if TYPE_CHECKING:
     import subprocess
     import threading
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
 Preset = Literal["colab_cpu", "colab_gpu", "colab_enterprise", "colab_subprocess", "kaggle", "local"]
@@ -102,14 +101,6 @@ def make_machine(preset: Preset, root: Path) -> None:
         (root / "var/colab/hostname").write_text("m-s-practice\n", encoding="ascii")
 
 
-def wipe_machine(preset: Preset, root: Path) -> None:
-    """Take the machine's own disk away, and give a fresh one."""
-    # By name, and nothing else below the root: the practice Drive may be there as well.
-    for name in ("root", "content", "kaggle", "tmp", "var"):
-        shutil.rmtree(root / name, ignore_errors=True)
-    make_machine(preset, root)
-
-
 @contextlib.contextmanager
 def environment(preset: Preset, root: Path) -> Iterator[None]:
     """Give this process the platform's environment variables, and its own ones back afterwards."""
@@ -125,60 +116,15 @@ def environment(preset: Preset, root: Path) -> Iterator[None]:
         os.environ.update(before)
 
 
-class Error(Exception):
-    """`google.colab.errors.Error`."""
-
-
-class AuthorizationError(Error):
-    """`google.colab.errors.AuthorizationError`."""
-
-
-class RuntimeManagementError(Error):
-    """`google.colab.errors.RuntimeManagementError`."""
-
-
-class WidgetException(Exception):  # noqa: N818 - the name it has there
-    """`google.colab.errors.WidgetException`; not one of `errors.Error`."""
-
-
-class MessageError(Error):
+class MessageError(Exception):
     """`google.colab._message.MessageError`: the front end answered with an error."""
 
 
-class SecretNotFoundError(Error):
-    """`google.colab.userdata.SecretNotFoundError`."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"Secret {key} does not exist.")
-
-
-class NotebookAccessError(Exception):
-    """`google.colab.userdata.NotebookAccessError`: the secret is there, but not granted to this notebook; not one of
-    `errors.Error`.
-    """
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"Notebook does not have access to secret {key}")
-
-
-class TimeoutException(Error):  # noqa: N818 - the name it has there
-    """`google.colab.userdata.TimeoutException`: no answer, because the code does not run in Colab's page."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(
-            f"Requesting secret {key} timed out. Secrets can only be fetched when running from the Colab UI."
-        )
+MessageError.__module__ = "google.colab._message"
 
 
 class WaitsForEverError(RuntimeError):
     """Stands for a wait without an end, which nobody can practise: a request that is not answered and has no limit."""
-
-
-for _error in (Error, AuthorizationError, RuntimeManagementError, WidgetException):
-    _error.__module__ = "google.colab.errors"
-for _refusal in (SecretNotFoundError, NotebookAccessError, TimeoutException):
-    _refusal.__module__ = "google.colab.userdata"
-MessageError.__module__ = "google.colab._message"
 
 
 class PracticeDrive(Protocol):
@@ -200,9 +146,6 @@ class PracticeDrive(Protocol):
     def kill(self) -> None:
         """End the client as SIGKILL does; the mount stays, dead."""
 
-    def new_machine(self) -> None:
-        """Drop the cache with everything that waits in it, as with a new machine."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColabKnobs:
@@ -220,16 +163,6 @@ class ColabKnobs:
     """Seconds from the end of a flush until the mount is gone."""
     remount: Literal["works", "fails"] = "works"
     """How a mount after a flush ends."""
-    unassign: Literal["works", "fails"] = "works"
-    """How the service that takes machines back answers."""
-    page_is_open: bool = True
-    """Whether there is a browser page to answer requests for secrets."""
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    """The secrets by name, and those this notebook may not read."""
-    secrets_not_granted: frozenset[str] = frozenset()
-    """The secrets by name, and those this notebook may not read."""
-    uploads: Mapping[str, bytes] = field(default_factory=dict)
-    """What the person chooses in an upload dialogue, bytes by file name."""
 
 
 @dataclass(slots=True)
@@ -251,12 +184,6 @@ class SimulatedColab:
     """The calls in their order, as `module.function`."""
     auth_requests: int = 0
     """How often a permission was asked for."""
-    downloads: dict[str, bytes] = field(default_factory=dict)
-    """What arrived in the browser."""
-    signed_in: bool = False
-    """Whether the person has given a permission."""
-    service_account: str = ""
-    """The service account that is signed in, "" for none."""
     was_flushed: bool = False
     """Whether the Drive was flushed, after which a mount may fail."""
     waits: list[float | None] = field(default_factory=list)
@@ -312,16 +239,3 @@ class SimulatedColab:
         if self.knobs.auth == "silent" and self.knobs.waits_really and timeout_s is not None:
             time.sleep(timeout_s)
         return self.knobs.auth == "granted"
-
-    def delete_machine(self) -> None:
-        """Replace the machine by a fresh one, as 'Disconnect and delete runtime' does: the disk, the mount and what
-        was not uploaded are gone. (A mere restart of the kernel changes nothing here.)"""
-        if self.drive is not None:
-            if self.drive.mountpoint is not None:
-                # Killed and not closed: a machine that is deleted flushes nothing.
-                self.drive.kill()
-                self.drive.unmount()
-            self.drive.new_machine()
-        self.signed_in = self.was_flushed = False
-        self.service_account = ""
-        wipe_machine(self.preset, self.root)

@@ -66,7 +66,8 @@ def _is_hidden(path: Path) -> bool:
 
 def left_behind(folder: Path) -> list[str]:
     """Return names of unfinished work, locks and drafts below a folder; one inventory beside each folder is none."""
-    found = sorted(folder.rglob(".colabstage-*")) + sorted(folder.rglob(".*.colabstage.json.coming"))
+    patterns = (".colabstage-*", ".*.colabstage.json.coming", "*.unfinished")
+    found = [path for pattern in patterns for path in sorted(folder.rglob(pattern))]
     inventories = {(path.parent, path.name.rsplit(".", 3)[0]): path for path in found if path.suffix == ".deed"}
     return [str(path.relative_to(folder)) for path in found if path not in inventories.values()]
 

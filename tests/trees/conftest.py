@@ -9,17 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
-from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from colabstage.trees.listing import Tree
-
-# A machine that is busy with something else is no failure.
-settings.register_profile("colabstage", deadline=None)
-settings.load_profile("colabstage")
 
 
 @dataclass

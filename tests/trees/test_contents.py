@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import tarfile
-import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
 
 from colabstage.io.stand_ins import is_html
-from colabstage.trees.bytes import compression_of, describe_contents, is_tar_head, is_zip_head
+from colabstage.trees.bytes import compression_of, is_tar_head
 
 if TYPE_CHECKING:
-    from tests.trees.conftest import TarBytes, ZipBytes
-
-
-def test_zips_are_known_by_their_beginning(zip_bytes: ZipBytes) -> None:
-    """Whole, empty, or with the marker of a split archive that became one."""
-    assert is_zip_head(zip_bytes({"a": b"1"}, zipfile.ZIP_DEFLATED))
-    assert is_zip_head(zip_bytes({}))
-    assert is_zip_head(b"PK00" + zip_bytes({"a": b"1"}))
-    assert not is_zip_head(b"PK is how some texts begin")
+    from tests.trees.conftest import TarBytes
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
@@ -67,9 +58,3 @@ def test_only_a_whole_mark_is_a_compression() -> None:
     assert compression_of(b"\x1f\x8b\x08rest") == "gz"
     assert compression_of(b"\x1f\x8b\x00rest") is None
     assert compression_of(b"") is None
-
-
-def test_unknown_files_are_called_so() -> None:
-    """Binary or text, at least."""
-    assert describe_contents(b"\x01\x02\x03") == "a file of unknown kind"
-    assert describe_contents("wörter\n".encode()) == "a text file"

@@ -17,7 +17,7 @@ from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, Sourc
 from colabstage.io.files import RetryPolicy
 from colabstage.trees.bytes import PIECE_BYTES
 from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps
-from colabstage.trees.names import JUNK_FILES, is_junk
+from colabstage.trees.names import JUNK_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,22 +35,6 @@ _FILES = {
     "top.txt": b"",
     "a/.hidden.jpg": b"h",
 }
-
-
-@pytest.mark.parametrize("workers", [1, 4])
-def test_every_file_is_listed_by_name_and_read_whole(
-    tmp_path: Path, write_files: WriteFiles, read_all: ReadAll, workers: int
-) -> None:
-    """One thread or several see the same files, sorted, with the contents that are on the disk."""
-    with FolderTree(write_files(tmp_path, _FILES), workers=workers) as tree:
-        assert [entry.name for entry in tree.entries] == sorted(_FILES)
-        assert read_all(tree) == _FILES
-        assert {entry.size for entry in tree.entries} == {len(content) for content in _FILES.values()}
-        assert sorted(entry.position for entry in tree.entries) == list(range(len(_FILES)))
-        assert tree.entries[0].mtime_ns == (tmp_path / tree.entries[0].name).stat().st_mtime_ns
-    assert tree.kind == "folder"
-    assert tree.notes == ()
-    assert tree.label == str(tmp_path)
 
 
 def test_many_entries_are_all_looked_at(tmp_path: Path, write_files: WriteFiles) -> None:
@@ -161,20 +145,6 @@ def test_who_lists_a_folder_looks_at_its_files_too_unless_each_look_is_a_round_t
     assert max(shared) > 4 if look_s else min(shared) == 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["._a.jpg", ".DS_Store", "Thumbs.db", "DESKTOP.INI", "a.GDOC", ".colabstage-x.y.0.tmp", ".p.colabstage.json"],
-)
-def test_whatever_is_no_file_of_a_dataset_is_seen_among_many(
-    tmp_path: Path, write_files: WriteFiles, name: str
-) -> None:
-    """All names are judged at once, and that finds whatever the rules for one name find."""
-    assert is_junk(name) or name.lower().endswith(GOOGLE_NATIVE)
-    files = {f"{number}.jpg": b"x" for number in range(300)}
-    tree = FolderTree(write_files(tmp_path, {**files, name: b""}))
-    assert list(tree.entries.names) == sorted(files)
-
-
 def test_links_to_files_and_folders_are_followed(tmp_path: Path, write_files: WriteFiles, read_all: ReadAll) -> None:
     """A folder of links into another place is how people share one copy of the images."""
     shared = write_files(tmp_path / "shared", {"1.jpg": b"one", "more/2.jpg": b"two"})
@@ -228,13 +198,6 @@ def test_a_missing_folder_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match="nowhere"):
         FolderTree(tmp_path / "nowhere")
     assert time.monotonic() - start < RetryPolicy().first_wait_s
-
-
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    """The message says so instead of an errno."""
-    (tmp_path / "x.zip").write_bytes(b"")
-    with pytest.raises(SourceReadError, match="not a folder"):
-        FolderTree(tmp_path / "x.zip")
 
 
 def test_the_stamp_of_a_listing_shows_additions_and_removals(tmp_path: Path, write_files: WriteFiles) -> None:
@@ -302,15 +265,6 @@ def test_a_dead_mount_is_named_as_such(tmp_path: Path, write_files: WriteFiles) 
         drive.kill()
         with pytest.raises(DriveDisconnectedError, match=r"mount_drive\("):
             FolderTree(tmp_path / "drive" / "MyDrive" / "data")
-
-
-def _classes(count: int) -> dict[str, bytes]:
-    """Class folders of five images and a text each."""
-    return {
-        f"c{number:02}/{name}": f"{number} {name}".encode()
-        for number in range(count)
-        for name in ("a.txt", *(f"{image}.jpg" for image in range(5)))
-    }
 
 
 @pytest.mark.parametrize("in_order", [True, False])

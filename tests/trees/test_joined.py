@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-from zipfile import ZipFile
-
 import pytest
 
-from colabstage.trees.bytes import LocalBytes
-from colabstage.trees.folder import FolderTree
-from colabstage.trees.joined import JoinedTree, plan_joining
-from colabstage.trees.zip import ZipTree
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from colabstage.trees.joined import plan_joining
 
 
 @pytest.mark.parametrize(
@@ -65,31 +56,3 @@ def test_names_of_parts_that_are_lost_are_told_of(stems: list[str], names: list[
     assert ("stage the folder that they are in" in reason) is is_told
     archives = plan_joining(stems, names, of_folders=False).reason
     assert ("extract each into a folder of its name" in archives) is is_told
-
-
-def make_parts(folder: Path) -> tuple[FolderTree, ZipTree]:
-    """A folder and a zip with two files each."""
-    (folder / "one" / "cat").mkdir(parents=True)
-    for name in ("b.txt", "a.txt"):
-        (folder / "one" / "cat" / name).write_text(f"one {name}", encoding="utf-8")
-    with ZipFile(folder / "two.zip", "w") as archive:
-        for name in ("cat/d.txt", "cat/c.txt"):
-            archive.writestr(name, f"two {name}")
-    return FolderTree(folder / "one"), ZipTree(LocalBytes(folder / "two.zip"))
-
-
-def test_files_are_read_from_the_tree_they_are_in(tmp_path: Path) -> None:
-    """All files are there by name, and by position one part comes after the other."""
-    one, two = make_parts(tmp_path)
-    with JoinedTree("both", [("one", one), ("two", two)]) as joined:
-        assert [entry.name for entry in joined.entries] == ["cat/a.txt", "cat/b.txt", "cat/c.txt", "cat/d.txt"]
-        assert [joined.read(entry) for entry in joined.entries] == [
-            b"one a.txt",
-            b"one b.txt",
-            b"two cat/c.txt",
-            b"two cat/d.txt",
-        ]
-        positions = {entry.name: entry.position for entry in joined.entries}
-        assert max(positions["cat/a.txt"], positions["cat/b.txt"]) < positions["cat/d.txt"] < positions["cat/c.txt"]
-        assert (joined.kind, joined.label) == ("folder", "both")
-        assert "united" in joined.notes[0]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import (
@@ -53,7 +53,6 @@ _component = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0:"), 
 _name = st.lists(_component, min_size=1, max_size=4).map(lambda parts: "/".join([*(f"d{part}" for part in parts), "f"]))
 
 
-@settings(max_examples=60)
 @given(
     files=st.dictionaries(_name, st.tuples(st.binary(max_size=1500), st.integers(0, 9_000_000_000)), max_size=6),
     form=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),

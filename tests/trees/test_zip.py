@@ -179,14 +179,6 @@ def test_a_member_that_lacks_4_gib_is_damaged(tmp_path: Path, method: int) -> No
             list(tree.chunks(tree.entries[0]))
 
 
-@pytest.mark.slow
-def test_more_than_65535_members(zip_bytes: ZipBytes) -> None:
-    """The count in the last record is 16 bits wide; zip64 has the whole one."""
-    files = {f"c/{number}": b"" for number in range(70_000)}
-    with ZipTree(RecordingBytes(zip_bytes(files))) as tree:
-        assert len(tree.entries) == 70_000
-
-
 def test_a_directory_in_many_pieces_is_what_zipfile_reads(
     zip_bytes: ZipBytes, read_all: ReadAll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,12 +266,6 @@ def test_an_archive_above_4_gib_as_macos_writes_it(tmp_path: Path) -> None:
         assert [entry.position for entry in tree.entries] == list(places)
 
 
-def test_an_empty_zip_is_an_empty_tree(zip_bytes: ZipBytes) -> None:
-    """A zip without members is whole, if useless."""
-    with ZipTree(RecordingBytes(zip_bytes({}))) as tree:
-        assert tree.entries == ()
-
-
 def test_the_times_of_members_are_kept() -> None:
     """DOS times are taken as UTC, to two seconds."""
     buffer = io.BytesIO()
@@ -312,25 +298,6 @@ def test_a_tail_of_zeros_is_named(zip_bytes: ZipBytes) -> None:
     whole = zip_bytes({"a/1.jpg": random.Random(3).randbytes(10_000)})
     with pytest.raises(CorruptArchiveError, match=r"truncated: it ends in zeros.*Copy or upload"):
         ZipTree(RecordingBytes(whole[:5000] + b"\0" * (len(whole) - 5000)))
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (b"<!DOCTYPE html><html><body>Google Drive - Virus scan warning</body></html>", "web page"),
-        (b"\xef\xbb\xbf\n <HTML>sign in</HTML>", "web page"),
-        (b"", "empty file"),
-        (b"\0" * 4096, "zeros"),
-        (b"Rar!\x1a\x07\1\0" + b"x" * 100, "RAR"),
-        (b"\x89PNG\r\n\x1a\n" + b"PK\5\6 PK\1\2" + b"x" * 100, "PNG image"),
-        (b"just some words\n" * 10, "text file"),
-    ],
-    ids=["html", "html with a mark", "empty", "zeros", "rar", "png", "text"],
-)
-def test_what_is_no_zip_is_named(content: bytes, what: str) -> None:
-    """A person sees at once that the download, not the archive, went wrong."""
-    with pytest.raises(CorruptArchiveError, match=what):
-        ZipTree(RecordingBytes(content))
 
 
 def test_damaged_members_are_named_and_others_still_read(zip_bytes: ZipBytes) -> None:
@@ -408,7 +375,7 @@ def test_members_are_found_whatever_looks_like_one(
 @pytest.mark.parametrize("method", _METHODS)
 def test_the_head_of_a_large_member_is_read_alone(zip_bytes: ZipBytes, method: int) -> None:
     """For the shape of an array nobody waits for 16 MiB of it; whoever reads on gets all of it."""
-    content = random.Random(2).randbytes(5_000_000)
+    content = random.Random(2).randbytes(2_000_000)
     source = RecordingBytes(zip_bytes({"x.npy": content}, method))
     with ZipTree(source) as tree:
         (entry,) = tree.entries

@@ -21,7 +21,7 @@ from colabstage.layouts.folders import folders_state
 from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.reading import open_member, refuse_stand_in
 from colabstage.layouts.samples import TreeFiles, join_samples, stamp_of
-from colabstage.layouts.stored import NPY, Hdf5File, StoredArray, decode_npy, npz_arrays, read_npy
+from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values, known_splits
 from colabstage.layouts.words import SPLITS, split_of_word
 from colabstage.trees.bytes import SourceFile
@@ -29,19 +29,24 @@ from colabstage.trees.bytes import SourceFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
     from colabstage.layouts.table import Inputs, Targets
     from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
-_HEAD = b"MATLAB 5.0 MAT-file"
+NAME = "arrays"
+_MATLAB_HEAD = b"MATLAB 5.0 MAT-file"
 _SVHN = re.compile(r"(train|test|extra)_32x32\.mat$")
-_NPZ = ".npz"
-_SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", ".mat")
+_NPZ, _MAT = ".npz", ".mat"
+_SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", _MAT)
 # With more files than this, each file is one sample.
 _MAX_FILES = 256
+# Fewer files of one shape may each hold many rows.
+_FEW_FILES = 4
+# No machine here lists more samples.
+_MOST_ROWS = 1 << 32
+# Targets up to so much are read when the table is made; larger ones come with their samples.
+_KNOWN_BYTES = 64 * 1024 * 1024
 _X = {
     "x", "xs", "image", "images", "img", "imgs", "data", "feature", "features", "input", "inputs", "samples", "signals",
 }  # fmt: skip
@@ -52,6 +57,230 @@ _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 # The names that numpy.savez gives to unnamed arrays.
 _NUMBERED = re.compile(r"arr_\d+")
 _SAME_DIGIT = str.maketrans("123456789", "0" * 9)
+
+
+# --- what arrays are called -------------------------------------------------------------------------------------------
+
+
+class SplitArrays(NamedTuple):
+    """Names of the arrays of one split, "" where there is just one set."""
+
+    split: str
+    x: str
+    y: str | None
+
+
+class UnclearRolesError(LayoutError):
+    """The names of arrays do not say which are inputs and which targets."""
+
+
+def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = None) -> list[SplitArrays]:
+    """Match inputs with targets.
+
+    >>> find_splits(["mnist.npz/x_train", "mnist.npz/y_train"])
+    [SplitArrays(split='train', x='mnist.npz/x_train', y='mnist.npz/y_train')]
+
+    Args:
+        names: paths of all arrays, the key in a file as the last part.
+        x, y: last parts of the names of inputs and targets, if the user named them; x alone may be a common part of the
+            names to use.
+    """
+    every = list(names)
+    if x is not None:
+        # EMNIST has six datasets in one archive, each with its splits.
+        common = [name for name in every if x in name]
+        if y is None and not _called(every, x) and len(common) > 1:
+            return find_splits(common)
+        return [SplitArrays("", _only(every, x), None if y is None else _only(every, y))]
+    by_split: dict[str, dict[str, list[str]]] = {}
+    for name in every:
+        split, role = _split_and_role(name)
+        by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
+    for roles in by_split.values():
+        for role, what in (("x", "inputs"), ("y", "targets")) if roles["x"] else ():
+            if len(roles[role]) > 1:
+                msg = (
+                    f"Several arrays are named like {what}: {listed(roles[role])}. Say which to take: "
+                    "layout=array_rows(x='NAME', y='NAME'), or array_rows('PART'), what the names of all that count "
+                    "have in common, such as 'emnist-digits'."
+                )
+                raise UnclearRolesError(msg)
+    found = [
+        SplitArrays(split, roles["x"][0], next(iter(roles["y"]), None))
+        for split, roles in by_split.items()
+        if roles["x"]
+    ]
+    # For another split or none: x_train beside labels. If they were left out, all samples would lack labels.
+    over = any(roles["y"] for roles in by_split.values() if not roles["x"])
+    if found and not (over and any(one.y is None for one in found)):
+        # Training rows are first, whatever the order of the files.
+        order = [*dict.fromkeys([*SPLITS.values(), *_SPLITS_BESIDE.values()])]
+        named = [one if len(found) == 1 or one.split else one._replace(split="train") for one in found]
+        if len({one.split for one in named}) == len(named):
+            return sorted(named, key=lambda one: order.index(one.split) if one.split else 0)
+    # A single array is the inputs, whatever its name.
+    if len(every) == 1:
+        return [SplitArrays("", every[0], None)]
+    msg = (
+        f"Which of the arrays {listed(every)} are inputs and which targets? Expected names such as X and y, x_train "
+        "and y_train, images and labels. Or say so: layout=array_rows(x='NAME', y='NAME')."
+    )
+    raise UnclearRolesError(msg)
+
+
+def _called(names: list[str], wanted: str) -> list[str]:
+    return [name for name in names if name == wanted or f"/{_bare(name)}".endswith(f"/{_bare(wanted)}")]
+
+
+def _only(names: list[str], wanted: str) -> str:
+    found = _called(names, wanted)
+    if len(found) != 1:
+        msg = f"{len(found)} arrays are called '{wanted}'; there are {listed(names)}."
+        raise LayoutError(msg)
+    return found[0]
+
+
+def is_class_names(name: str) -> bool:
+    """Tell whether an array has the name of a list of class names."""
+    last = _bare(name.rpartition("/")[2]).lower()
+    return last.removeprefix("train_").removeprefix("test_") in _CLASSES
+
+
+def has_role(name: str) -> bool:
+    """Tell whether a file is named like the inputs or targets of many samples, or like their classes: X.npy,
+    train_labels.npy."""
+    return bool(_split_and_role(name)[1]) or is_class_names(name)
+
+
+def first_with_role(files: FileEntries) -> str | None:
+    """Return the first file of some that `has_role`, by its bare name; `None` where none has."""
+    # No role has digits in its name, and names of samples mostly differ in digits only.
+    seen: dict[str, str] = {}
+    for name in files.names:
+        seen.setdefault(name.rpartition("/")[2].translate(_SAME_DIGIT), name)
+    return next((name for base, name in seen.items() if has_role(base)), None)
+
+
+def _split_and_role(name: str) -> tuple[str, str]:
+    """Return the split that a path's parts name, "" for none, and whether they name inputs ("x") or targets ("y").
+
+    The last part that names one counts.
+    """
+    split = role = ""
+    for part in () if is_class_names(name) else reversed(name.split("/")):
+        words = _words_of_name(part)
+        role = role or next(("x" if word in _X else "y" for word in reversed(words) if word in _X | _Y), "")
+        splits = (_SPLITS_BESIDE.get(word) or split_of_word(word) for word in words)
+        split = split or next(filter(None, splits), "")
+    return split, role
+
+
+def _words_of_name(part: str) -> list[str]:
+    """Return train_images, X-train, xTrain, XTrain and Xtrain in words."""
+    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=\b[XY])(?=[A-Z])", "_", _bare(part))
+    words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", text) if word]
+    split = [
+        [word[0], word[1:]] if word[0] in "xy" and split_of_word(word[1:]) else
+        [word[:-1], word[-1]] if word[-1] in "xy" and split_of_word(word[:-1]) else [word]
+        for word in words
+    ]  # fmt: skip
+    return [word for pair in split for word in pair]
+
+
+def _bare(name: str) -> str:
+    stem, suffix = posixpath.splitext(name)
+    return stem if suffix.lower() in _SUFFIXES else name
+
+
+# --- what they hold ---------------------------------------------------------------------------------------------------
+
+
+def arrays_state(
+    source: Source, published: Sequence[StoredArray], *, x: str | None = None, y: str | None = None
+) -> Found:
+    """Read rows of arrays whose first axis counts samples.
+
+    Inputs, targets and splits are recognised by name (X and y, x_train and y_train, images and labels, data and target,
+    train.npz with any of these). uint8 inputs of shape `(N, H, W)` or `(N, H, W, C)` with 1, 3 or 4 channels are
+    images; all others are stored as they are. Targets of one number for each sample become `(N,)`, integers int64;
+    words become classes; integers of the shape of the images' pixels are masks.
+
+    `published`: arrays of files that well-known datasets are published as. `x`, `y`: the names of the arrays, or keys
+    in their file, that hold inputs and targets, if they are not recognised.
+    """
+    if not source.ending_in(_SUFFIXES) and not published:
+        msg = f"'{source.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
+        raise EmptySourceError(msg)
+    stored = {array.name: array for array in [*_find_arrays(source, takes_packs=x is not None), *published]}
+    if x is None and (one_each := _one_file_a_sample(source, stored)):
+        return near(one_each)
+    named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
+    try:
+        chosen = (_find_numbered(stored) if x is None else []) or find_splits(named, x=x, y=y)
+    except UnclearRolesError as error:
+        return near(str(error))
+    # Like unlabelled test images: if some rows had no labels, none could have any.
+    unlabelled = [one for one in chosen if one.y is None and any(other.y is not None for other in chosen)]
+    chosen = [one for one in chosen if one not in unlabelled]
+    used, stated = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
+    xs, ys = ([_usable(stored[name]) for name in names] for names in (used, stated))
+    _check_lengths(chosen, stored)
+    inputs = _as_inputs(xs)
+    targets, classes = _as_targets(ys, inputs, xs) if ys else (None, ())
+    # Files often have an array of the classes' names beside those of the samples, of all classes or of more.
+    texts = (
+        array.whole()
+        for name, array in stored.items()
+        if is_class_names(name) and array.is_text and len(array.shape) == 1 and not array.trouble
+    )
+    classes = next((_as_words(values) for values in texts if len(values) >= len(classes)), classes)
+    which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
+    lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
+    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost)]
+    known = {*used, *stated, *(one.x for one in unlabelled)}
+    rest = [name for name in stored if name not in known and not is_class_names(name)]
+    if rest:
+        notes.append(f"Other arrays were left out: {listed(rest)}.")
+    if isinstance(targets, Values):
+        notes += note_on_numbers(stated[0], targets.values, classes)
+    table = SampleTable(
+        layout=NAME,
+        keys=tuple(f"{array.name}[{row}]" for array in xs for row in range(array.shape[0])),
+        inputs=inputs,
+        targets=targets,
+        splits=known_splits([one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]),
+        classes=classes,
+        notes=tuple(notes),
+    )
+    return Evidence(table, "the arrays' names")
+
+
+def _find_arrays(source: Source, *, takes_packs: bool) -> list[StoredArray]:
+    """Return all arrays of a source, by file and key; only headers are read."""
+    files, tree = source.ending_in(_SUFFIXES), source.tree
+    if len(files) > _MAX_FILES:
+        msg = (
+            f"'{source.label}' holds {len(files):,} files of arrays (first '{files[0].name}'); expected at most "
+            f"{_MAX_FILES}, each with the rows of many samples."
+        )
+        raise LayoutError(msg)
+    found: list[StoredArray] = []
+    for entry in files:
+        refuse_stand_in(tree, entry)
+        suffix = posixpath.splitext(entry.name)[1].lower()
+        if suffix == NPY:
+            found.append(read_npy(tree, entry, entry.name))
+        elif suffix == _NPZ:
+            try:
+                found += npz_arrays(tree, entry)
+            except CorruptArchiveError as error:
+                msg = f"'{entry.name}' cannot be read: {error}"
+                raise LayoutError(msg) from error
+        elif suffix == _MAT and source.head(entry, len(_MATLAB_HEAD)) == _MATLAB_HEAD:
+            found += matlab5_arrays(tree, entry)
+        else:
+            found += hdf5_arrays(tree, entry, takes_packs=takes_packs)
+    return found
 
 
 def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
@@ -78,239 +307,9 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
         native = values.astype(values.dtype.newbyteorder("="), copy=False)
         rows = np.moveaxis(native, -1, 0) if native.ndim > 2 else native
         # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
-        if _SVHN.search(entry.name) and key == "y":
-            rows = rows % 10
+        rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
         found.append(StoredArray.in_memory(f"{entry.name}/{key}", rows, stamp_of(entry)))
     return found
-
-
-class SplitArrays(NamedTuple):
-    """Names of the arrays of one split."""
-
-    split: str
-    """"" where there is just one set."""
-    x: str
-    y: str | None
-
-
-class UnclearRolesError(LayoutError):
-    """The names of arrays do not say which are inputs and which targets."""
-
-
-def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = None) -> list[SplitArrays]:
-    """Match inputs with targets.
-
-    >>> find_splits(["mnist.npz/x_train", "mnist.npz/y_train"])
-    [SplitArrays(split='train', x='mnist.npz/x_train', y='mnist.npz/y_train')]
-
-    Args:
-        names: paths of all arrays, the key in a file as the last part.
-        x, y: last parts of the names of inputs and targets, if the user named them; x alone may be a common part of the
-            names to use.
-    """
-    every = list(names)
-    if x is not None and y is None and not _called(every, x):
-        # EMNIST has six datasets in one archive, each with its splits.
-        common = [name for name in every if x in name]
-        if len(common) > 1:
-            return find_splits(common)
-    if x is not None:
-        return [SplitArrays("", _only(every, x), None if y is None else _only(every, y))]
-    by_split: dict[str, dict[str, list[str]]] = {}
-    for name in every:
-        split, role = _split_and_role(name)
-        by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
-    found = [_pair_arrays(split, roles["x"], roles["y"]) for split, roles in by_split.items() if roles["x"]]
-    # For another split or none: x_train beside labels. If they were left out, all samples would lack labels.
-    over = [name for roles in by_split.values() if not roles["x"] for name in roles["y"]]
-    if found and not (over and any(one.y is None for one in found)):
-        alone = len(found) == 1
-        # Training rows are first, whatever the order of the files.
-        order = [*dict.fromkeys([*SPLITS.values(), *_SPLITS_BESIDE.values()])]
-        named = [one if alone or one.split else one._replace(split="train") for one in found]
-        if len({one.split for one in named}) == len(named):
-            return sorted(named, key=lambda one: order.index(one.split) if one.split else 0)
-    # A single array is the inputs, whatever its name.
-    if len(every) == 1:
-        return [SplitArrays("", every[0], None)]
-    msg = (
-        f"Which of the arrays {listed(every)} are inputs and which targets? Expected names such as X and y, x_train "
-        "and y_train, images and labels. Or say so: layout=array_rows(x='NAME', y='NAME')."
-    )
-    raise UnclearRolesError(msg)
-
-
-def is_class_names(name: str) -> bool:
-    """Tell whether an array has the name of a list of class names."""
-    last = _bare(name.rpartition("/")[2]).lower()
-    return last in _CLASSES or last.removeprefix("train_").removeprefix("test_") in _CLASSES
-
-
-def has_role(name: str) -> bool:
-    """Tell whether a file is named like the inputs or targets of many samples, or like their classes: X.npy,
-    train_labels.npy."""
-    return bool(_split_and_role(name)[1]) or is_class_names(name)
-
-
-def first_with_role(files: FileEntries) -> str | None:
-    """Return the first file of some that `has_role`, by its bare name; `None` where none has."""
-    # No role has digits in its name, and names of samples mostly differ in digits only.
-    seen: dict[str, str] = {}
-    for name in files.names:
-        seen.setdefault(name.rpartition("/")[2].translate(_SAME_DIGIT), name)
-    return next((name for base, name in seen.items() if has_role(base)), None)
-
-
-def _called(names: list[str], wanted: str) -> list[str]:
-    return [
-        name
-        for name in names
-        if name == wanted or _bare(name).endswith(f"/{_bare(wanted)}") or _bare(name) == _bare(wanted)
-    ]
-
-
-def _only(names: list[str], wanted: str) -> str:
-    found = _called(names, wanted)
-    if len(found) != 1:
-        msg = f"{len(found)} arrays are called '{wanted}'; there are {listed(names)}."
-        raise LayoutError(msg)
-    return found[0]
-
-
-def _pair_arrays(split: str, xs: list[str], ys: list[str]) -> SplitArrays:
-    if len(xs) > 1 or len(ys) > 1:
-        msg = (
-            f"Several arrays are named like {'inputs' if len(xs) > 1 else 'targets'}: "
-            f"{listed(xs if len(xs) > 1 else ys)}. Say which to take: layout=array_rows(x='NAME', y='NAME'), or "
-            "array_rows('PART'), what the names of all that count have in common, such as 'emnist-digits'."
-        )
-        raise UnclearRolesError(msg)
-    return SplitArrays(split, xs[0], ys[0] if ys else None)
-
-
-def _split_and_role(name: str) -> tuple[str, str]:
-    """Return the split that a path's parts name, "" for none, and whether they name inputs ("x") or targets ("y").
-
-    The last part that names one counts.
-    """
-    split = role = ""
-    if is_class_names(name):
-        return "", ""
-    for part in reversed(name.split("/")):
-        words = _words_of_name(part)
-        role = role or next(("x" if word in _X else "y" for word in reversed(words) if word in _X | _Y), "")
-        split = split or next(
-            (found for word in words if (found := _SPLITS_BESIDE.get(word) or split_of_word(word))), ""
-        )
-    return split, role
-
-
-def _words_of_name(part: str) -> list[str]:
-    """Return train_images, X-train, xTrain, XTrain and Xtrain in words."""
-    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=\b[XY])(?=[A-Z])", "_", _bare(part))
-    words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", text) if word]
-    split = [
-        [word[0], word[1:]] if word[0] in "xy" and split_of_word(word[1:]) else
-        [word[:-1], word[-1]] if word[-1] in "xy" and split_of_word(word[:-1]) else [word]
-        for word in words
-    ]  # fmt: skip
-    return [word for pair in split for word in pair]
-
-
-def _bare(name: str) -> str:
-    stem, suffix = posixpath.splitext(name)
-    return stem if suffix.lower() in _SUFFIXES else name
-
-
-NAME = "arrays"
-
-# Targets up to so much are read when the table is made; larger ones come with their samples.
-_KNOWN_BYTES = 64 * 1024 * 1024
-
-
-def arrays_state(
-    source: Source, published: Sequence[StoredArray], *, x: str | None = None, y: str | None = None
-) -> Found:
-    """Read rows of arrays whose first axis counts samples.
-
-    Inputs, targets and splits are recognised by name (X and y, x_train and y_train, images and labels, data and target,
-    train.npz with any of these). uint8 inputs of shape `(N, H, W)` or `(N, H, W, C)` with 1, 3 or 4 channels are
-    images; all others are stored as they are. Targets of one number for each sample become `(N,)`, integers int64;
-    words become classes; integers of the shape of the images' pixels are masks.
-
-    `published`: arrays of files that well-known datasets are published as. `x`, `y`: the names of the arrays, or keys
-    in their file, that hold inputs and targets, if they are not recognised.
-    """
-    if not source.ending_in(_SUFFIXES) and not published:
-        msg = f"'{source.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
-        raise EmptySourceError(msg)
-    stored = {array.name: array for array in [*_find_arrays(source, takes_packs=x is not None), *published]}
-    if x is None and (one_each := _one_file_a_sample(source, stored)):
-        return near(one_each)
-    named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
-    try:
-        chosen = (_find_numbered(stored) if x is None else None) or find_splits(named, x=x, y=y)
-    except UnclearRolesError as error:
-        return near(str(error))
-    # Like unlabelled test images: if some rows had no labels, none could have any.
-    unlabelled = [one for one in chosen if one.y is None and any(other.y is not None for other in chosen)]
-    chosen = [one for one in chosen if one not in unlabelled]
-    xs = [_usable(stored[one.x]) for one in chosen]
-    ys = [_usable(stored[one.y]) for one in chosen if one.y is not None]
-    _check_lengths(chosen, xs, stored)
-    inputs = _as_inputs(xs)
-    targets, classes = _as_targets(ys, inputs, xs) if len(ys) == len(xs) else (None, ())
-    # Files often have an array of the classes' names beside those of the samples, of all classes or of more.
-    texts = (
-        array.whole()
-        for name, array in stored.items()
-        if is_class_names(name) and array.is_text and len(array.shape) == 1 and not array.trouble
-    )
-    written = next((_as_words(values) for values in texts if len(values) >= len(classes)), ())
-    used, stated = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
-    missing = "there are no targets for all of them" if ys else "there are no targets"
-    which = f"targets those of {listed(stated)}" if len(ys) == len(xs) else missing
-    notes = [f"Inputs are the rows of {listed(used)}{',' if len(ys) == len(xs) else ';'} {which}."]
-    lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
-    notes += left_out_notes(*lost)
-    used += [one.x for one in unlabelled]
-    rest = [name for name in stored if name not in {*used, *stated} and not is_class_names(name)]
-    if rest:
-        notes.append(f"Other arrays were left out: {listed(rest)}.")
-    if isinstance(targets, Values):
-        notes += note_on_numbers(stated[0], targets.values, written or classes)
-    table = SampleTable(
-        layout=NAME,
-        keys=tuple(f"{array.name}[{row}]" for array in xs for row in range(array.shape[0])),
-        inputs=inputs,
-        targets=targets,
-        splits=known_splits([one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]),
-        classes=written or classes,
-        notes=tuple(notes),
-    )
-    return Evidence(table, "the arrays' names")
-
-
-def _check_lengths(chosen: Sequence[SplitArrays], xs: Sequence[StoredArray], stored: Mapping[str, StoredArray]) -> None:
-    for one, array in zip(chosen, xs, strict=True):
-        if not array.shape[0]:
-            msg = f"'{one.x}' has the shape {array.shape}; expected at least one sample along its first axis."
-            raise LayoutError(msg)
-        if array.shape[0] > _MOST_ROWS:
-            msg = f"'{one.x}' has {array.shape[0]:,} rows, more than are read; it may be damaged. Write it in parts."
-            raise LayoutError(msg)
-        if one.y is not None and stored[one.y].shape[0] != array.shape[0]:
-            msg = (
-                f"'{one.x}' has the shape {array.shape} and '{one.y}' {stored[one.y].shape}; expected as many targets "
-                "as inputs along their first axes."
-            )
-            raise LayoutError(msg)
-
-
-# No machine here lists more samples.
-_MOST_ROWS = 1 << 32
-# Fewer files of one shape may each hold many rows.
-_FEW_FILES = 4
 
 
 def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray]) -> str:
@@ -320,33 +319,27 @@ def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray]) -> str
     for array in stored.values():
         by_name.setdefault(re.sub(r"\d+", "0", array.name), []).append(array)
     name, alike = max(by_name.items(), key=lambda item: len(item[1]), default=("", []))
-    shapes = {array.shape for array in alike}
     # Rows of many samples are counted by the first axis, which then differs, or by the names of splits and batches.
-    if (
-        len(alike) < _FEW_FILES
-        or len(shapes) > 1
-        or (has_role(posixpath.basename(name.partition(".")[0])) and "/" not in name)
-    ):
-        return ""
-    shape = next(iter(shapes))
-    if len(shape) < 2:
+    is_batch = "/" not in name and has_role(posixpath.basename(name.partition(".")[0]))
+    shapes = {array.shape for array in alike}
+    if len(alike) < _FEW_FILES or len(shapes) > 1 or is_batch or len(alike[0].shape) < 2:
         return ""
     return (
-        f"'{source.label}' holds {len(alike):,} arrays such as '{alike[0].name}', all of shape {shape}: each is "
-        "probably one sample, and rows of it none. Give pack_dataset an object whose items are (x, y), read from the "
-        "files by their number; or one .npz of all, numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…))."
+        f"'{source.label}' holds {len(alike):,} arrays such as '{alike[0].name}', all of shape {alike[0].shape}: each "
+        "is probably one sample, and rows of it none. Give pack_dataset an object whose items are (x, y), read from "
+        "the files by their number; or one .npz of all, numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…))."
     )
 
 
-def _find_numbered(stored: Mapping[str, StoredArray]) -> list[SplitArrays] | None:
+def _find_numbered(stored: Mapping[str, StoredArray]) -> list[SplitArrays]:
     """Return inputs and targets that numpy.savez(file, x, y) only numbered, if their shapes confirm it."""
-    arrays = list(stored.values())
-    if len(arrays) != 2 or any(not _NUMBERED.fullmatch(_bare(array.name.rpartition("/")[2])) for array in arrays):
-        return None
-    x, y = sorted(arrays, key=lambda array: array.name)
-    counts = [np.prod(array.shape[1:], dtype=np.int64) for array in (x, y)]
+    arrays = [stored[name] for name in sorted(stored)]
+    if len(arrays) != 2 or any(not _NUMBERED.fullmatch(_bare(one.name.rpartition("/")[2])) for one in arrays):
+        return []
+    x, y = arrays
+    counts = [np.prod(array.shape[1:], dtype=np.int64) for array in arrays]
     fits = len(x.shape) > 1 and x.shape[:1] == y.shape[:1] and counts[0] > 1 and counts[1] == 1
-    return [SplitArrays("", x.name, y.name)] if fits else None
+    return [SplitArrays("", x.name, y.name)] if fits else []
 
 
 def _usable(array: StoredArray) -> StoredArray:
@@ -356,9 +349,22 @@ def _usable(array: StoredArray) -> StoredArray:
     return array
 
 
+def _check_lengths(chosen: Sequence[SplitArrays], stored: Mapping[str, StoredArray]) -> None:
+    for _, x, y in chosen:
+        shape = stored[x].shape
+        why = f"'{x}' has the shape {shape}"
+        if not 0 < shape[0] <= _MOST_ROWS:
+            msg = f"{why}; expected at least one sample along its first axis, and no more than are ever written."
+            raise LayoutError(msg)
+        if y is not None and stored[y].shape[0] != shape[0]:
+            msg = f"{why} and '{y}' {stored[y].shape}; expected as many targets as inputs along their first axes."
+            raise LayoutError(msg)
+
+
 def _as_inputs(xs: Sequence[StoredArray]) -> Inputs:
-    if any(array.is_text for array in xs):
-        msg = f"'{next(array.name for array in xs if array.is_text)}' holds words; expected numbers as inputs."
+    words = next((array.name for array in xs if array.is_text), None)
+    if words is not None:
+        msg = f"'{words}' holds words; expected numbers as inputs."
         raise LayoutError(msg)
     shapes = [array.shape for array in xs if array.dtype == np.uint8]
     # Rows of three numbers are an image only where the last may count channels.
@@ -382,21 +388,24 @@ def _arrays(parts: Sequence[StoredArray]) -> Arrays:
 def _as_targets(
     ys: Sequence[StoredArray], inputs: Inputs, xs: Sequence[StoredArray]
 ) -> tuple[Targets, tuple[str, ...]]:
-    if isinstance(inputs, Images) and all(_is_mask(y, x) for y, x in zip(ys, xs, strict=True)):
+    if isinstance(inputs, Images) and all(map(_is_mask, ys, xs)):
         # Shaped as the images' pixels they are one class for each pixel, not a target of some numbers.
         masks = find_masks(join_samples([y.rows() for y in ys]), decoded=True)
         return masks, masks.classes
     is_vector = all(np.prod(y.shape[1:], dtype=np.int64) == 1 for y in ys)
     nbytes = sum(int(np.prod(y.shape, dtype=np.int64)) * y.dtype.itemsize for y in ys)
-    # Targets as large as inputs, such as height maps, should not be read into memory at once.
-    if not is_vector and nbytes > _KNOWN_BYTES:
+    # Targets as large as inputs, such as height maps, should not be read into memory at once; `_arrays` also says what
+    # differs.
+    if not is_vector and (nbytes > _KNOWN_BYTES or len({(y.shape[1:], y.dtype) for y in ys}) > 1):
         return _arrays(ys), ()
-    values = [y.whole() for y in ys]
-    if is_vector:
-        return _as_labels(np.concatenate([part.reshape(-1) for part in values]))
-    if len({(part.shape[1:], part.dtype) for part in values}) > 1:
-        return _arrays(ys), ()  # which says what differs
-    return Values(np.ascontiguousarray(np.concatenate(values))), ()
+    values = np.concatenate([y.whole().reshape(-1) if is_vector else y.whole() for y in ys])
+    if not is_vector or values.dtype.kind not in "USiu":
+        return Values(np.ascontiguousarray(values)), ()
+    if values.dtype.kind in "US":
+        return make_targets([Column("y", _as_words(values))])
+    # The type that torch's losses need, whatever the file has.
+    whole = values.astype(np.int64)
+    return Values(whole), class_numbers(whole)
 
 
 def _is_mask(y: StoredArray, x: StoredArray) -> bool:
@@ -404,48 +413,12 @@ def _is_mask(y: StoredArray, x: StoredArray) -> bool:
     return y.dtype.kind in "biu" and len(shape) == 3 and shape == x.shape[:3]
 
 
-def _as_words(values: NDArray[Any]) -> tuple[str, ...]:
+def _as_words(values: Any) -> tuple[str, ...]:
     words = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
     return tuple(str(word) for word in words.tolist())
 
 
-def _as_labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
-    if values.dtype.kind in "US":
-        return make_targets([Column("y", _as_words(values))])
-    if values.dtype.kind in "iu":
-        # The type that torch's losses need, whatever the file has.
-        whole = values.astype(np.int64)
-        return Values(whole), class_numbers(whole)
-    return Values(values), ()
-
-
-def _find_arrays(source: Source, *, takes_packs: bool) -> list[StoredArray]:
-    """Return all arrays of a source, by file and key; only headers are read."""
-    files, tree = source.ending_in(_SUFFIXES), source.tree
-    if len(files) > _MAX_FILES:
-        msg = (
-            f"'{source.label}' holds {len(files):,} files of arrays (first '{files[0].name}'); expected at most "
-            f"{_MAX_FILES}, each with the rows of many samples."
-        )
-        raise LayoutError(msg)
-    found: list[StoredArray] = []
-    for entry in files:
-        refuse_stand_in(tree, entry)
-        suffix = posixpath.splitext(entry.name)[1].lower()
-        if suffix == NPY:
-            found.append(read_npy(tree, entry, entry.name))
-        elif suffix == _NPZ:
-            try:
-                found += npz_arrays(tree, entry)
-            except CorruptArchiveError as error:
-                msg = f"'{entry.name}' cannot be read: {error}"
-                raise LayoutError(msg) from error
-        elif suffix == ".mat" and source.head(entry, len(_HEAD)) == _HEAD:
-            found += matlab5_arrays(tree, entry)
-        else:
-            found += Hdf5File(tree, entry).arrays(takes_packs=takes_packs)
-    return found
-
+# --- one file for each sample -----------------------------------------------------------------------------------------
 
 ARRAY_FOLDER = FileKind("array_folder", "arrays", (NPY,))
 
@@ -469,9 +442,9 @@ def array_folder_state(source: Source) -> Evidence:
         raise EmptySourceError(str(error)) from error
     contents = found.table.inputs.source
     assert isinstance(contents, TreeFiles)
-    first = read_npy(source.tree, contents.entries[0], found.table.keys[0])
-    if first.trouble or first.is_text:
-        msg = f"'{first.name}' cannot be used: {first.trouble or 'it holds words'}."
+    first = _usable(read_npy(source.tree, contents.entries[0], found.table.keys[0]))
+    if first.is_text:
+        msg = f"'{first.name}' cannot be used: it holds words."
         raise LayoutError(msg)
     inputs = Arrays(contents, first.shape, first.dtype, decode=decode_npy)
     return replace(found, table=replace(found.table, inputs=inputs))

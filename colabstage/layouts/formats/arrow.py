@@ -11,6 +11,7 @@ import posixpath
 import threading
 from collections import OrderedDict
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,10 +21,11 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.boxes import as_corners, find_form
 from colabstage.layouts.evidence import require_files
+from colabstage.layouts.faults import broken
 from colabstage.layouts.records import Label, Labels, make_boxes, make_labels, records_state
 from colabstage.layouts.samples import SampleSource
 from colabstage.layouts.shards import ScanMemory, ScanWindow, ShardFile, open_shard, scan_each
-from colabstage.layouts.table import BrokenDatasetError, Images
+from colabstage.layouts.table import Images
 from colabstage.layouts.words import IMAGES, label_names, plain_name
 from colabstage.trees.bytes import SourceFile
 
@@ -81,13 +83,11 @@ def arrow_state(source: Source) -> Evidence:
         missing = {roles.image, roles.label} - {None, *other.schema.names}
         features = [_features(one.schema).get(roles.label or "") for one in (other, files[0])]
         if missing or features[0] != features[1]:
-            msg = (
-                f"'{other.name}' and '{files[0].name}' have different columns or classes "
-                f"({', '.join(other.schema.names)}); expected files of one dataset."
-            )
-            raise BrokenDatasetError(msg)
+            what = f"it and '{files[0].name}' have different columns or classes ({', '.join(other.schema.names)})"
+            raise broken(other.name, what, "files of one dataset")
     labels = _joined(scan_each(files, lambda _, file: file.scan(roles.image, roles.label)))
-    contents = _Rows(files, np.arange(sum(map(len, files))), np.concatenate([file.sizes for file in files]))
+    sizes, rows = np.concatenate([file.sizes for file in files]), _Rows(files)
+    contents = SampleSource(sizes, np.arange(len(sizes)), name=rows.name, stamp=rows.stamp, read=rows.read)
     names = [contents.name(number) for number in range(len(contents))]
     if roles.label in _OBJECTS:
         found = _boxes_of_rows(labels, contents, roles.classes)
@@ -97,53 +97,36 @@ def arrow_state(source: Source) -> Evidence:
         found = make_labels(labels, names, names=dict(enumerate(roles.classes)))
     notes = [f"Columns left out: {', '.join(roles.others)}."] if roles.others else []
     shard_of = np.repeat(np.arange(len(files)), [len(file) for file in files])
-    who = "columns of the rows"
-    field = roles.label or ""
+    who, field = "columns of the rows", roles.label or ""
     return records_state(
         NAME, who, Images(contents), found, shards=entries.names, shard_of=shard_of, field=field, notes=notes
     )
 
 
-def _import_arrow(name: str) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError as error:
-        msg = f"'{name}' is read by pyarrow. Install it with: pip install pyarrow"
-        raise MissingDependencyError(msg) from error
-    return pyarrow
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 
-class _Rows(SampleSource):
-    """The images of some rows, by their numbers in all files together."""
+class _Rows:
+    """The rows of all files together, by number."""
 
-    def __init__(self, files: Sequence[_ArrowFile], rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        self._files, self._rows = files, rows
+    def __init__(self, files: Sequence[_ArrowFile]) -> None:
+        self._files = files
         self._starts = np.cumsum([0, *map(len, files)])
-        super().__init__(sizes, rows, name=self._name, stamp=self._stamp, read=self._read)
 
-    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
-        return _Rows(self._files, self._rows[chosen], self.sizes[chosen])
+    def _find(self, row: int) -> tuple[_ArrowFile, int]:
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._files[number], row - int(self._starts[number])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Rows, (self._files, self._rows, self.sizes)
-
-    def _find(self, index: int) -> tuple[_ArrowFile, int]:
-        number = int(np.searchsorted(self._starts, self._rows[index], side="right")) - 1
-        return self._files[number], int(self._rows[index] - self._starts[number])
-
-    def _name(self, index: int) -> str:
-        file, row = self._find(index)
+    def name(self, row: int) -> str:
+        file, row = self._find(row)
         return f"{file.name}[{row}]"
 
-    def _stamp(self, index: int) -> str:
-        file, row = self._find(index)
+    def stamp(self, row: int) -> str:
+        file, row = self._find(row)
         return f"{file.shard.stamp} {row}"
 
-    def _read(self, index: int) -> bytes:
-        file, row = self._find(index)
+    def read(self, row: int) -> bytes:
+        file, row = self._find(row)
         return file.read(row)
 
 
@@ -170,39 +153,43 @@ class _Kept:
 
 
 class _ArrowFile:
-    """One file, read by pyarrow in batches of rows."""
+    """One file, read by pyarrow in batches of rows; in another process by what `scan` noted in this one."""
 
-    def __init__(self, shard: ShardFile, kept: _Kept) -> None:
-        self.name = shard.name
-        self.shard = shard
+    def __init__(self, shard: ShardFile, kept: _Kept, image: str = "", starts: NDArray[np.int64] | None = None) -> None:
+        self.name, self.shard = shard.name, shard
+        self.sizes = np.zeros(0, np.int64)
         self._arrow = _import_arrow(shard.name)
         self._lock = threading.Lock()
-        self._image = ""
-        self.sizes = np.zeros(0, np.int64)
         # The number of the first row of each batch.
-        self._starts = np.zeros(1, np.int64)
-        self._kept = kept
+        self._kept, self._image = kept, image
+        self._starts = np.zeros(1, np.int64) if starts is None else starts
         self._ahead: Iterator[Any] = iter(())
         self._next = _NOWHERE
         with self._errors():
-            window = self._open()
-            if self._head.startswith(_PARQUET):
-                self.schema = self._parquet(window).schema_arrow
-            elif self._head.startswith(_FEATHER):
-                self.schema = self._arrow.ipc.open_file(window).schema
-            else:
-                self.schema = self._arrow.ipc.open_stream(window).schema
+            reader = self._open()
+            self.schema: Any = reader.schema_arrow if self._head.startswith(_PARQUET) else reader.schema
+            if not self._head.startswith((_PARQUET, _FEATHER)):
                 self._check_end()
 
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ArrowFile, (self.shard, self._kept, self._image, self._starts)
+
     def _open(self) -> Any:
-        window = ScanWindow(self.shard.content)
+        window = ScanWindow(self.shard)
         self._head = window.pread(8, 0)
-        return self._arrow.PythonFile(SourceFile(window), mode="r")
+        file = self._arrow.PythonFile(SourceFile(window), mode="r")
+        if self._head.startswith(_PARQUET):
+            # A column is read as a stream, not by whole row groups.
+            return self._arrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_COLUMN_BUFFER_BYTES)
+        return self._arrow.ipc.open_file(file) if self._head.startswith(_FEATHER) else self._arrow.ipc.open_stream(file)
 
     def _check_end(self) -> None:
         """Refuse a stream that is cut between two batches, which pyarrow takes as its end."""
-        end, content = _END if self._head.startswith(_END[:4]) else _OLD_END, self.shard.content
-        if read_with_retry(lambda: content.pread(len(end), content.size - len(end)), self.name) != end:
+        end, size = _END if self._head.startswith(_END[:4]) else _OLD_END, self.shard.content.size
+        if read_with_retry(lambda: self.shard.pread(len(end), size - len(end)), self.name) != end:
             msg = f"'{self.name}' is truncated: its end marker is missing. Copy or upload it again."
             raise CorruptArchiveError(msg)
 
@@ -222,66 +209,40 @@ class _ArrowFile:
             # One handle at a time: a dataset may have thousands of files.
             self.shard.rest()
 
-    def _parquet(self, file: Any) -> Any:
-        # A column is read as a stream, not by whole row groups.
-        return self._arrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_COLUMN_BUFFER_BYTES)
-
     def _batches(self, columns: Sequence[str], first: int = 0) -> Iterator[Any]:
         """Yield the batches from the first that is wanted on."""
-        file = self._open()
-        if self._head.startswith(_PARQUET):
-            # Other columns, such as embeddings or captions in ten languages, may be far larger than the images.
-            read = self._parquet(file)
-            groups = [read.metadata.row_group(group).num_rows for group in range(read.num_row_groups)]
-            for group, rows in enumerate(groups):
-                count = -(-rows // _ROWS)
-                if first >= count:
-                    first -= count
-                    continue
-                found = read.iter_batches(_ROWS, row_groups=[group], columns=list(columns), use_threads=False)
-                yield from (batch for number, batch in enumerate(found) if number >= first)
-                first = 0
-        elif self._head.startswith(_FEATHER):
-            reader = self._arrow.ipc.open_file(file)
+        reader = self._open()
+        if self._head.startswith(_FEATHER):
             yield from map(reader.get_batch, range(first, reader.num_record_batches))
-        else:
-            found = self._arrow.ipc.open_stream(file)
-            yield from (batch for number, batch in enumerate(found) if number >= first)
+        elif not self._head.startswith(_PARQUET):
+            yield from islice(reader, first, None)
+        # Other columns, such as embeddings or captions in ten languages, may be far larger than the images.
+        for group in range(reader.num_row_groups if self._head.startswith(_PARQUET) else 0):
+            count = -(-reader.metadata.row_group(group).num_rows // _ROWS)
+            if first < count:
+                found = reader.iter_batches(_ROWS, row_groups=[group], columns=list(columns), use_threads=False)
+                yield from islice(found, first, None)
+            first = max(0, first - count)
 
     def scan(self, image: str, label: str | None) -> list[Any] | NDArray[np.int64]:
-        """Return the label of each row, and note where each image is, and how long."""
+        """Return the label of each row, and note how long each image is, and where each batch begins."""
         self._image = image
         labels: list[NDArray[np.int64] | list[Any]] = []
-        sizes: list[NDArray[np.int64]] = []
+        sizes: list[NDArray[np.int64]] = [self.sizes]
         known: dict[str, str] = {}
         with self._errors():
             for batch in self._batches([image, label] if label else [image]):
                 column = _bytes_column(batch.column(image))
                 if column.null_count:
                     row = sum(map(len, sizes)) + column.is_null().to_pylist().index(True)
-                    msg = (
-                        f"Row {row:,} of '{self.name}' has no bytes in its image: it may name a file instead. Embed "
-                        "the images before saving, as datasets' push_to_hub and save_to_disk do, or stage the folder "
-                        "of images."
-                    )
-                    raise BrokenDatasetError(msg)
+                    what = f"row {row:,} has no bytes in its image, and may name a file instead"
+                    raise broken(self.name, what, "images inside, as push_to_hub and save_to_disk of datasets put them")
                 lengths = self._arrow.compute.binary_length(column)
                 sizes.append(lengths.to_numpy(zero_copy_only=False).astype(np.int64))
                 labels.append(_labels_of(batch, label, known))
-        self.sizes = np.concatenate(sizes) if sizes else self.sizes
-        self._starts = np.concatenate([[0], np.cumsum([len(one) for one in sizes])]).astype(np.int64)
+        self.sizes = np.concatenate(sizes)
+        self._starts = np.cumsum([len(one) for one in sizes]).astype(np.int64)
         return _joined(labels)
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _scanned, (self.shard, self._kept, self._image, self._starts)
-
-    def take_scan(self, image: str, starts: NDArray[np.int64]) -> _ArrowFile:
-        """Return the same with what `scan` noted in another process: the image, and where each batch begins."""
-        self._image, self._starts = image, starts
-        return self
 
     def read(self, row: int) -> bytes:
         """Return the image of a row."""
@@ -298,7 +259,8 @@ class _ArrowFile:
         """Read on to a batch; from its row group again if it lies behind, or far ahead."""
         if not self._next <= number < self._next + _BATCHES_KEPT:
             self._ahead, self._next = self._batches([self._image], number), number
-        while True:
+        batch: Any = []
+        while self._next <= number:
             found = next(self._ahead, None)
             batch = [] if found is None else _bytes_column(found.column(self._image))
             if len(batch) != self._starts[self._next + 1] - self._starts[self._next]:
@@ -306,16 +268,22 @@ class _ArrowFile:
                 raise CorruptArchiveError(msg)
             self._kept.put(self.name, self._next, batch)
             self._next += 1
-            if self._next == number + 1:
-                break
         # What reads on would keep its buffers, of thousands of files.
         if self._next == len(self._starts) - 1:
             self._ahead, self._next = iter(()), _NOWHERE
         return batch
 
 
-def _scanned(shard: ShardFile, kept: _Kept, image: str, starts: NDArray[np.int64]) -> _ArrowFile:
-    return _ArrowFile(shard, kept).take_scan(image, starts)
+def _import_arrow(name: str) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        msg = f"'{name}' is read by pyarrow. Install it with: pip install pyarrow"
+        raise MissingDependencyError(msg) from error
+    return pyarrow
 
 
 def _labels_of(batch: Any, label: str | None, known: dict[str, str]) -> NDArray[np.int64] | list[Any]:
@@ -355,27 +323,36 @@ class _ColumnRoles(NamedTuple):
 
 def _find_roles(label_of_tree: str, schema: Any) -> _ColumnRoles:
     features, names = _features(schema), list(schema.names)
-    images = [name for name in names if features.get(name, {}).get("_type") == "Image"]
-    images = images or [name for name in names if _is_binary(schema.field(name).type)]
+    types = {name: str(_value_type(schema.field(name).type)) for name in names}
+
+    def of_feature(kind: str) -> list[str]:
+        return [name for name in names if features.get(name, {}).get("_type") == kind]
+
+    images = of_feature("Image") or [name for name in names if types[name].startswith(_BYTES)]
     if not images:
         msg = f"The files of '{label_of_tree}' have no column of images, but {', '.join(names)}."
         raise LayoutError(msg)
     image = next((name for name in _IMAGE_COLUMNS if name in images), images[0])
-    labels = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
     called = label_names([name for name in names if name != image], _LABELS)
-    labels = labels or [name for name in called if _is_label(schema.field(name).type)]
+    labels = of_feature("ClassLabel") or [name for name in called if types[name].startswith(_LABEL_TYPES)]
     label = "label" if "label" in labels else next(iter(labels), None)
-    objects = (name for name in _OBJECTS if name in names and f"{_BOX}: " in str(schema.field(name).type))
-    label = label or next(objects, None)
+    label = label or next((name for name in _OBJECTS if f"{_BOX}: " in types.get(name, "")), None)
     odd = next((name for name in called if plain_name(name) in _LABELS), None)
     if label is None and odd is not None:
-        msg = (
-            f"The column '{odd}' of '{label_of_tree}' holds {schema.field(odd).type} values, which are not labels; "
-            "expected one number or word in each row. Rename it, or add a column of labels."
-        )
-        raise BrokenDatasetError(msg)
+        what = f"the column '{odd}' holds {schema.field(odd).type} values, which are not labels"
+        raise broken(label_of_tree, what, "one number or word in each row")
     others = [name for name in names if name not in (image, label)]
     return _ColumnRoles(image, label, _class_names(features.get(label or "")), others)
+
+
+# Types by their names in pyarrow, so that importing this module does not need pyarrow.
+_BYTES = ("binary", "large_binary", "struct<bytes: binary", "struct<bytes: large_binary")
+_LABEL_TYPES = ("int", "uint", "float", "double", "halffloat", "string", "large_string", "bool")
+
+
+def _value_type(kind: Any) -> Any:
+    # As pandas writes a categorical column.
+    return getattr(kind, "value_type", kind) if str(kind).startswith("dictionary") else kind
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
@@ -395,35 +372,24 @@ def _features(schema: Any) -> dict[str, Any]:
         return {}
 
 
-def _is_binary(kind: Any) -> bool:
-    # By its name in pyarrow, so that importing this module does not need pyarrow.
-    text = str(kind)
-    return text in ("binary", "large_binary") or text.startswith(("struct<bytes: binary", "struct<bytes: large_binary"))
-
-
-def _is_label(kind: Any) -> bool:
-    # As pandas writes a categorical column.
-    kind = getattr(kind, "value_type", kind) if str(kind).startswith("dictionary") else kind
-    return str(kind).startswith(("int", "uint", "float", "double", "halffloat", "string", "large_string", "bool"))
-
-
 def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, classes: tuple[str, ...]) -> Labels:
     """Return the boxes of all images, and the names of their classes."""
     boxes: list[NDArray[np.float64]] = []
-    labels: list[tuple[Label, str]] = []
+    labels: list[Label] = []
+    owners: list[str] = []
     for number, value in enumerate(values):
-        name = source.name(number)
         # `datasets` stores a list of objects as one list for each field.
-        one = value or {}
+        one, name = value or {}, source.name(number)
         if isinstance(one, list):
-            one = {key: [each.get(key) for each in one] for key in (one[0] if one else ())}
-        key = next((key for key in _BOX_LABELS if key in one), None)
-        found, stated = one.get(_BOX) or [], [] if key is None else one[key] or []
+            one = {key: [each.get(key) for each in one] for key in one[0]}
+        key = next((key for key in _BOX_LABELS if key in one), "")
+        found, stated = one.get(_BOX) or [], one.get(key) or []
         if len(found) != len(stated) or any(box is None or len(box) != 4 for box in found):
-            msg = f"'{name}' has {len(found)} boxes and {len(stated)} classes; expected four numbers and a class each."
-            raise BrokenDatasetError(msg)
+            what = f"it has {len(found)} boxes and {len(stated)} classes"
+            raise broken(name, what, "four numbers and a class each")
         boxes.append(np.array(found, np.float64).reshape(-1, 4))
-        labels += [(_label(each, name), name) for each in stated]
+        labels += [_label(each, name) for each in stated]
+        owners += [name] * len(stated)
     filled = [number for number, found in enumerate(boxes) if len(found)]
 
     def size_of(number: int) -> tuple[int, int]:
@@ -432,22 +398,13 @@ def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, c
 
     form, trouble = find_form([boxes[number] for number in filled], size_of, most=_LOOKED_AT)
     if trouble:
-        msg = (
-            f"The boxes in '{source.name(0)}' and others {trouble} (first {boxes[filled[0]][0].tolist()}). Give "
-            "layout= a function that says what they are, or write COCO's JSON beside image files."
-        )
-        raise BrokenDatasetError(msg)
-    return make_boxes(
-        [len(found) for found in boxes],
-        as_corners(np.concatenate(boxes), form),
-        [label for label, _ in labels],
-        [owner for _, owner in labels],
-        names=dict(enumerate(classes)),
-    )
+        what = f"its boxes and others {trouble} (first {boxes[filled[0]][0].tolist()})"
+        raise broken(source.name(filled[0]), what, "COCO's JSON beside image files, or a function as layout=")
+    corners = as_corners(np.concatenate(boxes), form)
+    return make_boxes([len(found) for found in boxes], corners, labels, owners, names=dict(enumerate(classes)))
 
 
 def _label(value: Any, name: str) -> Label:
     if value is None or isinstance(value, int | float | str):
         return value
-    msg = f"'{name}' has {kind_of(value)} as its label; expected a number or a word."
-    raise BrokenDatasetError(msg)
+    raise broken(name, f"its label is {kind_of(value)}", "a number or a word")

@@ -6,6 +6,7 @@ With boxes or, as in iNaturalist and camera traps, with one category for each im
 from __future__ import annotations
 
 import json
+import math
 import posixpath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,11 +16,11 @@ from colabstage.errors import LayoutError
 from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, join_records, side_of
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
+from colabstage.layouts.faults import broken
 from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values, known_splits
+from colabstage.layouts.table import Images, SampleTable, Values, known_splits
 
 if TYPE_CHECKING:
-    from colabstage.layouts.boxes import Joined
     from colabstage.layouts.lookup import Lookup
     from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntries
@@ -34,102 +35,28 @@ _MARKS = (b'"images"', b'"annotations"', b'"categories"')
 
 
 class _Annotation(NamedTuple):
-    """The parts of an annotation that are kept while reading; polygons, most of the file, are dropped."""
+    """The fields of an annotation that are kept while reading; polygons, most of the file, are dropped."""
 
-    image: Any
-    category: Any
+    image_id: Any
+    category_id: Any
     bbox: Any
-    """Left, top, width and height, as in the file."""
     iscrowd: Any
     area: Any
-    number: Any
+    id: Any
 
 
 class CocoFile(NamedTuple):
-    """One file of annotations."""
+    """One file of annotations: its lists, as they are."""
 
     name: str
     images: list[Any]
-    boxes: list[Any]
-    """Its list `annotations`, reduced to the necessary parts."""
+    annotations: list[Any]
     categories: list[Any]
 
     @property
     def is_of_classes(self) -> bool:
         """Tell whether annotations have a category but no box."""
-        return bool(self.boxes) and not any(isinstance(box, _Annotation) for box in self.boxes)
-
-    def records(self, numbers: dict[Any, int]) -> list[Record]:
-        """Return what is stated of each image: the boxes, or the one category."""
-        made: dict[Any, Record] = {}
-        for image in self.images:
-            name = _name_of(image)
-            named = bool(name) and _is_id(image.get("id"))
-            if not named or image["id"] in made:
-                trouble = "an id that another one has" if named else "no id, a number or a word, or no file_name"
-                msg = f"'{self.name}' has an image with {trouble}: {show(image)}."
-                raise BrokenDatasetError(msg)
-            # Annotations refer to their image by this id.
-            size = side_of(image.get("height")), side_of(image.get("width"))
-            made[image["id"]] = Record(name, [], size if all(size) else (0, 0))
-        for place, box in enumerate(self.boxes):
-            if self.is_of_classes:
-                self._add_class(made, place, box, numbers)
-            else:
-                self._add_box(made, place, box, numbers)
-        return list(made.values())
-
-    def _add_class(self, made: dict[Any, Record], place: int, one: Any, numbers: dict[Any, int]) -> None:
-        if not _is_class(one) or one["image_id"] not in made or one["category_id"] not in numbers:
-            msg = (
-                f"'{self.name}': annotation {place} is {show(one)}; expected the image_id of an image and the "
-                "category_id of a category that are listed, and no box, like the others."
-            )
-            raise BrokenDatasetError(msg)
-        shapes: Any = made[one["image_id"]].shapes
-        # Two annotations that agree are the same label twice, as in exports with several annotators.
-        label = one["category_id"]
-        if shapes and shapes[0][0] != label:
-            msg = (
-                f"'{self.name}' gives the image {show(one['image_id'])!r} two categories; expected one for each. Give "
-                "layout= a function that makes several labels of them."
-            )
-            raise BrokenDatasetError(msg)
-        if not shapes:
-            shapes.append((label, ()))
-
-    def _add_box(self, made: dict[Any, Record], place: int, box: Any, numbers: dict[Any, int]) -> None:
-        if not isinstance(box, _Annotation):
-            if isinstance(box, dict) and "image_id" in box:
-                raise self._broken(place, box.get("id"), "has no bbox")
-            raise self._broken(place, None, "is not an annotation")
-        if not (_is_id(box.image) and _is_id(box.category)):
-            raise self._broken(place, box.number, "has an image_id or category_id that is neither a number nor a word")
-        # Boxes of unlisted images would be lost without a trace.
-        if box.image not in made:
-            raise self._broken(place, box.number, f"is of the image {show(box.image)}, which is not listed")
-        if box.category not in numbers:
-            raise self._broken(place, box.number, f"is of the category {show(box.category)}, which is not listed")
-        try:
-            x, y, width, height = (float(value) for value in box.bbox)
-            # Most exports omit the area; in COCO itself it is that of the outline, which is smaller than the box.
-            area = float(width * height if box.area is None else box.area)
-            # Some tools write numbers as texts, and a text that is not empty would count as true.
-            crowd = bool(float(box.iscrowd or 0))
-        except (TypeError, ValueError, OverflowError) as error:
-            stated = f"has a bbox {show(box.bbox)}, area {show(repr(box.area))} and iscrowd {show(repr(box.iscrowd))}"
-            raise self._broken(place, box.number, stated) from error
-        # COCO itself has boxes without width, which are kept; negative sizes mean corners instead of width and height.
-        if not (np.isfinite([x, y, width, height]).all() and width >= 0 and height >= 0):
-            raise self._broken(place, box.number, f"has a bbox {show(box.bbox)}")
-        shapes: Any = made[box.image].shapes
-        shapes.append((box.category, (x, y, x + width, y + height, float(crowd), area)))
-
-    def _broken(self, place: int, number: Any, what: str) -> BrokenDatasetError:
-        return BrokenDatasetError(
-            f"'{self.name}': annotation {place} (id {show(repr(number))}) {what}; expected image_id, category_id and "
-            "bbox [x, y, width, height] in pixels."
-        )
+        return bool(self.annotations) and not any(isinstance(one, _Annotation) for one in self.annotations)
 
 
 def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: bool) -> Evidence:
@@ -144,43 +71,27 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     found = [file for file in _files(source, images) if file.is_of_classes == classes]
     if not found:
         what = " that gives each image a category and no box" if classes else ""
-        msg = (
-            f"'{source.label}' has no JSON file with images, annotations and categories, as COCO has it{what}, and "
-            "images."
-        )
+        msg = f"'{source.label}' has no JSON file with COCO's images, annotations and categories{what}, and images."
         raise LayoutError(msg)
-    names, numbers = _categories(found)
-    joined = join_records(source, images, lookup, {file.name: file.records(numbers) for file in found})
-    used = frozenset(file.name for file in found)
-    if classes:
-        return _of_classes(source, joined, names, numbers, used)
-    return boxes_state(
-        source,
-        "COCO's annotations",
-        joined.placed,
-        numbers,
-        names=names,
-        columns=_COLUMNS,
-        notes=joined.notes,
-        used=used,
-    )
-
-
-def _of_classes(
-    source: Source, joined: Joined, names: list[str], numbers: dict[Any, int], used: frozenset[str]
-) -> Evidence:
-    kept = [one for one in joined.placed if one.record.shapes]
-    notes = left_out_notes((len(joined.placed) - len(kept), "images", "without an annotation")) + joined.notes
+    names = _categories(found)
+    # Ids go up to 90 with gaps, which would be classes without samples. A few tools write them as words.
+    numbers = {key: number for number, key in enumerate(sorted(names, key=lambda key: (isinstance(key, str), key)))}
+    called = [names[key] for key in numbers]
+    placed, notes = join_records(source, images, lookup, {file.name: _records(file, numbers) for file in found})
+    who, used = "COCO's annotations", frozenset(file.name for file in found)
+    if not classes:
+        return boxes_state(source, who, placed, list(numbers), names=called, columns=_COLUMNS, notes=notes, used=used)
+    kept = [one for one in placed if one.record.shapes]
     table = SampleTable(
         layout=CLASSES,
         keys=tuple(one.file.name for one in kept),
         inputs=Images(TreeFiles(source.tree, [one.file for one in kept])),
         targets=Values(np.array([numbers[one.record.shapes[0][0]] for one in kept], np.int64)),
         splits=known_splits([one.split for one in kept]),
-        classes=tuple(names),
-        notes=tuple(notes),
+        classes=tuple(called),
+        notes=(*left_out_notes((len(placed) - len(kept), "images", "without an annotation")), *notes),
     )
-    return Evidence(table, "COCO's annotations", used)
+    return Evidence(table, who, used)
 
 
 def _files(source: Source, images: FileEntries) -> list[CocoFile]:
@@ -200,52 +111,22 @@ def parse_coco(name: str, content: bytes) -> CocoFile | None:
     try:
         found = json.loads(content, object_pairs_hook=_slim)
     except (ValueError, RecursionError) as error:
-        msg = f"'{name}' looks like COCO's annotations but is not JSON: {show(error)}."
-        raise BrokenDatasetError(msg) from error
-    # The three words may occur in any list.
-    if not isinstance(found, dict):
+        raise broken(name, f"it looks like COCO's annotations but is not JSON ({show(error)})") from error
+    parts = [found.get(mark.decode().strip('"')) for mark in _MARKS] if isinstance(found, dict) else []
+    if not parts or not all(isinstance(part, list) for part in parts):
         return None
-    images, annotations, categories = (found.get(part) for part in ("images", "annotations", "categories"))
-    if not (isinstance(images, list) and isinstance(annotations, list) and isinstance(categories, list)):
-        return None
+    images, annotations, categories = parts
+    file = CocoFile(name, images or [], annotations or [], categories or [])
     # Captions and panoptic segments are in the same folder, without boxes.
-    if annotations and not any(isinstance(box, _Annotation) or _is_class(box) for box in annotations):
-        return None
-    return CocoFile(name, images, annotations, categories)
-
-
-def _categories(found: list[CocoFile]) -> tuple[list[str], dict[Any, int]]:
-    """Return the names of the categories by ascending id, and the position of each id among them."""
-    # COCO's ids go up to 90 with gaps, which would be classes without samples.
-    names: dict[Any, str] = {}
-    for one in found:
-        for category in one.categories:
-            if not isinstance(category, dict) or not {"id", "name"} <= category.keys():
-                msg = f"'{one.name}' has a category without id or name: {show(category)}."
-                raise BrokenDatasetError(msg)
-            number, name = category["id"], str(category["name"])
-            if not _is_id(number):
-                msg = f"'{one.name}' has a category with the id {show(number)}; expected a number or a word."
-                raise BrokenDatasetError(msg)
-            # Splits that were exported separately may number categories differently, which would mix up classes.
-            if names.setdefault(number, name) != name:
-                msg = (
-                    f"'{one.name}' calls the category {show(number)} '{show(name)}', another file "
-                    f"'{show(names[number])}'."
-                )
-                raise BrokenDatasetError(msg)
-    # Numbers and strings cannot be compared, and a few tools write ids as strings.
-    order = sorted(names, key=lambda key: (isinstance(key, str), key))
-    return [names[key] for key in order], {key: number for number, key in enumerate(order)}
+    is_about_images = any(isinstance(one, _Annotation) or _is_class(one) for one in file.annotations)
+    return file if is_about_images or not file.annotations else None
 
 
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
-    """Return a JSON object; of an annotation only the necessary parts, which saves the memory of polygons."""
+    """Return a JSON object; of an annotation only the necessary fields, which saves the memory of polygons."""
     found = dict(pairs)
-    if "image_id" in found and "bbox" in found:
-        keys = ("image_id", "category_id", "bbox", "iscrowd", "area", "id")
-        return _Annotation(*(found.get(key) for key in keys))
-    return found
+    is_box = "image_id" in found and "bbox" in found
+    return _Annotation(*map(found.get, _Annotation._fields)) if is_box else found
 
 
 def _is_class(annotation: Any) -> bool:
@@ -253,6 +134,89 @@ def _is_class(annotation: Any) -> bool:
     if not isinstance(annotation, dict) or annotation.keys() & _OTHER_KINDS:
         return False
     return _is_id(annotation.get("image_id")) and _is_id(annotation.get("category_id"))
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | str)
+
+
+def _categories(found: list[CocoFile]) -> dict[Any, str]:
+    """Return the name of each category, by its id."""
+    names: dict[Any, str] = {}
+    for file in found:
+        for one in file.categories:
+            if not isinstance(one, dict) or not _is_id(one.get("id")) or "name" not in one:
+                raise broken(file.name, f"it has a category {show(one)}", "an id, a number or a word, and a name")
+            number, name = one["id"], str(one["name"])
+            # Splits that were exported separately may number categories differently, which would mix up classes.
+            if names.setdefault(number, name) != name:
+                what = f"it calls the category {show(number)} '{show(name)}', and another file '{show(names[number])}'"
+                raise broken(file.name, what)
+    return names
+
+
+def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
+    """Return what a file states of each image: its boxes, or its one category."""
+    shapes: dict[Any, list[Any]] = {}
+    found = []
+    for image in file.images:
+        name, key = _name_of(image), image.get("id") if isinstance(image, dict) else None
+        # Annotations refer to their image by this id.
+        if not name or not _is_id(key) or key in shapes:
+            raise broken(file.name, f"it has an image {show(image)}", "a file_name, and an id that no other one has")
+        size = side_of(image.get("height")), side_of(image.get("width"))
+        found.append(Record(name, shapes.setdefault(key, []), size if all(size) else (0, 0)))
+    for place, one in enumerate(file.annotations):
+        made = _class_of(one) if file.is_of_classes else _box_of(one)
+        # Boxes of unlisted images would be lost without a trace.
+        why = made if isinstance(made, str) else "" if made[0] in shapes else _unlisted("image", made[0])
+        if not why and not isinstance(made, str):
+            key, shape = made
+            # Two annotations that agree are the same label twice, as in exports with several annotators.
+            is_second = file.is_of_classes and bool(shapes[key])
+            if shape[0] not in numbers:
+                why = _unlisted("category", shape[0])
+            elif is_second and shapes[key][0] != shape:
+                why = f"gives the image {show(key)!r} two categories"
+            elif not is_second:
+                shapes[key].append(shape)
+        if why:
+            number = one.id if isinstance(one, _Annotation) else one.get("id") if isinstance(one, dict) else None
+            kind = "no bbox" if file.is_of_classes else "bbox [x, y, width, height] in pixels"
+            expected = f"image_id, category_id and {kind}, like the others"
+            raise broken(file.name, f"annotation {place} (id {show(repr(number))}) {why}", expected)
+    return found
+
+
+def _unlisted(what: str, key: Any) -> str:
+    return f"is of the {what} {show(key)}, which is not listed"
+
+
+# The image of an annotation, its category and the numbers of its box; or why it is none.
+_Made = tuple[Any, tuple[Any, tuple[float, ...]]] | str
+
+
+def _class_of(one: Any) -> _Made:
+    return (one["image_id"], (one["category_id"], ())) if _is_class(one) else f"is {show(one)}"
+
+
+def _box_of(one: Any) -> _Made:
+    if not isinstance(one, _Annotation):
+        return "has no bbox"
+    if not (_is_id(one.image_id) and _is_id(one.category_id)):
+        return "has an image_id or category_id that is neither a number nor a word"
+    try:
+        x, y, width, height = map(float, one.bbox)
+        # Most exports omit the area; in COCO itself it is that of the outline, which is smaller than the box.
+        area = float(width * height if one.area is None else one.area)
+        # Some tools write numbers as texts, and a text that is not empty would count as true.
+        crowd = float(bool(float(one.iscrowd or 0)))
+    except (TypeError, ValueError, OverflowError):
+        x = math.nan
+    # COCO itself has boxes without width, which are kept; negative sizes mean corners instead of width and height.
+    if math.isnan(x) or not (all(map(math.isfinite, (x, y, width, height))) and width >= 0 and height >= 0):
+        return f"has a bbox {show(one.bbox)}, area {show(repr(one.area))} and iscrowd {show(repr(one.iscrowd))}"
+    return one.image_id, (one.category_id, (x, y, x + width, y + height, crowd, area))
 
 
 def _name_of(image: Any) -> str:
@@ -265,7 +229,3 @@ def _name_of(image: Any) -> str:
     # train2017/000000391895.jpg is the end of LVIS's addresses, and how the files are named below its folder.
     address = image.get("coco_url")
     return "/".join(address.split("/")[-2:]) if isinstance(address, str) and name is None else ""
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int | str)

@@ -7,21 +7,23 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.files import read_with_retry
 from colabstage.io.given import instead_of, is_frame, show_value
-from colabstage.layouts.item_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
+from colabstage.layouts.boxes import BoxColumn, Form, as_corners, find_form
+from colabstage.layouts.columns import show
 from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.samples import numbered_samples
-from colabstage.layouts.table import Arrays, Images, Masks, SampleTable, UnreadBoxes
+from colabstage.layouts.table import Arrays, Images, SampleTable, UnreadBoxes
 from colabstage.machine.mounts import call_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,6 +44,8 @@ _REST = ""
 _FIRST = 16
 # Wider floats have a different layout on each machine.
 _WIDEST_BYTES = 8
+# Modes of Pillow whose pixels are kept as they are.
+_KEPT_MODES = ("L", "RGB", "RGBA", "P", "1", "I;16", "I", "F")
 
 
 class IndexableDataset(Protocol):
@@ -65,36 +69,31 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     `in_caller` makes later calls into the dataset in the caller's thread, when another thread asks for items.
     """
     _check_dataset(dataset)
-    count = len(dataset)
-    pairs = _Pairs(dataset, in_caller)
+    count, pairs = len(dataset), _Pairs(dataset, in_caller)
     # A dataset that reads from a mount may fail temporarily, like the mount.
     x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0))
-    feature = pairs.feature()
     # Hugging Face datasets store class names with the column, torchvision's as an attribute.
-    named = getattr(feature, "names", ()) if pairs.keys else getattr(dataset, "classes", ())
-    classes = tuple(map(str, named or ()))
-    notes = pairs.notes()
+    named = getattr(pairs.feature(), "names", ()) if pairs.keys else getattr(dataset, "classes", ())
+    classes, notes = tuple(map(str, named or ())), pairs.notes()
     targets: Targets | None = None
-    if may_hold_boxes(y):
-        planned = plan_boxes(_first_items(pairs, count), dataset, feature)
+    if _may_hold_boxes(y):
+        planned = _plan_boxes(list(pairs.first_items(count)), dataset, pairs.feature())
         targets = UnreadBoxes(pairs.side(1, planned.dtype.itemsize, planned.rows), planned.dtype)
         # Boxes have class names of their own, for objects; the dataset's names are for whole images.
-        classes, notes = planned.classes, (*notes, planned.note)
+        classes, notes = planned.classes, [*notes, planned.note]
     elif y is not None:
         first = _item_array(y, pairs.name(0))
         ys = pairs.side(1, first.nbytes, _item_array)
+        targets = Arrays(ys, first.shape, first.dtype)
         if _is_pillow_image(y):
             targets = find_masks(ys, decoded=True, spread=False)
             classes = classes or targets.classes
-        else:
-            targets = Arrays(ys, first.shape, first.dtype)
-        if first.ndim and first.size == 1 and not isinstance(targets, Masks):
+        elif first.ndim and first.size == 1:
             axes = ", ".join(("N", *map(str, first.shape)))
-            note = (
+            notes.append(
                 f"Each target is an array of one number, so y of a batch is ({axes}). A loss spreads predictions (N,) "
                 "over it without an error. For y of (N,) give numbers, such as y.item()."
             )
-            notes = (*notes, note)
     values = _item_array(x, pairs.name(0))
     xs = pairs.side(0, values.nbytes, _as_input)
     # Keys sort like their numbers, so rows keep the dataset's order.
@@ -105,7 +104,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         inputs=Images(xs, decoded=True) if _is_pillow_image(x) else Arrays(xs, values.shape, values.dtype),
         targets=targets,
         classes=classes,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -147,31 +146,12 @@ def _check_dataset(dataset: Any) -> None:
         raise OptionError(msg)
 
 
-def _first_items(pairs: _Pairs, count: int) -> Iterable[LookedAt]:
-    """Yield the kept items; broken ones are reported when they are packed."""
-    for index in range(min(_FIRST, count)):
-        with suppress(DecodeError):
-            x, y = pairs.get(index)
-            yield LookedAt(pairs.name(index), y, _size_of_item(x))
-
-
-def _size_of_item(x: Any) -> tuple[int, int] | None:
-    """Return the width and height of an image; `None` if its shape does not say which axes they are."""
-    if _is_pillow_image(x):
-        return x.size[0], x.size[1]
-    shape = tuple(getattr(x, "shape", ()))
-    if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
-        return shape[1], shape[0]
-    return (shape[2], shape[1]) if len(shape) == 3 and shape[0] in (1, 3, 4) else None
-
-
 class _Pairs:
     """Items as `(x, y)`. The last one is kept, because its two sides are read one after the other, and so are the first
     ones, which are examined before packing begins."""
 
     def __init__(self, dataset: IndexableDataset, in_caller: InCaller) -> None:
-        self._dataset = dataset
-        self._in_caller = in_caller
+        self._dataset, self._in_caller = dataset, in_caller
         # If a thread executor writes shards, its threads take turns.
         self._turn = threading.Lock()
         self._kept: dict[int, tuple[Any, Any]] = {}
@@ -181,16 +161,14 @@ class _Pairs:
         self.keys: tuple[str, str | None] | None = None
         self._left: list[str] = []
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> list[str]:
         """Return notes for the user on how items were read."""
         if self.keys is None:
-            return ()
+            return []
         x, y = self.keys
-        target = (
-            "there is no target" if y is None else "the others are the target" if y == _REST else f"{y!r} the target"
-        )
+        targets = {None: "there is no target", _REST: "the others are the target"}
         left = f"; left out: {', '.join(map(repr, self._left))}" if self._left else ""
-        return (f"In each item {x!r} is the input, and {target}{left}.",)
+        return [f"In each item {x!r} is the input, and {targets.get(y, f'{y!r} the target')}{left}."]
 
     def name(self, index: int) -> str:
         return f"{self._label}[{index}]"
@@ -210,6 +188,13 @@ class _Pairs:
             return self._in_caller(lambda: convert(self.get(index)[side], self.name(index)))
 
         return numbered_samples(self._label, self._token, len(self._dataset), nbytes, read)
+
+    def first_items(self, count: int) -> Iterator[_LookedAt]:
+        """Yield the kept items; broken ones are reported when they are packed."""
+        for index in range(min(_FIRST, count)):
+            with suppress(DecodeError):
+                x, y = self.get(index)
+                yield _LookedAt(self.name(index), y, _size_of_item(x))
 
     def get(self, index: int) -> tuple[Any, Any]:
         """Return one item; an error of the dataset that is not one of reading is a `DecodeError`."""
@@ -233,9 +218,8 @@ class _Pairs:
             raise DecodeError(msg) from error
         if isinstance(item, Mapping):
             return self._of_mapping(item, name)
-        if not isinstance(item, tuple) and not (
-            isinstance(item, list) and not all(isinstance(part, int | float) for part in item)
-        ):
+        is_numbers = isinstance(item, list) and all(isinstance(part, int | float) for part in item)
+        if not isinstance(item, tuple | list) or is_numbers:
             return item, None
         # Only two: with three parts it is unclear which is the target.
         if len(item) == 2:
@@ -244,27 +228,25 @@ class _Pairs:
         raise LayoutError(msg)
 
     def _of_mapping(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
-        if self.keys is None:
-            self._find_keys(item, name)
-        assert self.keys is not None
-        x, y = self.keys
-        if y == _REST and x in item:
-            return item[x], {key: value for key, value in item.items() if key != x}
-        if x not in item or (y is not None and y not in item):
-            msg = f"{name} has no {x if x not in item else y!r}, as the first item has."
+        x, y = self.keys = self.keys or self._find_keys(item, name)
+        missing = next((key for key in (x, y) if key not in (None, _REST) and key not in item), None)
+        if missing is not None:
+            msg = f"{name} has no {missing!r}, as the first item has."
             raise LayoutError(msg)
         if y is None:
             return item[x], None
+        if y == _REST:
+            return item[x], {key: value for key, value in item.items() if key != x}
         # Some have `None` instead of an empty list.
         return item[x], [] if y in _OBJECTS and item[y] is None else item[y]
 
-    def _find_keys(self, item: Mapping[Any, Any], name: str) -> None:
+    def _find_keys(self, item: Mapping[Any, Any], name: str) -> tuple[str, str | None]:
         xs, ys = ([key for key in known if key in item] for known in (_X_KEYS, _Y_KEYS))
         # Boxes with their labels, or in a column of objects, are one target.
-        if not any(isinstance(item[key], Mapping) for key in ys) and has_boxes(item):
+        if not any(isinstance(item[key], Mapping) for key in ys) and _has_boxes(item):
             ys = [_REST]
         elif not ys:
-            ys = [key for key in _OBJECTS if key in item and (item[key] is None or may_hold_boxes(item[key]))]
+            ys = [key for key in _OBJECTS if key in item and (item[key] is None or _may_hold_boxes(item[key]))]
         if len(xs) != 1 or len(ys) > 1:
             keys = ", ".join(repr(key) for key in list(item)[:8])
             msg = (
@@ -273,8 +255,25 @@ class _Pairs:
                 "columns."
             )
             raise LayoutError(msg)
-        self.keys = (xs[0], ys[0] if ys else None)
-        self._left = [str(key) for key in item if key not in self.keys and self.keys[1] != _REST]
+        self._left = [] if ys == [_REST] else [str(key) for key in item if key not in (xs[0], *ys)]
+        return xs[0], ys[0] if ys else None
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _is_pillow_image(value: Any) -> bool:
+    return hasattr(value, "getbands") and hasattr(value, "convert")
+
+
+def _size_of_item(x: Any) -> tuple[int, int] | None:
+    """Return the width and height of an image; `None` if its shape does not say which axes they are."""
+    if _is_pillow_image(x):
+        return x.size[0], x.size[1]
+    shape = tuple(getattr(x, "shape", ()))
+    if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
+        return shape[1], shape[0]
+    return (shape[2], shape[1]) if len(shape) == 3 and shape[0] in (1, 3, 4) else None
 
 
 def _as_input(value: Any, name: str) -> NDArray[Any]:
@@ -288,15 +287,10 @@ def _as_input(value: Any, name: str) -> NDArray[Any]:
     return _item_array(value, name)
 
 
-def _is_pillow_image(value: Any) -> bool:
-    return hasattr(value, "getbands") and hasattr(value, "convert")
-
-
 def _item_array(value: Any, name: str) -> NDArray[Any]:
     """Return a Pillow image, tensor, array or number as an array; Python's own numbers as int64 and float32."""
     if _is_pillow_image(value):
-        kept = value.mode in ("L", "RGB", "RGBA", "P", "1", "I;16", "I", "F")
-        pixels = np.asarray(value if kept else value.convert("RGB"))
+        pixels = np.asarray(value if value.mode in _KEPT_MODES else value.convert("RGB"))
         # In Pillow the byte for True is 255, which a numpy cast would keep.
         return (pixels.view(np.uint8) > 0).astype(np.uint8) if pixels.dtype == np.bool_ else pixels
     # As torch does with Python numbers; twice the memory would gain nothing.
@@ -312,3 +306,282 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
         msg = f"{name} has {kind}; expected an image, an array or a number, of at most 64 bits."
         raise LayoutError(msg)
     return values
+
+
+# --- boxes ------------------------------------------------------------------------------------------------------------
+
+# An item is taken once, its image and its boxes together, so the number of boxes is known only when all items have been
+# taken. The first items decide the rest before.
+
+# By preference. Only under the first name everybody means corners.
+_BOX_KEYS = ("boxes", "bboxes", "bbox")
+_LABEL_KEYS = (
+    "labels", "label", "category_id", "category", "categories", "class_labels", "class_id", "class",
+)  # fmt: skip
+# The types that folders of COCO's, Pascal VOC's and KITTI's files get; "truncated" is a share in KITTI's.
+_FURTHER = (
+    BoxColumn("iscrowd", np.uint8), BoxColumn("area", np.float32), BoxColumn("difficult", np.uint8),
+    BoxColumn("truncated", np.float32), BoxColumn("occluded", np.int64), BoxColumn("alpha", np.float32),
+    BoxColumn("dimensions", np.float32, 3), BoxColumn("location", np.float32, 3), BoxColumn("rotation_y", np.float32),
+)  # fmt: skip
+# What torchvision's BoundingBoxes call their forms.
+_FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
+# What a target may consist of where an image has no boxes.
+_NAMES_OF_IMAGES = frozenset({"image_id", "id"})
+# Class numbers above this are no indices; a list of names for them would be mostly gaps.
+_MOST_CLASSES = 10_000
+
+
+class _LookedAt(NamedTuple):
+    """One of the first items: what it is called, its target, and the width and height of its image."""
+
+    name: str
+    target: Any
+    size: tuple[int, int] | None
+
+
+class _Found(NamedTuple):
+    """The boxes of one item, as they are written; `None` for a form that nothing says; and all else of each box."""
+
+    places: NDArray[np.float64]
+    form: Form | None
+    columns: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _BoxItems:
+    """How the targets of a dataset's items become rows."""
+
+    form: Form
+    columns: tuple[tuple[str, BoxColumn], ...]
+    """Each with its name in the items; that of the class comes first."""
+    classes: tuple[str, ...]
+    note: str
+    """What is kept and left out, for the user."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the type of the row of a box: `boxes`, `labels`, and further columns."""
+        fields: list[Any] = [("boxes", np.float64, (4,))]
+        fields += [(c.name, c.dtype, (c.width,)) if c.width > 1 else (c.name, c.dtype) for _, c in self.columns]
+        return np.dtype(fields)
+
+    def rows(self, target: Any, name: str) -> NDArray[Any]:
+        """Return the boxes of one item, `(M,)` of `dtype`, with corners."""
+        places, form, columns = _find_boxes(target, name)
+        rows: NDArray[Any] = np.zeros(len(places), self.dtype)
+        if not len(rows):
+            return rows
+        rows["boxes"] = _checked_corners(places, form or self.form, name)
+        for key, column in self.columns:
+            if key not in columns:
+                msg = f"{name} has boxes without {key!r}, which the first items have."
+                raise LayoutError(msg)
+            rows[column.name] = _column(columns[key], key, (len(rows), column.width)[: column.width > 1 or 1], name)
+        labels = rows["labels"] if self.classes and "labels" in (rows.dtype.names or ()) else np.zeros(0)
+        odd = labels[(labels < 0) | (labels >= len(self.classes))]
+        if len(odd):
+            msg = (
+                f"{name} has a box of class {odd[0]}, and the dataset names {len(self.classes)} classes, from 0 to "
+                f"{len(self.classes) - 1} ({', '.join(self.classes[:3])}, …). Names and numbers must agree: where "
+                "labels begin at 1, the first name is that of the background."
+            )
+            raise LayoutError(msg)
+        return rows
+
+
+def _may_hold_boxes(target: Any) -> bool:
+    """Tell whether a target is a dict, a list of dicts or an empty list, as those of detection datasets are."""
+    return isinstance(target, Mapping) or (_is_list(target) and all(isinstance(one, Mapping) for one in target))
+
+
+def _has_boxes(item: Mapping[Any, Any]) -> bool:
+    """Tell whether an item that is a mapping has rows of boxes itself; one box for an image is something else."""
+    value = item.get(_box_key(item) or "")
+    if isinstance(value, list | tuple):
+        return all(_is_list(one) or len(getattr(one, "shape", ())) == 1 for one in value)
+    return len(getattr(value, "shape", ())) == 2
+
+
+def _box_key(target: Any) -> str | None:
+    return next((key for key in _BOX_KEYS if key in target), None) if isinstance(target, Mapping) else None
+
+
+def _plan_boxes(first: Sequence[_LookedAt], dataset: Any, feature: Any = None) -> _BoxItems:
+    """Decide by a dataset's first items how the boxes of all are read.
+
+    Args:
+        first: some items, one of which at least has boxes.
+        dataset: says the names of classes, as Hugging Face's, torchvision's and others do.
+        feature: what Hugging Face's `features` say of the boxes.
+    """
+    seen = [(one, _find_boxes(one.target, one.name)) for one in first]
+    filled = [(one, found) for one, found in seen if len(found.places)]
+    if not filled:
+        what = f"the first {len(seen)} items" if len(seen) > 1 else seen[0][0].name
+        msg = (
+            f"The targets of {what} are dicts{_keys(seen[0][0].target)} without boxes; expected numbers, an image, or "
+            "boxes called 'boxes' beside their 'labels'. Wrap the dataset in one whose items have these."
+        )
+        raise LayoutError(msg)
+    one, found = filled[0]
+    form, trouble = find_form([found.places for _, found in filled], lambda n: filled[n][0].size, most=len(filled))
+    if found.form is not None:
+        form, trouble = found.form, ""
+    if not trouble and all(found.places.max() <= 1 for _, found in filled):
+        trouble = "do not reach beyond 1, as normalized coordinates"
+    if trouble:
+        msg = (
+            f"The boxes of the first items {trouble} ({one.name} has {_format_box(found.places[0])}). Wrap the dataset "
+            "in one whose items are (image, {'boxes': corners in pixels, 'labels': numbers})."
+        )
+        raise LayoutError(msg)
+    label = next((key for key in _LABEL_KEYS if key in found.columns), None)
+    words = (key for key, each in found.columns.items() if _is_list(each) and len(each) and isinstance(each[0], str))
+    # torchvision's Kitti says what a box is under 'type'.
+    if label is None and (words_key := next(words, None)) is not None:
+        raise _unknown(one.target, one.name, f"boxes whose classes are words under {words_key!r}")
+    columns = [] if label is None else [(label, BoxColumn("labels", np.int64))]
+    columns += [(column.name, column) for column in _FURTHER if column.name in found.columns]
+    kept = [key for key, _ in columns]
+    left = ", ".join(repr(key) for key in found.columns if key not in kept)
+    note = " and ".join([f"Of each target the boxes (written as {form})", *map(repr, kept)])
+    note += f" are kept; left out: {left}." if left else " are kept."
+    planned = _BoxItems(form, tuple(columns), _class_names(dataset, feature, label), note)
+    # What is wrong with the first items is reported before anything is written.
+    for one, _ in filled:
+        planned.rows(one.target, one.name)
+    return planned
+
+
+def _find_boxes(target: Any, name: str) -> _Found:
+    """Return the boxes of a target as they are written."""
+    if isinstance(target, Mapping):
+        key = _box_key(target)
+        if key is not None:
+            form = _stated_form(target[key], name) or ("xyxy" if key == "boxes" else None)
+            columns = {str(k): value for k, value in target.items() if k != key}
+            return _Found(_check_boxes(target[key], name), form, columns)
+        if target.keys() <= _NAMES_OF_IMAGES:
+            return _Found(np.zeros((0, 4)), None, {})
+        raise _unknown(target, name)
+    if not _may_hold_boxes(target):
+        msg = f"{name} has {type(target).__name__} as its target, and other items have boxes; expected a dict of them."
+        raise LayoutError(msg)
+    odd = next((one for one in target if _box_key(one) is None), None)
+    if odd is not None:
+        raise _unknown(odd, name)
+    keys = [key for key in target[0] if key not in _BOX_KEYS] if len(target) else []
+    columns = {str(key): [one.get(key) for one in target] for key in keys}
+    # The annotations of COCO's own reader: the only ones that have both.
+    form = "xywh" if {"category_id", "image_id"} <= columns.keys() else None
+    return _Found(_check_boxes([one[_box_key(one)] for one in target], name), form, columns)
+
+
+def _stated_form(places: Any, name: str) -> Form | None:
+    written = getattr(places, "format", None)
+    if written is None or callable(written):
+        return None
+    written = str(getattr(written, "value", written))
+    if written not in _FORMATS:
+        msg = f"{name} has boxes of the form {written}; expected one of {', '.join(_FORMATS)}."
+        raise LayoutError(msg)
+    return _FORMATS[written]
+
+
+def _keys(target: Any) -> str:
+    keys = ", ".join(repr(key) for key in list(target)[:8]) if isinstance(target, Mapping) else ""
+    return f" of {keys}" if keys else ""
+
+
+def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
+    return LayoutError(
+        f"{name} has {what or 'a dict' + _keys(target)} as its target; expected 'boxes' and 'labels', numbers. For "
+        "torchvision's Kitti and VOCDetection, pass torchvision.datasets.wrap_dataset_for_transforms_v2(dataset), or "
+        'stage the folder that it reads (layout="detection").'
+    )
+
+
+def _check_boxes(boxes: Any, name: str) -> NDArray[np.float64]:
+    values = _read_numbers(boxes, "boxes", name)
+    if values.size == 0:
+        return np.zeros((0, 4))
+    if values.ndim != 2 or values.shape[1] != 4 or not np.isfinite(values).all():
+        msg = f"{name} has boxes of shape {values.shape}; expected four finite numbers for each box."
+        raise DecodeError(msg)
+    return values.astype(np.float64)
+
+
+def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
+    """Return what an item has under `key` as an array of numbers."""
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().numpy()
+        elif _is_list(value):
+            # Lists of tensors, as Hugging Face's format "torch" gives them where lengths differ.
+            value = [one.tolist() if hasattr(one, "tolist") else one for one in value]
+        values = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = ended(f"{name} has {key!r} that do not make an array: {error}")
+        raise DecodeError(msg) from error
+    if values.dtype.kind not in "biuf" and values.size:
+        first = repr(show(values.reshape(-1)[0])) if values.dtype.kind in "OUS" else str(values.dtype)
+        msg = (
+            f"{name} has {first} under {key!r}; expected numbers. Number the classes, for example with a dict of "
+            "names; or, for a Hugging Face dataset, write files and stage their folder: "
+            "dataset.to_parquet('data/train.parquet')."
+        )
+        raise LayoutError(msg)
+    return values
+
+
+def _column(written: Any, key: str, shape: tuple[int, ...], name: str) -> NDArray[Any]:
+    values = _read_numbers(written, key, name)
+    if values.shape != shape:
+        msg = f"{name} has {shape[0]} boxes and {key!r} of shape {values.shape}; expected one for each box."
+        raise DecodeError(msg)
+    odd = values[values != np.rint(values)]
+    if key in _LABEL_KEYS and len(odd):
+        msg = f"{name} has {odd[0]} under {key!r}; expected whole numbers, the classes."
+        raise LayoutError(msg)
+    return values
+
+
+def _checked_corners(places: NDArray[np.float64], form: Form, name: str) -> NDArray[np.float64]:
+    wrong = (places[:, 2:] < (places[:, :2] if form == "xyxy" else 0)).any(axis=1)
+    if wrong.any():
+        expected = "x0 <= x1 and y0 <= y1" if form == "xyxy" else "sizes of 0 and more"
+        msg = f"{name} has the box {_format_box(places[wrong][0])}, which is no {form}; expected {expected}."
+        raise DecodeError(msg)
+    return as_corners(places, form)
+
+
+def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ...]:
+    """Return the names of the classes, as labels count them; nothing if the dataset has none."""
+    names = _feature_names(feature, label)
+    # COCO's ids have gaps, and labels are ids: gaps get the name that torchvision's models have for them.
+    kinds = getattr(getattr(dataset, "coco", None), "cats", None)
+    if not names and isinstance(kinds, Mapping) and all(isinstance(key, int) and key >= 0 for key in kinds):
+        count = 1 + max(kinds, default=-1)
+        if count <= _MOST_CLASSES:
+            names = tuple(str(kinds[key]["name"]) if key in kinds else "N/A" for key in range(count))
+    return names or tuple(str(name) for name in getattr(dataset, "classes", ()) or ())
+
+
+def _feature_names(feature: Any, label: str | None) -> tuple[str, ...]:
+    """Return the names of the classes of a column in a feature of `datasets`, a list or dict or nest of them."""
+    if isinstance(feature, Mapping):
+        return _feature_names(feature.get(label), label)
+    if isinstance(feature, list):
+        return _feature_names(feature[0], label) if feature else ()
+    if hasattr(feature, "feature"):
+        return _feature_names(feature.feature, label)
+    return tuple(map(str, getattr(feature, "names", None) or ()))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.kind == "O")
+
+
+def _format_box(box: NDArray[np.float64]) -> str:
+    return "[" + ", ".join(f"{number:g}" for number in box.tolist()) + "]"

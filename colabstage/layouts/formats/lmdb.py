@@ -12,11 +12,12 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.evidence import require_files
+from colabstage.layouts.faults import broken
 from colabstage.layouts.reading import copy_of
 from colabstage.layouts.records import Label, Labels, all_have, decode_label, make_labels, parse_label, records_state
 from colabstage.layouts.samples import SampleSource, join_samples, stamp_of
 from colabstage.layouts.shards import IMAGE_HEADS, scan_each
-from colabstage.layouts.table import BrokenDatasetError, Images, Values
+from colabstage.layouts.table import Images, Values
 from colabstage.layouts.words import folder_of, is_image
 
 if TYPE_CHECKING:
@@ -90,25 +91,22 @@ class _Database:
                     self._opened.close()
 
     def _open(self) -> Any:
-        name = self.entry.name
         try:
             import lmdb
         except ImportError as error:
-            msg = f"'{name}' is an LMDB database, which needs lmdb. Install it with: pip install lmdb"
+            msg = f"'{self.entry.name}' is an LMDB database, which needs lmdb. Install it with: pip install lmdb"
             raise MissingDependencyError(msg) from error
         try:
             opened = lmdb.open(self._path, subdir=False, readonly=True, lock=False)
         except (lmdb.Error, OSError) as error:
-            msg = f"'{name}' cannot be opened as an LMDB database: {error}. Copy or upload it again."
+            msg = f"'{self.entry.name}' cannot be opened as an LMDB database: {error}. Copy or upload it again."
             raise CorruptArchiveError(msg) from error
         # Reading behind the end of a mapped file would end the process by a signal.
         needed = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
         if needed > self.entry.size and opened.stat()["entries"]:
             opened.close()
-            msg = (
-                f"'{name}' is truncated: it has {self.entry.size:,} bytes, and its pages take {needed:,}. Copy or "
-                "upload it again."
-            )
+            have = f"it has {self.entry.size:,} bytes, and its pages take {needed:,}"
+            msg = f"'{self.entry.name}' is truncated: {have}. Copy or upload it again."
             raise CorruptArchiveError(msg)
         return opened
 
@@ -121,8 +119,7 @@ class _Database:
             self.labels[name] = bytes(value)
             return
         if name in self.images:
-            msg = f"'{self.entry.name}' has two images called '{name}'; expected one value for each."
-            raise BrokenDatasetError(msg)
+            raise broken(self.entry.name, f"it has two images called '{name}'", "one value for each")
         # Every other image file is looked at when it is decoded.
         head = bytes(value[:16])
         if not self.images and not head.startswith(IMAGE_HEADS):
@@ -154,11 +151,8 @@ class _Database:
 
 def _key_name(key: bytes) -> str:
     """Return a key as text; as hexadecimal digits where it is none."""
-    try:
-        text = key.decode()
-    except UnicodeDecodeError:
-        return f"0x{key.hex()}"
-    return text if text.isprintable() else f"0x{key.hex()}"
+    text = key.decode(errors="replace")
+    return text if text.isprintable() and "\ufffd" not in text else f"0x{key.hex()}"
 
 
 def _labels_of(databases: Sequence[_Database], names: Sequence[str], notes: list[str]) -> Labels:

@@ -14,6 +14,7 @@ from colabstage.errors import LayoutError
 from colabstage.io.units import listed
 from colabstage.layouts.columns import Column, show
 from colabstage.layouts.evidence import Evidence, left_out_notes, near, require_files
+from colabstage.layouts.faults import broken
 from colabstage.layouts.folders import bare_stem
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.mask_values import find_masks
@@ -22,6 +23,7 @@ from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleTa
 from colabstage.layouts.words import (
     IMAGES,
     TABLES,
+    folder_of,
     holds_images,
     is_role,
     is_split,
@@ -63,37 +65,18 @@ _OBJECTS = frozenset({"instances", "instance", "panoptic", "segmentationobject",
 _PAINTED = re.compile(
     r"^[ \t]*([^#:\n][^:\n]*):[ \t]*(\d+)[ \t]*,[ \t]*(\d+)[ \t]*,[ \t]*(\d+)[ \t]*(?::.*)?$", re.MULTILINE
 )
-_SEGMENTATION_LISTS = "ImageSets/Segmentation"
 
-
-class _PairKey(NamedTuple):
-    """The common part of the paths of an image and its mask."""
-
-    folders: tuple[str, ...]
-    """Folders other than those of images or masks; empty if stems alone decide."""
-    stem: str
-    """The base name without its extension and suffix."""
+# The common part of the paths of an image and its mask: folders other than those of images or masks, empty if stems
+# alone decide; and the base name without its extension and suffix.
+_Key = tuple[tuple[str, ...], str]
+_Pairs = list[tuple["FileEntry", "FileEntry"]]
 
 
 class _Sides(NamedTuple):
     """The files that may make pairs, each with its key."""
 
-    images: dict[FileEntry, _PairKey]
-    masks: dict[FileEntry, _PairKey]
-
-    def by_stem(self, *, bare: bool) -> _Sides | None:
-        """Return the same without folders, if stems distinguish all images and all masks.
-
-        `bare`: without the words of their folders too.
-        """
-
-        def keys(side: dict[FileEntry, _PairKey]) -> dict[FileEntry, _PairKey]:
-            if not bare:
-                return {one: _PairKey((), key.stem) for one, key in side.items()}
-            return {one: _PairKey((), bare_stem(key.stem, posixpath.dirname(one.name))) for one, key in side.items()}
-
-        images, masks = keys(self.images), keys(self.masks)
-        return _Sides(images, masks) if all(len(set(one.values())) == len(one) for one in (images, masks)) else None
+    images: dict[FileEntry, _Key]
+    masks: dict[FileEntry, _Key]
 
 
 class MaskClasses(NamedTuple):
@@ -119,15 +102,16 @@ def masks_state(
     """
     sides = _sides(source, x, y)
     pairs = _match(sides)
+    # Without folders, and without the words of these in the stems: the files may be in folders of other names.
     for bare in (False, True):
         if isinstance(pairs, list) and 2 * len(pairs) < len(sides.images) and (not bare or y is not None):
-            by_stem = sides.by_stem(bare=bare)
-            pairs = _match(by_stem) if by_stem is not None else pairs
-    if isinstance(pairs, str):
-        return near(pairs)
+            by_stem = _by_stem(sides, bare=bare)
+            pairs = pairs if by_stem is None else _match(by_stem)
+    if isinstance(pairs, BrokenDatasetError):
+        return near(str(pairs))
     # Competitions do not publish the masks of test images.
     splits = {split_of_path(image.name) for image, _ in pairs}
-    expected = [image for image in sides.images if pairs and split_of_path(image.name) in splits]
+    expected = [image for image in sides.images if split_of_path(image.name) in splits]
     if 2 * len(pairs) < len(expected) or not pairs:
         paired = {image.name for image, _ in pairs}
         first = next((image.name for image in sides.images if image.name not in paired), "")
@@ -136,9 +120,8 @@ def masks_state(
             f"without: '{first}'); expected at least half."
         )
         raise LayoutError(msg)
-    again = "" if y is not None else _second_masks(sides, pairs) or _further_files(sides, pairs)
-    if again:
-        raise BrokenDatasetError(again)
+    if y is None:
+        _refuse_further(sides, pairs)
     used, classes = _classes(source, tables)
     masks = TreeFiles(source.tree, [mask for _, mask in pairs])
     targets = Masks(masks, classes.colors) if classes.colors else find_masks(masks, spread=source.tree.kind == "folder")
@@ -160,13 +143,10 @@ def masks_state(
         ),
     )
     found = Evidence(table, "the masks", frozenset({*(mask.name for _, mask in pairs), *used}))
-    return lists_state(source, found, within=_SEGMENTATION_LISTS)[0] if table.splits is None else found
+    return lists_state(source, found, within="ImageSets/Segmentation")[0] if table.splits is None else found
 
 
-def _called(name: str, wanted: str) -> bool:
-    """Tell whether a file is in a folder, or its stem ends, as somebody wrote."""
-    path, stem = wanted.strip("/"), stem_of(name)
-    return f"/{path}/" in f"/{posixpath.dirname(name)}/" or (stem.endswith(wanted) and stem != wanted)
+# --- which files are masks --------------------------------------------------------------------------------------------
 
 
 def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
@@ -184,15 +164,11 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     may_end = np.fromiter(map(_may_end_so, files.names), np.bool_, len(files))
     for number in np.flatnonzero(may_end & ~of_images[of_files]).tolist():
         are_masks[number] |= _MASK_SUFFIX.search(stem_of(files.names[number])) is not None
-    masks = files.take(np.flatnonzero(are_masks))
+    masks, images = files.take(np.flatnonzero(are_masks)), files.take(np.flatnonzero(~are_masks))
     if y is not None:
         masks = files.where(lambda name: _called(name, y) and not (x is not None and _called(name, x)))
         chosen = set(masks.names)
-        images = (files if x is not None else files.take(np.flatnonzero(~are_masks))).where(
-            lambda name: name not in chosen
-        )
-    else:
-        images = files.take(np.flatnonzero(~are_masks)) if masks else masks
+        images = (images if x is None else files).where(lambda name: name not in chosen)
     if x is not None:
         images = images.where(lambda name: _called(name, x))
     if not masks or not images:
@@ -207,22 +183,28 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     return _Sides(_keys(images, depth, _IMAGE_SUFFIX, x), _keys(masks, depth, _MASK_SUFFIX, y))
 
 
+def _called(name: str, wanted: str) -> bool:
+    """Tell whether a file is in a folder, or its stem ends, as somebody wrote."""
+    path, stem = wanted.strip("/"), stem_of(name)
+    return f"/{path}/" in f"/{posixpath.dirname(name)}/" or (stem.endswith(wanted) and stem != wanted)
+
+
 def _may_end_so(name: str) -> bool:
     """Tell whether a name may end as a mask's does; most of a million end in a digit."""
     last = name[name.rfind(".") - 1 :][:1]
     return last in _LAST_LETTERS and _MAY_END_SO.search(name) is not None
 
 
-def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str | None) -> dict[FileEntry, _PairKey]:
+def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str | None) -> dict[FileEntry, _Key]:
     own = [] if called is None else called.strip("/").split("/")
 
-    def key(name: str) -> _PairKey:
+    def key(name: str) -> _Key:
         *folders, base = normal(name).split("/")[depth:]
         stem = posixpath.splitext(base)[0]
         if called is not None and own[-1] not in folders and stem.endswith(called) and stem != called:
             stem = stem.removesuffix(called).rstrip(" ._-")
         rest = (_without_role(folder) for folder in folders if folder not in own)
-        return _PairKey(tuple(folder for folder in rest if folder), suffix.sub("", stem))
+        return tuple(filter(None, rest)), suffix.sub("", stem)
 
     return {file: key(file.name) for file in files}
 
@@ -240,114 +222,115 @@ def _holds_masks(folder: str) -> bool:
     return _MASK_FOLDER.fullmatch("_".join(words_of(folder))) is not None
 
 
-def _match(sides: _Sides) -> list[tuple[FileEntry, FileEntry]] | str:
-    """Return each image with its mask; or, as text, that an image has several masks."""
-    by_key: dict[_PairKey, FileEntry] = {}
+def _is_of_objects(mask: FileEntry) -> bool:
+    """Tell whether a mask numbers single objects, which Mapillary and Pascal VOC have beside masks of classes."""
+    return not _OBJECTS.isdisjoint(mask.name.lower().split("/")[:-1])
+
+
+# --- which belongs to which -------------------------------------------------------------------------------------------
+
+
+def _match(sides: _Sides) -> _Pairs | BrokenDatasetError:
+    """Return each image with its mask; or the error that an image has several masks."""
+    by_key: dict[_Key, FileEntry] = {}
     images = set(sides.images.values())
     for mask, key in sides.masks.items():
         other = by_key.setdefault(key, mask)
         if other is not mask and _is_of_objects(other) != _is_of_objects(mask):
             by_key[key] = mask if _is_of_objects(other) else other
         elif other is not mask and key in images:
-            return _several(other.name, mask.name)
+            return _two(other.name, mask.name)
     return [(image, by_key[key]) for image, key in sides.images.items() if key in by_key]
 
 
-def _several(one: str, other: str) -> str:
-    which = posixpath.basename(posixpath.dirname(other)) or stem_of(other)
-    first = posixpath.basename(posixpath.dirname(one))
-    return (
-        f"'{one}' and '{other}' are masks of the same image; expected one for each. Say which folder or suffix counts: "
-        f"layout=image_masks('{first if first and first != which else 'NAME'}'), from colabstage.options; or join them."
-    )
+def _by_stem(sides: _Sides, *, bare: bool) -> _Sides | None:
+    """Return the same without folders, if stems distinguish all images and all masks; `bare`: and without the words of
+    their folders."""
+
+    def keys(side: dict[FileEntry, _Key]) -> dict[FileEntry, _Key]:
+        return {
+            one: ((), bare_stem(stem, posixpath.dirname(one.name)) if bare else stem) for one, (_, stem) in side.items()
+        }
+
+    made = _Sides(keys(sides.images), keys(sides.masks))
+    return made if all(len(set(side.values())) == len(side) for side in made) else None
 
 
-def _second_masks(sides: _Sides, pairs: list[tuple[FileEntry, FileEntry]]) -> str:
-    """Find a further mask of an image that has one already: scan_mask and scan_mask_1."""
+def _two(one: str, other: str) -> BrokenDatasetError:
+    """Return the error that two files may be masks of one image."""
+    names = [folder_of(name) or stem_of(name) for name in (one, other)]
+    names = names if names[0] != names[1] else ["NAME"]
+    lines = " or ".join(f"layout=image_masks('{name}')" for name in names)
+    what = f"it and '{other}' may both be masks of the same image"
+    return broken(one, what, f"one for each; say which folder, or end of names, counts, {lines}, or join them")
+
+
+def _refuse_further(sides: _Sides, pairs: _Pairs) -> None:
+    """Refuse a further mask of an image that has one already: scan_mask and scan_mask_1; and a folder of further images
+    that are called after the samples: DRIVE's 1st_manual beside its mask."""
     mask_of = {sides.images[image]: mask for image, mask in pairs}
-    rest = {one: key for one, key in sides.images.items() if key not in mask_of}
-    rest |= {one: key for one, key in sides.masks.items() if key not in mask_of}
-    for file, key in rest.items():
-        without = _AGAIN.sub("", key.stem)
+    for file, key in (sides.images | sides.masks).items():
+        folders, stem = key
+        without = _AGAIN.sub("", stem)
         bare = _MASK_SUFFIX.sub("", without)
-        is_mask = file in sides.masks or bare != without
-        first = mask_of.get(_PairKey(key.folders, bare)) if without != key.stem and is_mask else None
-        if first is not None:
-            return _several(first.name, file.name)
-    return ""
-
-
-def _further_files(sides: _Sides, pairs: list[tuple[FileEntry, FileEntry]]) -> str:
-    """Find a folder of further images that are called after the samples: DRIVE's 1st_manual beside its mask."""
+        first = mask_of.get((folders, bare)) if without != stem and (file in sides.masks or bare != without) else None
+        if first is not None and key not in mask_of:
+            raise _two(first.name, file.name)
     own = {posixpath.dirname(image.name) for image, _ in pairs}
+    parents = set(map(posixpath.dirname, own))
     tokens = {_first_word(image.name) for image, _ in pairs}
-    counts: Counter[str] = Counter()
-    firsts: dict[str, str] = {}
-    for image in sides.images:
-        folder = posixpath.dirname(image.name)
-        if folder not in own and not any(map(is_split, folder.split("/")[-1:])) and _first_word(image.name) in tokens:
-            counts[folder] += 1
-            firsts.setdefault(folder, image.name)
-    parents = {posixpath.dirname(folder) for folder in own}
-    for folder, count in counts.items():
-        if (
-            2 * count >= len(tokens)
-            and posixpath.dirname(folder) in parents
-            and not is_role(posixpath.basename(folder))
-        ):
-            which = posixpath.basename(folder)
-            return (
-                f"'{firsts[folder]}' is called after a sample as its mask '{pairs[0][1].name}' is, and may be another "
-                f"mask. Say which counts: layout=image_masks('{which}') or "
-                f"layout=image_masks('{posixpath.basename(posixpath.dirname(pairs[0][1].name))}'), from "
-                "colabstage.options."
-            )
-    return ""
+    folders_of = {
+        image.name: posixpath.dirname(image.name) for image in sides.images if _first_word(image.name) in tokens
+    }
+    for folder, count in Counter(folders_of.values()).items():
+        base = posixpath.basename(folder)
+        is_beside = folder not in own and posixpath.dirname(folder) in parents
+        if is_beside and 2 * count >= len(tokens) and not is_split(base) and not is_role(base):
+            raise _two(pairs[0][1].name, next(name for name, one in folders_of.items() if one == folder))
 
 
 def _first_word(name: str) -> str:
     return re.split(r"[ ._-]+", stem_of(name))[0]
 
 
-def _is_of_objects(mask: FileEntry) -> bool:
-    """Tell whether a mask numbers single objects, which Mapillary and Pascal VOC have beside masks of classes."""
-    return not _OBJECTS.isdisjoint(mask.name.lower().split("/")[:-1])
+# --- what their values mean -------------------------------------------------------------------------------------------
 
 
 def _classes(source: Source, tables: Mapping[str, Sequence[Column]]) -> tuple[list[str], MaskClasses]:
     """Return the files that tools leave beside masks, and the class names and colours in them."""
     found = {name: made for name, columns in tables.items() if (made := _of_table(name, columns)) is not None}
-    texts = source.ending_in((".txt",))
+    texts = source.ending_in((".txt",) if not found else ())
     # CVAT's, beside masks in Pascal VOC's folders; fast.ai's list of names, in the order of their numbers.
-    for base in ("labelmap.txt", "codes.txt"):
-        if found:
-            break
-        named = texts.where(lambda name: posixpath.basename(name).lower() == base)  # noqa: B023
-        for name, text in source.texts(named).items():
-            painted = [match.groups() for match in _PAINTED.finditer(text)] if base == "labelmap.txt" else []
-            if painted:
-                names, *parts = zip(*painted, strict=True)
-                colors = tuple((int(r), int(g), int(b)) for r, g, b in zip(*parts, strict=True))
-                found[name] = MaskClasses(tuple(names), colors)
-            elif base == "codes.txt":
-                found[name] = MaskClasses(tuple(filter(None, map(str.strip, text.splitlines()))))
-    if len(set(found.values())) > 1:
-        first = next(iter(found))
-        other = next(name for name, made in found.items() if made != found[first])
-        msg = (
-            f"'{first}' and '{other}' name the classes of masks differently ({listed(list(found[first].names), 3)}; "
-            f"{listed(list(found[other].names), 3)}). Stage their folders one by one, or write one file for all."
-        )
-        raise BrokenDatasetError(msg)
-    return list(found), next(iter(found.values()), MaskClasses())
+    for base, read in (("labelmap.txt", _of_labelmap), ("codes.txt", _of_codes)):
+        named = texts.where(lambda name: not found and posixpath.basename(name).lower() == base)  # noqa: B023
+        made_of = {name: read(text) for name, text in source.texts(named).items()}
+        found |= {name: made for name, made in made_of.items() if made.names}
+    first = next(iter(found), "")
+    other = next((name for name, made in found.items() if made != found[first]), None)
+    if other is not None:
+        names = " and ".join(listed(list(found[name].names), 3) for name in (first, other))
+        what = f"it and '{other}' name the classes of masks differently ({names})"
+        raise broken(first, what, "one file for all, or their folders one by one")
+    return list(found), found.get(first, MaskClasses())
+
+
+def _of_labelmap(text: str) -> MaskClasses:
+    painted = [match.groups() for match in _PAINTED.finditer(text)]
+    return MaskClasses(
+        tuple(name for name, *_ in painted), tuple((int(r), int(g), int(b)) for _, r, g, b in painted) or None
+    )
+
+
+def _of_codes(text: str) -> MaskClasses:
+    return MaskClasses(tuple(filter(None, map(str.strip, text.splitlines()))))
 
 
 def _of_table(name: str, columns: Sequence[Column]) -> MaskClasses | None:
     by_name = {column.name.lower(): column.cells for column in columns}
     try:
         if {"name", "r", "g", "b"} <= by_name.keys():
-            colors = tuple(zip(*([int(cell) for cell in by_name[part]] for part in "rgb"), strict=True))
-            return MaskClasses(tuple(by_name["name"]), tuple((r, g, b) for r, g, b in colors))
+            colors = zip(*(map(int, by_name[part]) for part in "rgb"), strict=True)
+            return MaskClasses(tuple(by_name["name"]), tuple(colors))
         # Roboflow's, which numbers them.
         if {"pixel value", "class"} <= by_name.keys():
             numbers = [int(cell) for cell in by_name["pixel value"]]

@@ -1,34 +1,47 @@
-"""Arrays in the files that well-known datasets are published as, which no format of arrays or of images has.
+"""The files that well-known datasets are published as, which no format of arrays or of images has.
 
-MNIST's idx, CIFAR's pickles and .bin and STL10's .bin become arrays with the names that `arrays` understands.
-CIFAR's pickles are opened by an unpickler that knows arrays, texts, numbers, lists and dicts, and calls nothing else:
-a file that asks for more is refused.
+MNIST's idx, CIFAR's pickles and .bin and STL10's .bin become arrays with the names that `arrays` understands. Tables of
+pixels are images: those of Kaggle's digits, a column for each pixel, and FER2013, one for all. CIFAR's pickles are
+opened by an unpickler that knows arrays, texts, numbers, lists and dicts, and calls nothing else: a file that asks for
+more is refused.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import posixpath
 import re
 import struct
-from typing import TYPE_CHECKING, Any
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import LayoutError
-from colabstage.layouts.reading import open_unpacked
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError
+from colabstage.layouts.columns import class_numbers, show
+from colabstage.layouts.evidence import Evidence, near
+from colabstage.layouts.faults import broken
+from colabstage.layouts.reading import decode_text, open_unpacked
 from colabstage.layouts.samples import join_samples, map_samples, rows_of_array, rows_of_file, stamp_of
+from colabstage.layouts.shards import ShardFile, ShardParts
 from colabstage.layouts.stored import StoredArray
-from colabstage.layouts.words import folder_of
+from colabstage.layouts.table import Images, SampleTable, Values, known_splits
+from colabstage.layouts.words import IMAGES, folder_of, split_name
+from colabstage.trees.bytes import SourceFile
+from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
     from colabstage.layouts.samples import SampleSource
+    from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry
 
 _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
@@ -159,29 +172,25 @@ def _pickled_batch(entry: FileEntry, held: dict[str, Any]) -> _Batch:
     if not whole or not isinstance(fine, list) or len(fine) != len(data):
         msg = f"'{entry.name}' is a pickle, and not one of CIFAR's: expected 'data' (N, 3072) and N 'labels'."
         raise LayoutError(msg)
-    labels = {"labels": np.array(fine, np.int64)}
-    if "coarse_labels" in held:
-        labels["coarse"] = np.array(held["coarse_labels"], np.int64)
+    labels = {"labels": fine} | ({"coarse": held["coarse_labels"]} if "coarse_labels" in held else {})
     images = rows_of_array(data.reshape(-1, *_CIFAR_SHAPE), entry.name, stamp_of(entry))
-    return map_samples(images, _channels_last), labels
+    return map_samples(images, _channels_last), {kind: np.array(each, np.int64) for kind, each in labels.items()}
 
 
 def _binary_batch(source: Source, entry: FileEntry) -> _Batch:
     # CIFAR-100 has two labels before each image: of the coarse class, and of the class.
-    ahead = 1 if _BATCH_BIN.match(posixpath.basename(entry.name)) else 2
+    kinds = ("labels",) if _BATCH_BIN.match(posixpath.basename(entry.name)) else ("coarse", "labels")
     # Records have no header and no separator: only their length tells where each begins.
-    step = ahead + _CIFAR_BYTES
+    step = len(kinds) + _CIFAR_BYTES
     content = open_unpacked(source.tree, entry)
     if not content.size or content.size % step:
         msg = f"'{entry.name}' has {content.size:,} bytes; CIFAR's files have {step:,} for each image."
         raise LayoutError(msg)
     count = content.size // step
     table = np.frombuffer(content.pread(content.size, 0), np.uint8).reshape(count, step)
-    labels = {"labels": table[:, ahead - 1].astype(np.int64)}
-    if ahead == 2:
-        labels["coarse"] = table[:, 0].astype(np.int64)
-    images = rows_of_file(content, ahead, count, _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry), step=step)
-    return map_samples(images, _channels_last), labels
+    labels = {kind: table[:, place].astype(np.int64) for place, kind in enumerate(kinds)}
+    images = rows_of_file(content, len(kinds), count, _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry), step=step)
+    return map_samples(images, _channels_last), dict(sorted(labels.items(), reverse=True))
 
 
 def _stl_array(source: Source, entry: FileEntry) -> StoredArray:
@@ -235,3 +244,184 @@ def _unpickle(content: bytes, name: str) -> dict[str, Any]:
 
 def _as_text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+# --- tables of pixels -------------------------------------------------------------------------------------------------
+
+PIXELS = "pixel_table"
+# A header of 28 x 28 x 3 named columns and one row of them.
+_HEAD_BYTES = 256 * 1024
+_READ_BYTES = 8 * 1024 * 1024
+# pixel0 and pixel0001, or 1x1 for a row and a column.
+_PIXEL_COLUMN = re.compile(r"pixel_?\d+|\d+x\d+")
+# Fewer columns with such names are some other measurement.
+_FEWEST = 16
+# In the order in which they are believed: "y" may also be a coordinate.
+_LABELS = ("label", "class", "emotion", "target", "y")
+# The splits of FER2013, two of which are called tests.
+_USAGE = {"training": "train", "publictest": "val", "privatetest": "test"}
+
+
+class _PixelColumns(NamedTuple):
+    """The roles of a table's columns, by number."""
+
+    pixels: slice
+    """The columns of pixels, or the one column of all pixels, separated by blanks."""
+    shape: tuple[int, ...]
+    label: int | None
+    usage: int | None
+
+
+class _Table(NamedTuple):
+    """One table, N rows; each line of pixels is parsed when it is packed, because all in memory would be several times
+    the pack."""
+
+    name: str
+    shape: tuple[int, ...]
+    images: SampleSource
+    labels: list[int]
+    """Empty where it has none."""
+    splits: list[str]
+
+
+def pixels_state(source: Source) -> Found:
+    """Read .csv files whose rows are images: square, of one or three channels, with a class or none."""
+    found: list[_Table] = []
+    tables = source.ending_in((".csv", ".gz"))
+    for entry in tables.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
+        # Opened before it is known to be such a table, because a .csv.gz shows its header only unpacked.
+        content = open_unpacked(source.tree, entry)
+        head = content.pread(_HEAD_BYTES, 0)
+        columns = _read_columns(head)
+        if columns is not None:
+            found.append(_read_rows(content, entry, columns))
+            continue
+        cells = _cells(head.partition(b"\n")[0])
+        if all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None:
+            return near(
+                f"'{entry.name}' has numbers in its first line, as many as a square image has and its class, and no "
+                "header that says so. Write one above it: label,pixel0,pixel1, and so on."
+            )
+    if not found:
+        msg = f"'{source.label}' holds no table of pixels (.csv with columns label, pixel0, … or label, pixels)."
+        raise EmptySourceError(msg)
+    # Whichever is taken, the other may be the dataset; numbers beside photographs are mostly measurements of them.
+    if source.ending_in(IMAGES):
+        msg = f"'{source.label}' holds images as files beside '{found[0].name}', which holds pixels."
+        raise LayoutError(msg)
+    # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
+    labelled = [one for one in found if one.labels] or found
+    shapes = {one.shape: one.name for one in labelled}
+    if len(shapes) > 1:
+        told = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
+        only = only_line(source.tree, labelled[0].name)
+        raise broken(source.label, f"its tables hold images of different shapes ({told}); stage one of them, {only}")
+    splits = [split for one in labelled for split in one.splits]
+    # Rows of a table without a split would belong to none of the files that are made.
+    if not all(splits) and any(splits):
+        names = ", ".join(one.name for one in labelled)
+        raise broken(source.label, f"some of its tables are called after a split and others not ({names})")
+    values = np.array([label for one in labelled for label in one.labels], np.int64)
+    left = [one.name for one in found if one not in labelled]
+    table = SampleTable(
+        layout=PIXELS,
+        keys=tuple(one.images.name(row) for one in labelled for row in range(len(one.images))),
+        inputs=Images(join_samples([one.images for one in labelled]), decoded=True, own_channels=True),
+        targets=Values(values) if len(values) else None,
+        splits=known_splits(splits),
+        classes=class_numbers(values),
+        notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
+    )
+    return Evidence(table, "a table of pixels", frozenset(one.name for one in found))
+
+
+def _read_columns(head: bytes) -> _PixelColumns | None:
+    """Return the roles of columns according to the header; `None` where a table has no pixels."""
+    header, _, rest = head.partition(b"\n")
+    names = [name.strip().strip('"').lower() for name in decode_text(header).split(",")]
+    numbers = [number for number, name in enumerate(names) if _PIXEL_COLUMN.fullmatch(name)]
+    count = len(numbers)
+    if "pixels" in names:
+        numbers = [names.index("pixels")]
+        # The first row tells for all; one that differs is an error that names it when it is read.
+        count = len(_cell(rest.partition(b"\n")[0], numbers[0]).split())
+    shape = _shape(count)
+    # The pixels of a row are cut out as one slice.
+    if shape is None or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        return None
+    label = next((names.index(name) for name in _LABELS if name in names), None)
+    usage = names.index("usage") if "usage" in names else None
+    return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, label, usage)
+
+
+def _shape(count: int) -> tuple[int, ...] | None:
+    """Return the shape of a square image with this number of values; `None` where there is none."""
+    # The count alone tells grey from colour: three times a square is never a square.
+    for channels in (1, 3):
+        side = math.isqrt(max(count, 0) // channels)
+        # Tables do not say height and width, so only squares can be told.
+        if count >= _FEWEST and side * side * channels == count:
+            return (side, side) if channels == 1 else (side, side, channels)
+    return None
+
+
+def _cells(line: bytes) -> list[bytes]:
+    return [cell.strip().strip(b'"') for cell in line.split(b",")]
+
+
+def _cell(line: bytes, number: int) -> bytes:
+    # A line may have thousands of cells, so it is split no further than necessary.
+    parts = line.split(b",", number + 1)
+    return parts[number].strip().strip(b'"') if number < len(parts) else b""
+
+
+def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
+    parts, labels, splits = array("q"), [], []
+    name = re.sub(r"\.csv(\.gz)?$", "", posixpath.basename(entry.name), flags=re.IGNORECASE)
+    own = split_name(name).split
+    for start, line in _lines_of(source):
+        parts.extend((0, start, len(line)))
+        # As an editor counts: the header is line 1.
+        number = len(parts) // 3 + 1
+        if columns.label is not None:
+            # pandas writes a column of numbers as floats where one of them was missing once.
+            cell = _cell(line, columns.label).removesuffix(b".0")
+            # Words could be numbered here, but a word in this column of numbers is a row that slipped.
+            if not cell.isdigit() or len(cell) > 18:
+                what = f"it has the class {show(cell.decode(errors='replace'))!r}"
+                raise broken(entry.name, what, "a number", line=number)
+            labels.append(int(cell))
+        usage = "" if columns.usage is None else _cell(line, columns.usage).decode("utf-8", "replace")
+        splits.append(own if columns.usage is None else _USAGE.get(usage.lower()) or split_name(usage).split)
+        if columns.usage is not None and not splits[-1]:
+            raise broken(entry.name, f"it has the usage {show(usage)!r}, which is not a known split", line=number)
+    names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
+    file = ShardFile(entry.name, stamp_of(entry), lambda: source)
+    lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
+    return _Table(entry.name, columns.shape, map_samples(lines, partial(_pixels_of, columns)), labels, splits)
+
+
+def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:
+    """Yield each line after the header, with the position of its first byte."""
+    position = 0
+    # One by one, because a table of images may have gigabytes. Only positions of lines are kept.
+    for number, line in enumerate(io.BufferedReader(SourceFile(source), _READ_BYTES)):
+        if number and line.strip():
+            yield position, line.removesuffix(b"\n")
+        position += len(line)
+
+
+def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:
+    """Return the image of one line."""
+    cells = _cells(line)[columns.pixels]
+    cells = cells[0].split() if len(cells) == 1 else cells
+    try:
+        # `bytes` refuses what is not from 0 to 255, which numpy would wrap around.
+        pixels = bytes(map(int, cells))
+    except ValueError as error:
+        msg = f"A pixel is not a whole number from 0 to 255: {error}."
+        raise DecodeError(msg) from error
+    if len(pixels) != math.prod(columns.shape):
+        msg = f"The row has {len(pixels):,} pixels, expected {math.prod(columns.shape):,}."
+        raise DecodeError(msg)
+    return np.frombuffer(pixels, np.uint8).reshape(columns.shape)

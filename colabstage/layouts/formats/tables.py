@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from colabstage.errors import CorruptArchiveError, MissingDependencyError
 from colabstage.layouts.columns import Column, show
@@ -40,7 +40,7 @@ class Table:
     def without_header(self) -> Table:
         """Return the same with the first row among the others, and made-up names."""
         columns = [
-            Column(f"column{place + 1}", [column.name, *column.cells]) for place, column in enumerate(self.columns)
+            Column(f"column{place}", [column.name, *column.cells]) for place, column in enumerate(self.columns, 1)
         ]
         return Table(self.name, columns, self.count + 1, self.fault)
 
@@ -80,8 +80,7 @@ def parse_table(name: str, content: bytes) -> Table:
             f"'{name}' has {len(rows[odd])} cells in row {odd + 1} and {width} in the first; expected as many. "
             'Cells that hold the delimiter need "quotes".'
         )
-    turned = zip(*rows, strict=True) if odd is None else itertools.zip_longest(*rows, fillvalue="")
-    return _make_table(name, itertools.islice(turned, width), fault)
+    return _make_table(name, itertools.islice(itertools.zip_longest(*rows, fillvalue=""), width), fault)
 
 
 def _make_table(name: str, columns: Iterable[Sequence[str]], fault: str = "") -> Table:
@@ -107,33 +106,29 @@ def _parse_parquet(name: str, content: bytes) -> Table:
     except (ArrowException, OSError) as error:
         msg = f"'{name}' is truncated, damaged or not a parquet file ({error}). Copy it again, or move it away."
         raise CorruptArchiveError(msg) from error
-
-    def as_text(cell: Any) -> str:
-        return "" if cell is None else str(cell)
-
     # Bytes are contents, which say nothing of a file.
-    columns = [
-        [title, *(["<bytes>"] * len(table) if "binary" in str(column.type) else map(as_text, column.to_pylist()))]
-        for title, column in zip(table.column_names, table.columns, strict=True)
-    ]
-    return _make_table(name, columns)
+    cells = (
+        ["<bytes>"] * len(table) if "binary" in str(column.type) else
+        ["" if cell is None else str(cell) for cell in column.to_pylist()]
+        for column in table.columns
+    )  # fmt: skip
+    return _make_table(name, ([title, *each] for title, each in zip(table.column_names, cells, strict=True)))
 
 
 def _parse_lines(name: str, text: str) -> Table:
     """Read one JSON object in each line; values that are neither text nor numbers are written as JSON."""
     found: list[dict[str, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
         try:
-            found.append(
-                {
-                    str(key): value if isinstance(value, str) else "" if value is None else json.dumps(value)
-                    for key, value in json.loads(line).items()
-                }
-            )
+            values = json.loads(line).items() if line.strip() else ()
+            texts = {
+                str(key): value if isinstance(value, str) else "" if value is None else json.dumps(value)
+                for key, value in values
+            }
         except (ValueError, AttributeError, RecursionError):
             # Other programs write other things in lines; whether that matters is known later.
             return Table(name, fault=f"'{name}' has no mapping in line {number}: {show(line)!r}.")
+        if line.strip():
+            found.append(texts)
     header = dict.fromkeys(key for cells in found for key in cells)
     return _make_table(name, ([key, *(cells.get(key, "") for cells in found)] for key in header))

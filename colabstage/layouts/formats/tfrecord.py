@@ -2,14 +2,15 @@
 
 A record is its length (8 bytes), a checksum of that, the data, and a checksum of the data; checksums are CRC-32C
 (Castagnoli). An Example is a protobuf message that maps names to lists of byte strings, floats or whole numbers. It is
-parsed here, so that neither TensorFlow nor protobuf has to be installed.
+parsed here, so that neither TensorFlow nor protobuf has to be installed, and images are passed over while labels are
+read.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import counted
 from colabstage.layouts.evidence import left_out_notes, require_files
+from colabstage.layouts.faults import broken
 from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.records import Label, Labels, all_have, make_boxes, make_labels, names_of, records_state
 from colabstage.layouts.samples import SampleSource
@@ -30,7 +32,7 @@ from colabstage.layouts.shards import (
     open_shard,
     scan_each,
 )
-from colabstage.layouts.table import BrokenDatasetError, Images
+from colabstage.layouts.table import Images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
     from colabstage.layouts.samples import Content
-    from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntries, FileEntry
 
 # TensorFlow's `crc32c::Mask`.
@@ -65,6 +66,8 @@ _SIZES = (
     ("depth", "channels", "image/channels", "image/depth"),
 )
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
+# Records longer than this are read in parts while they are scanned.
+_SHORT_BYTES, _PIECE_BYTES = 16 * 1024, 256
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
@@ -87,7 +90,7 @@ def _is_record_head(head: bytes) -> bool:
     return len(head) >= _HEADER.size and bool(_HEADER.unpack_from(head)[1] == masked_crc32c(head[:8]))
 
 
-def _scan_records(source: ByteSource) -> Iterator[tuple[int, int]]:
+def _scan_records(source: ScanWindow) -> Iterator[tuple[int, int]]:
     """Yield where the data of each record lies: first byte and length."""
     at = number = 0
     while at < source.size:
@@ -114,24 +117,61 @@ def _check_record(stored: bytes, name: str) -> bytes:
     return data
 
 
+class _Data:
+    """The data of a long record, read where it is asked for."""
+
+    def __init__(self, window: ScanWindow, start: int, length: int) -> None:
+        self._window, self._start, self._length = window, start, length
+        # What was read last, and where it begins.
+        self._piece, self._at = b"", 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            first, last, _ = at.indices(self._length)
+            return self._window.pread(max(0, last - first), self._start + first)
+        if not self._at <= at < self._at + len(self._piece):
+            self._piece, self._at = self[at : at + _PIECE_BYTES], at
+        return self._piece[at - self._at]
+
+
 # --- examples ---------------------------------------------------------------------------------------------------------
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class ByteSpan(NamedTuple):
-    """A byte string inside a record's data."""
+    """A byte string inside a record's data: its first byte, and the one behind its last."""
 
     start: int
     end: int
-    """The byte behind its last."""
 
 
 class BadMessageError(ValueError):
     """The bytes are no such message."""
 
 
-def _message_fields(data: bytes, span: ByteSpan) -> Iterator[tuple[int, ByteSpan | int]]:
+Feature = list[ByteSpan] | list[int] | list[float]
+
+
+def parse_example(data: bytes | _Data) -> dict[str, Feature]:
+    """Return the features of an Example by name; of byte strings only their spans. Any other bytes are a
+    `BadMessageError`."""
+    try:
+        # Fields that are not known are passed over, as protobuf wants it: newer writers may add some.
+        features = [span for number, span in _fields(data, ByteSpan(0, len(data))) if number == 1]
+        # A map is written as messages of key and value.
+        entries = [entry for span in features if isinstance(span, ByteSpan) for number, entry in _fields(data, span)
+                   if number == 1]  # fmt: skip
+        return dict(_entry(data, entry) for entry in entries if isinstance(entry, ByteSpan))
+    except (IndexError, struct.error, UnicodeDecodeError) as error:
+        msg = f"it is cut off, or not a protobuf message ({error})"
+        raise BadMessageError(msg) from error
+
+
+def _fields(data: bytes | _Data, span: ByteSpan) -> Iterator[tuple[int, ByteSpan | int]]:
     """Yield the fields of a protobuf message: number, and a span of bytes or a whole number."""
     at = span.start
     while at < span.end:
@@ -158,131 +198,105 @@ def _message_fields(data: bytes, span: ByteSpan) -> Iterator[tuple[int, ByteSpan
         yield field, value
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes | _Data, at: int) -> tuple[int, int]:
     """Return a whole number, and where the next field begins."""
-    value = shift = 0
-    while True:
+    value = data[at]
+    # Nearly all tags and lengths.
+    if value < 128:
+        return value, at + 1
+    value = 0
+    # Ten bytes hold 64 bits; damage may have no end.
+    for shift in range(0, 64, 7):
         byte = data[at]
         at += 1
         value |= (byte & 127) << shift
         if byte < 128:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at
-        shift += 7
-        # Ten bytes hold 64 bits; damage may have no end.
-        if shift > 63:
-            msg = f"a number at byte {at:,} that never ends"
-            raise BadMessageError(msg)
+    msg = f"a number at byte {at:,} that never ends"
+    raise BadMessageError(msg)
 
 
-Feature = list[ByteSpan] | list[int] | list[float]
-
-
-def parse_example(data: bytes) -> dict[str, Feature]:
-    """Return the features of an Example by name; of byte strings only their spans. Any other bytes are a
-    `BadMessageError`."""
-    # Byte strings stay where they are, since an image would otherwise be copied once more.
-    found: dict[str, Feature] = {}
-    try:
-        for field, features in _message_fields(data, ByteSpan(0, len(data))):
-            # Fields that are not known are passed over, as protobuf wants it: newer writers may add some.
-            if field != 1 or not isinstance(features, ByteSpan):
-                continue
-            for number, entry in _message_fields(data, features):
-                # A map is written as messages of key and value.
-                if number == 1 and isinstance(entry, ByteSpan):
-                    name, feature = _entry(data, entry)
-                    found[name] = feature
-    except (IndexError, struct.error, UnicodeDecodeError) as error:
-        msg = f"it is cut off, or not a protobuf message ({error})"
-        raise BadMessageError(msg) from error
-    return found
-
-
-def _entry(data: bytes, entry: ByteSpan) -> tuple[str, Feature]:
-    spans = {number: value for number, value in _message_fields(data, entry) if isinstance(value, ByteSpan)}
+def _entry(data: bytes | _Data, entry: ByteSpan) -> tuple[str, Feature]:
+    spans = {number: value for number, value in _fields(data, entry) if isinstance(value, ByteSpan)}
     name = data[slice(*spans.get(1, (0, 0)))].decode()
     found: Feature = []
-    for kind, values in _message_fields(data, spans.get(2, ByteSpan(0, 0))):
+    for kind, values in _fields(data, spans.get(2, ByteSpan(0, 0))):
         if isinstance(values, ByteSpan):
             # Of several values in one feature the last counts, as protobuf has it for a oneof.
-            found = {1: _strings, 2: _floats, 3: _integers}.get(kind, _strings)(data, values)
+            found = {2: _floats, 3: _integers}.get(kind, _strings)(data, values)
     return name, found
 
 
-def _strings(data: bytes, values: ByteSpan) -> Feature:
-    return [value for _, value in _message_fields(data, values) if isinstance(value, ByteSpan)]
+def _strings(data: bytes | _Data, values: ByteSpan) -> Feature:
+    return [value for _, value in _fields(data, values) if isinstance(value, ByteSpan)]
 
 
-def _floats(data: bytes, values: ByteSpan) -> Feature:
+def _floats(data: bytes | _Data, values: ByteSpan) -> Feature:
     found: list[float] = []
-    for _, value in _message_fields(data, values):
+    for _, value in _fields(data, values):
         # Packed, as every writer of today has it; one by one is what the format allows as well.
-        if isinstance(value, ByteSpan):
-            found += struct.unpack(f"<{(value.end - value.start) // 4}f", data[value.start : value.end])
-        else:
-            found += struct.unpack("<f", struct.pack("<I", value))
+        packed = data[slice(*value)] if isinstance(value, ByteSpan) else struct.pack("<I", value)
+        found += struct.unpack(f"<{len(packed) // 4}f", packed)
     return found
 
 
-def _integers(data: bytes, values: ByteSpan) -> Feature:
+def _integers(data: bytes | _Data, values: ByteSpan) -> Feature:
     found: list[int] = []
-    for _, value in _message_fields(data, values):
+    for _, value in _fields(data, values):
+        at, end = value if isinstance(value, ByteSpan) else (0, 0)
         if not isinstance(value, ByteSpan):
-            found.append(_signed(value))
-            continue
-        at = value.start
-        while at < value.end:
+            found.append(value)
+        while at < end:
             number, at = _read_varint(data, at)
-            found.append(_signed(number))
-    return found
-
-
-def _signed(value: int) -> int:
+            found.append(number)
     # Negative numbers are written in two's complement of 64 bits.
-    return value - (1 << 64) if value >> 63 else value
+    return [number - (1 << 64) if number >> 63 else number for number in found]
 
 
-class _Box(NamedTuple):
-    """One box of an image."""
+class _Boxes(NamedTuple):
+    """The boxes of one image: corners in parts of width and height, labels, and these in words, if it has both."""
 
-    corners: tuple[float, ...]
-    """In parts of width and height."""
-    label: Label
-    text: str | None
-    """The label in words, if the record has both."""
+    corners: list[tuple[float, ...]]
+    labels: list[Label]
+    texts: list[str | None]
 
 
 class _Record(NamedTuple):
-    """A record that has an image."""
+    """What a record states of its image."""
 
     name: str
     stored: Part
     """Its data and checksum, in its shard."""
     image: ByteSpan
-    """Where in the data."""
+    """Where in the data, as the mask."""
+    mask: ByteSpan | None
+    shape: tuple[int, int, int] | None
+    """Height, width and depth of pixels; `None` of an image file."""
     label: Label
     text: str | None
     """The label in words, if it has both."""
-    boxes: list[_Box] | None
-    """`None` if it has none of their features."""
-    mask: ByteSpan | None
-    """Where in the data."""
-    shape: tuple[int, int, int] | None
-    """Height, width and depth of pixels; `None` of an image file."""
     classes: int
     """How many a one-hot label tells apart; 0 of any other."""
+    boxes: _Boxes | None
+    """`None` if it has none of their features."""
 
 
 class _Example:
     """The features of one record."""
 
-    def __init__(self, data: bytes, name: str) -> None:
-        self.data = data
+    def __init__(self, window: ScanWindow, start: int, length: int, name: str) -> None:
         self.name = name
-        self.features = parse_example(data)
+        self.data = window.pread(length, start) if length <= _SHORT_BYTES else _Data(window, start, length)
+        try:
+            self.features = parse_example(self.data)
+        except BadMessageError as error:
+            # A message that cannot be read is damage where its checksum is wrong, and no Example where it is right.
+            _check_record(window.pread(length + _CRC.size, start), name)
+            raise broken(name, f"it is not a tf.train.Example ({error})") from error
 
     def is_image(self, span: ByteSpan) -> bool:
-        return self.data[slice(*span)].startswith(IMAGE_HEADS)
+        head: bytes = self.data[span.start : min(span.end, span.start + 16)]
+        return head.startswith(IMAGE_HEADS)
 
     def first(self, feature: str) -> ByteSpan | None:
         """Return the first byte string of a feature, unless it is empty, as some writers say that there is none."""
@@ -316,46 +330,38 @@ class _Example:
             name=self.name,
             stored=stored,
             image=image,
-            label=self._one(_LABELS),
-            text=text if isinstance(text, str) else None,
-            boxes=self._boxes(),
             mask=next(masks, None),
             shape=None if self.is_image(image) else self.shape(image),
+            label=self._one(_LABELS),
+            text=text if isinstance(text, str) else None,
             classes=next((len(found) for name in _LABELS if len(found := self.features.get(name, [])) > 1), 0),
+            boxes=self._boxes() if any(name in self.features for name in _CORNERS) else None,
         )
 
     def _one(self, names: Sequence[str]) -> Label:
-        """Return the one value of the first of some features that there is."""
-        name = next((name for name in names if self.features.get(name)), None)
-        if name is None:
-            return None
+        """Return the one value of the first of some features that there is; of zeros and one 1 the place of that."""
+        name = next((name for name in names if self.features.get(name)), "")
         values = self._values(name)
         if len(values) > 1 and sorted(values, key=str) == [0] * (len(values) - 1) + [1]:
             return values.index(1)
-        if len(values) != 1:
-            msg = f"'{self.name}' has {len(values):,} values in '{name}'; expected one label. Give layout= a function."
-            raise BrokenDatasetError(msg)
-        return values[0]
+        if len(values) > 1:
+            raise broken(self.name, f"it has {len(values):,} values in '{name}'", "one label")
+        return values[0] if values else None
 
     def _values(self, name: str) -> list[Label]:
         feature = self.features.get(name, [])
         try:
             return [self.data[slice(*value)].decode() if isinstance(value, ByteSpan) else value for value in feature]
         except UnicodeDecodeError as error:
-            msg = f"'{self.name}' has a label that is not text."
-            raise BrokenDatasetError(msg) from error
+            raise broken(self.name, f"its '{name}' is not text") from error
 
-    def _boxes(self) -> list[_Box] | None:
-        if not any(name in self.features for name in _CORNERS):
-            return None
-        corners = [cast("list[float]", self.features.get(name, [])) for name in _CORNERS]
+    def _boxes(self) -> _Boxes:
+        corners: list[Any] = [self.features.get(name, []) for name in _CORNERS]
         labels, texts = self._values(_BOX_LABEL), self._values(_BOX_TEXT)
-        counts = {len(values) for values in (*corners, labels or corners[0], texts or corners[0])}
-        if len(counts) != 1 or not (labels or texts or not corners[0]):
-            msg = f"'{self.name}' has corners, labels and names of boxes in different numbers."
-            raise BrokenDatasetError(msg)
-        rows = zip(zip(*corners, strict=True), labels or texts, texts or labels, strict=True)
-        return [_Box(corner, label, text if isinstance(text, str) else None) for corner, label, text in rows]
+        labels, words = labels or texts, [text if isinstance(text, str) else None for text in texts or labels]
+        if any(len(values) != len(labels) for values in (*corners, words)):
+            raise broken(self.name, "it has corners, labels and names of boxes in different numbers")
+        return _Boxes(list(zip(*corners, strict=True)), labels, words)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -371,8 +377,8 @@ def tfrecord_state(source: Source) -> Evidence:
     (train-00000-of-01024).
     """
     shards = _record_files(source)
-    window = ScanWindow(shards[0].content)
-    first = _example_at(window, *next(_scan_records(window)), f"{shards[0].name}[0]")
+    window = ScanWindow(shards[0], _SHORT_BYTES)
+    first = _Example(window, *next(_scan_records(window)), f"{shards[0].name}[0]")
     image = first.image_feature()
     if not image:
         msg = (
@@ -384,18 +390,15 @@ def tfrecord_state(source: Source) -> Evidence:
     records = [record for found, _ in scanned for record in found]
     odd = next((record for record in records if (record.shape is None) is not (records[0].shape is None)), None)
     if odd is not None:
-        msg = f"Of '{records[0].name}' and '{odd.name}', only one holds an image file."
-        raise BrokenDatasetError(msg)
+        raise broken(odd.name, f"only one of it and '{records[0].name}' holds an image file")
     notes = left_out_notes((sum(count for _, count in scanned), "records", f"without '{image}'"))
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
     stored = ShardParts(shards, parts, [record.name for record in records])
-    labels = _labels_of_records(records, stored, notes)
+    labels = _labels_of(records, stored, notes)
     pixels = _within(stored, [record.image for record in records], [record.shape for record in records])
     inputs = Images(pixels, decoded=any(record.shape is not None for record in records))
-    shard_names = [shard.name for shard in shards]
-    return records_state(
-        NAME, "fields of the records", inputs, labels, shards=shard_names, shard_of=parts[:, 0], notes=notes
-    )
+    names, who = [shard.name for shard in shards], "fields of the records"
+    return records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], notes=notes)
 
 
 def named_records(source: Source) -> FileEntries:
@@ -407,53 +410,41 @@ def _record_files(source: Source) -> list[ShardFile]:
     named, files = named_records(source), source.ending_in(EXTENSIONS)
     entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
     require_files(entries, source, "TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)")
-    # Writers that share rows among many files leave some empty.
-    filled = [entry for entry in entries if entry.size]
-
     memory = ScanMemory()
 
     def look(_: int, entry: FileEntry) -> tuple[ShardFile, bool]:
         shard = open_shard(source.tree, entry, memory)
-        head = read_with_retry(lambda: shard.content.pread(_HEADER.size, 0), shard.name)
+        head = read_with_retry(lambda: shard.pread(_HEADER.size, 0), shard.name)
         shard.rest()
         return shard, _is_record_head(head)
 
-    shards = scan_each(filled, look)
+    # Writers that share rows among many files leave some empty.
+    shards = scan_each([entry for entry in entries if entry.size], look)
     wrong = next((shard for shard, fits in shards if not fits), None)
-    if wrong is None and shards:
-        return [shard for shard, _ in shards]
-    if not named or wrong is None:
+    if named and wrong is not None:
+        msg = (
+            f"'{wrong.name}' is not a TFRecord file, or its beginning is damaged. Files compressed with gzip or "
+            "Zstandard are read, those with ZLIB are not."
+        )
+        raise CorruptArchiveError(msg)
+    if wrong is not None or not shards:
         msg = f"'{source.label}' holds no TFRecord files that have any record."
         raise LayoutError(msg)
-    msg = (
-        f"'{wrong.name}' is not a TFRecord file, or its beginning is damaged. Files compressed with gzip or Zstandard "
-        "are read, those with ZLIB are not."
-    )
-    raise CorruptArchiveError(msg)
-
-
-def _example_at(window: ScanWindow, start: int, length: int, name: str) -> _Example:
-    try:
-        return _Example(window.pread(length, start), name)
-    except BadMessageError as error:
-        # A message that cannot be read is damage where its checksum is wrong, and no Example where it is right.
-        _check_record(window.pread(length + _CRC.size, start), name)
-        msg = f"'{name}' is not a tf.train.Example: {error}."
-        raise BrokenDatasetError(msg) from error
+    return [shard for shard, _ in shards]
 
 
 def _scan_shard(shard: ShardFile, number: int, image: str) -> tuple[list[_Record], int]:
     """Return every record of a file that has an image, and how many have none, in one pass over it."""
-    window = ScanWindow(shard.content)
+    window = ScanWindow(shard, _SHORT_BYTES)
     records = []
     count = 0
     for start, length in _scan_records(window):
-        example = _example_at(window, start, length, f"{shard.name}[{count}]")
+        example = _Example(window, start, length, f"{shard.name}[{count}]")
         found = example.first(image)
         if found is not None:
             records.append(example.as_record(Part(number, start, length + _CRC.size), found))
         count += 1
-    shard.rest()
+    window.close()
     return records, count - len(records)
 
 
@@ -463,7 +454,7 @@ class _Within(SampleSource):
     Args:
         records: the records, with their checksums.
         spans: first and last (exclusive) byte of each in its record, `(N, 2)`.
-        shape: height, width and depth of the pixels of each, `(N, 3)`; zeros of image files.
+        shapes: height, width and depth of the pixels of each, `(N, 3)`; zeros of image files.
     """
 
     def __init__(self, records: SampleSource, spans: NDArray[np.int64], shapes: NDArray[np.int64]) -> None:
@@ -486,47 +477,33 @@ def _within(records: SampleSource, spans: Sequence[ByteSpan], shapes: Sequence[t
     return _Within(records, columns[0].reshape(-1, 2), columns[1].reshape(-1, 3))
 
 
-def _labels_of_records(records: Sequence[_Record], stored: SampleSource, notes: list[str]) -> Labels:
+def _labels_of(records: Sequence[_Record], stored: SampleSource, notes: list[str]) -> Labels:
     """Return the targets: boxes or masks if there are any, because a label beside boxes is most often that of the
     first of them."""
     names = [record.name for record in records]
     masks = [record.mask for record in records]
-    with_boxes = sum(record.boxes is not None for record in records)
-    if with_boxes and any(masks):
-        msg = (
-            f"The records have boxes ('{_CORNERS[0]}', …) and masks as well (first '{names[0]}'); which are meant? "
-            "Give layout= a function that reads one of them."
-        )
-        raise BrokenDatasetError(msg)
-    if with_boxes:
+    bare = sum(record.boxes is None for record in records)
+    if bare < len(records):
+        if any(masks):
+            what = f"it and others have boxes ('{_CORNERS[0]}', …) and masks as well"
+            raise broken(names[0], what, "one of them; give layout= a function")
         # A feature of no values is often not written at all.
-        bare = len(records) - with_boxes
         notes += [f"{counted(bare, 'records', 'have')} no features of boxes: kept without boxes."] if bare else []
-        return _boxes_of_records(records)
+        boxes = [record.boxes or _Boxes([], [], []) for record in records]
+        counts = [len(one.labels) for one in boxes]
+        corners = np.array([corner for one in boxes for corner in one.corners], np.float64).reshape(-1, 4)
+        labels = [label for one in boxes for label in one.labels]
+        # A box has no name of its own, and its record has.
+        owners = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
+        meanings = names_of(labels, [text for one in boxes for text in one.texts])
+        return make_boxes(counts, corners, labels, owners, names=meanings, relative=True)
     if all_have(masks, names, "mask"):
         found = find_masks(_within(stored, [mask for mask in masks if mask], [None] * len(masks)), spread=False)
         return Labels(found, found.classes)
     odd = next((record for record in records if record.classes != records[0].classes), None)
     if odd is not None:
-        msg = (
-            f"'{names[0]}' has a label of {records[0].classes or 1} numbers and '{odd.name}' one of {odd.classes or 1};"
-            " expected as many in all."
-        )
-        raise BrokenDatasetError(msg)
+        lengths = f"a label of {records[0].classes or 1} numbers and '{odd.name}' one of {odd.classes or 1}"
+        raise broken(names[0], f"it has {lengths}", "as many in all")
     # Without a label, a text is one where it is a class's name; the features called so say that it is.
     labels = [record.text if record.label is None else record.label for record in records]
     return make_labels(labels, names, names=names_of(labels, [record.text for record in records]))
-
-
-def _boxes_of_records(records: Sequence[_Record]) -> Labels:
-    boxes = [(record.name, box) for record in records for box in record.boxes or []]
-    labels = [box.label for _, box in boxes]
-    return make_boxes(
-        [len(record.boxes or []) for record in records],
-        np.array([box.corners for _, box in boxes], np.float64).reshape(-1, 4),
-        labels,
-        # A box has no name of its own, and its record has.
-        [name for name, _ in boxes],
-        names=names_of(labels, [box.text for _, box in boxes]),
-        relative=True,
-    )

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -22,15 +22,15 @@ from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.columns import NUMBER
 from colabstage.layouts.evidence import Evidence, count_kinds, near
+from colabstage.layouts.faults import broken
 from colabstage.layouts.reading import decode_text, open_member, refuse_stand_in, spool_folder
 from colabstage.layouts.samples import join_samples, rows_of_file, stamp_of
-from colabstage.layouts.table import Arrays, BrokenDatasetError, SampleTable
+from colabstage.layouts.table import Arrays, SampleTable
 from colabstage.layouts.words import (
     IMAGES,
     SPLIT_ORDER,
     folder_of,
     is_note,
-    is_table,
     split_name,
     split_of_path,
     split_of_word,
@@ -46,12 +46,18 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
-    from colabstage.layouts.samples import SampleSource
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 TokenDtype = Literal["uint16", "uint32"]
 
+NAME = "tokens"
+_TOKENS = (".bin",)
+_TEXTS = (".txt", ".jsonl")
+# Parts of names of files that hold something else.
+_ARRAY_WORDS = frozenset(("x", "y", "image", "images", "label", "labels", "target", "targets", "batch"))
+# Files that may be beside them without changing the layout.
+_BESIDE = (".md", ".pkl", ".json", ".py", ".rst", ".yaml", ".yml", ".log")
 # Text is passed to a tokenizer in pieces of about this size, which end at a line end. Large enough for a tokenizer call
 # to be worthwhile, small enough for its result to fit in memory.
 _PIECE_BYTES = 1024 * 1024
@@ -85,38 +91,114 @@ class TokenOptions:
             raise OptionError(msg)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenStream:
+def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> Found:  # frozen
+    """Read tokens or text, of a source that holds nothing else.
+
+    Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are used as they are; otherwise .txt and
+    .jsonl files are text. Each split is one stream, its files sorted by name, cut into rows of one length; the
+    remainder at its end is left out.
+    """
+    tree = source.tree
+    tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
+    if not tokens and not texts:
+        msg = f"'{tree.label}' holds neither tokens (.bin) nor text ({', '.join(_TEXTS)})."
+        raise EmptySourceError(msg)
+    others = source.files.not_ending_in((*_TOKENS, *_TEXTS, *_BESIDE))
+    # LICENSE and Makefile have no extension, and hold no data.
+    if any("." in posixpath.basename(name) for name in others.names):
+        msg = f"'{tree.label}' holds more than text and tokens: {count_kinds(others)}."
+        raise LayoutError(msg)
+    arrays = next((name for name in tokens.names if _ARRAY_WORDS.intersection(words_of(stem_of(name)))), None)
+    if arrays is not None:
+        return near(
+            f"'{arrays}' is named like the inputs or labels of arrays (STL10's files are), not like tokens. Read it "
+            "with numpy.fromfile, and save it as .npy."
+        )
+    # .bin says nothing about the content, so a name such as train.bin is required.
+    odd = next((name for name in tokens.names if not _named_split(name)), None)
+    named = tokens.where(lambda name: bool(_named_split(name)))
+    if odd is not None and (named or not texts):
+        msg = f"'{odd}' may hold anything; expected train.bin and val.bin."
+        raise LayoutError(msg)
+    if named:
+        streams = {split: [_tokens_of_file(source, entry, options) for entry in entries]
+                   for split, entries in _by_split(named).items()}  # fmt: skip
+    else:
+        streams = {split: [_tokens_of_texts(tree, entries, options)] for split, entries in _by_split(texts).items()}
+    return Evidence(_token_table(tree, streams, options), "text")
+
+
+def _with(source: Source, extensions: tuple[str, ...]) -> FileEntries:
+    return source.ending_in(extensions).where(lambda name: not is_note(name))
+
+
+def _named_split(name: str) -> str:
+    return split_name(stem_of(name)).split or split_of_path(name)
+
+
+def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
+    """Return the files by split, in the usual order; files without a split in their name are for training."""
+    found: dict[str, list[FileEntry]] = {}
+    for entry in entries:
+        found.setdefault(_named_split(entry.name), []).append(entry)
+    if len(found) > 1 and "" in found:
+        # Beside a val.txt, files without a split are for training.
+        found["train"] = sorted(found.pop("") + found.get("train", []), key=lambda entry: entry.name)
+    return dict(sorted(found.items(), key=lambda item: SPLIT_ORDER[item[0]] if item[0] else 0))
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+class TokenStream(NamedTuple):
     """Consecutive tokens in one file."""
 
     name: str
     content: ByteSource
     start: int
-    count: int
+    total: int
     dtype: np.dtype[Any]
     stamp: str
-
-    given: np.dtype[Any] | None = None
-    """The type that they are given in, if it is another."""
-
-    def rows(self, count: int, length: int, shift: int, dtype: np.dtype[np.generic]) -> SampleSource:
-        # Targets are the same bytes shifted by one token, so they are read in place and not copied.
-        start = self.start + shift * self.dtype.itemsize
-        return rows_of_file(self.content, start, count, (length,), self.dtype, stamp=self.stamp, wanted=dtype)
+    given: np.dtype[Any]
+    """The type that they are given in."""
 
 
-def _open_tokens(source: Source, entry: FileEntry, options: TokenOptions) -> TokenStream:
+def _tokens_of_file(source: Source, entry: FileEntry, options: TokenOptions) -> TokenStream:
     """Return a .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c."""
     head = read_with_retry(lambda: source.head(entry, 4), entry.name)
     known = _HEADERS.get(int.from_bytes(head, "little"))
     start = _HEADER_BYTES if known else 0
     dtype = np.dtype(known or options.dtype).newbyteorder("<")
+    count, over = divmod(entry.size - start, dtype.itemsize)
     # Half a token at the end means a different dtype, with which all tokens would be different.
-    if (entry.size - start) % dtype.itemsize or entry.size < start:
-        msg = f"'{entry.name}' has {entry.size:,} bytes, which is not a whole number of {dtype.name} tokens."
-        raise BrokenDatasetError(msg)
-    count = (entry.size - start) // dtype.itemsize
-    return TokenStream(entry.name, _JoinedFiles(source.tree, [entry]), start, count, dtype, stamp_of(entry))
+    if over or count < 0:
+        raise broken(entry.name, f"it has {entry.size:,} bytes", f"a whole number of {dtype.name} tokens")
+    return TokenStream(entry.name, _JoinedFiles(source.tree, [entry]), start, count, dtype, stamp_of(entry), dtype)
+
+
+def _tokens_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
+    """Return the tokens of all texts, one behind the other. Bytes are read where they are; what a tokenizer makes is
+    written into a file without a name on the local disk, because the number of rows is not known before."""
+    for entry in entries:
+        refuse_stand_in(tree, entry)
+    name, dtype = entries[0].name, np.dtype(options.dtype).newbyteorder("<")
+    plain = not any(entry.name.lower().endswith(".jsonl") for entry in entries)
+    if plain and options.tokenizer is None and options.separator is None:
+        stamp, joined = short_digest(" ".join(map(stamp_of, entries))), _JoinedFiles(tree, entries)
+        return TokenStream(name, joined, 0, joined.size, np.dtype(np.uint8), stamp, np.dtype(options.dtype))
+    needed = dtype.itemsize * sum(entry.size for entry in entries)  # a byte is one token, and a tokenizer gives fewer
+    count, digest = 0, hashlib.blake2b(digest_size=16)
+    folder = spool_folder(needed, f"The tokens of '{tree.label}'")
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=1 << 20) as file:
+        for tokens in (tokens for entry in entries for tokens in _tokens_of_text(tree, entry, options)):
+            data = tokens.astype(dtype).tobytes()
+            digest.update(data)
+            count += len(tokens)
+            file.write(data)
+        file.flush()
+        content = LocalBytes(Path(file.name), label=f"tokens of {tree.label}")
+    # By the tokens themselves: nothing else tells two states of a tokenizer apart.
+    return TokenStream(name, content, 0, count, dtype, digest.hexdigest(), dtype)
 
 
 class _JoinedFiles(Closing):
@@ -124,8 +206,7 @@ class _JoinedFiles(Closing):
 
     def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
         self.label = entries[0].name
-        self._tree = tree
-        self._entries = entries
+        self._tree, self._entries = tree, entries
         self._ends = list(itertools.accumulate(entry.size for entry in entries))
         self.size = self._ends[-1]
         self._opened: dict[int, ByteSource] = {}
@@ -148,129 +229,125 @@ class _JoinedFiles(Closing):
             file.close()
 
 
-def _tokens_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
-    """Return the tokens of all texts, one behind the other. Bytes are read where they are; what a tokenizer makes is
-    written into a file without a name on the local disk."""
-    for entry in entries:
-        refuse_stand_in(tree, entry)
-    plain = not any(entry.name.lower().endswith(".jsonl") for entry in entries)
-    if plain and options.tokenizer is None and options.separator is None:
-        stamp = short_digest(" ".join(map(stamp_of, entries)))
-        joined = _JoinedFiles(tree, entries)
-        return TokenStream(entries[0].name, joined, 0, joined.size, np.dtype(np.uint8), stamp, np.dtype(options.dtype))
-    dtype = np.dtype(options.dtype).newbyteorder("<")
-    needed = dtype.itemsize * sum(entry.size for entry in entries)  # a byte is one token, and a tokenizer gives fewer
-    count, digest = 0, hashlib.blake2b(digest_size=16)
-    folder = spool_folder(needed, f"The tokens of '{tree.label}'")
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=1 << 20) as file:
-        for entry in entries:
-            for tokens in _TextFile(tree, entry, options).tokens():
-                data = tokens.astype(dtype).tobytes()
-                digest.update(data)
-                count += len(tokens)
-                file.write(data)
-        file.flush()
-        content = LocalBytes(Path(file.name), label=f"tokens of {tree.label}")
-    # By the tokens themselves: nothing else tells two states of a tokenizer apart.
-    return TokenStream(entries[0].name, content, 0, count, dtype, digest.hexdigest())
+def _tokens_of_text(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[NDArray[Any]]:
+    """Yield the tokens of a file of text, read piece by piece, with a separator behind each document."""
+    separator = [] if options.separator is None else [np.array([options.separator], np.int64)]
+    is_jsonl = entry.name.lower().endswith(".jsonl")
+    if options.tokenizer is None and not is_jsonl:
+        # Bytes are the tokens, so the text need not be decoded or kept in memory.
+        yield from (np.frombuffer(piece, np.uint8) for piece in tree.chunks(entry))
+    else:
+        pieces = _pieces(tree, entry)
+        for text in _documents(pieces, entry, options.field) if is_jsonl else (_decoded(one, entry) for one in pieces):
+            tokens = text.encode() if options.tokenizer is None else options.tokenizer(text)
+            yield np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else _checked(tokens, entry, options)
+            yield from separator if is_jsonl else ()
+    yield from () if is_jsonl else separator
 
 
-class _TextFile:
-    """A file of text, read piece by piece."""
+def _pieces(tree: Tree, entry: FileEntry) -> Iterator[bytes]:
+    """Yield the content in pieces that end after a line, or at the end of the file."""
+    rest: list[bytes] = []
+    held = 0
+    for chunk in tree.chunks(entry):
+        for start in range(0, len(chunk), _PIECE_BYTES):
+            part = chunk[start : start + _PIECE_BYTES]
+            # A tokenizer must not receive half a word, or half a character.
+            end = part.rfind(b"\n") + 1
+            if end and held + end >= _PIECE_BYTES:
+                yield b"".join([*rest, part[:end]])
+                rest, held = [part[end:]], len(part) - end
+            else:
+                rest.append(part)
+                held += len(part)
+    if held:
+        yield b"".join(rest)
 
-    def __init__(self, tree: Tree, entry: FileEntry, options: TokenOptions) -> None:
-        self.tree = tree
-        self.entry = entry
-        self.options = options
-        self.is_jsonl = entry.name.lower().endswith(".jsonl")
 
-    def tokens(self) -> Iterator[NDArray[Any]]:
-        separator = [] if self.options.separator is None else [np.array([self.options.separator], np.int64)]
-        if self.options.tokenizer is None and not self.is_jsonl:
-            # Bytes are the tokens, so the text need not be decoded or kept in memory.
-            for piece in self.tree.chunks(self.entry):
-                yield np.frombuffer(piece, np.uint8)
-        else:
-            for text in self._documents() if self.is_jsonl else map(self._decoded, self._lines()):
-                tokens = text.encode() if self.options.tokenizer is None else self.options.tokenizer(text)
-                yield np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else self._checked(tokens)
-                yield from separator if self.is_jsonl else ()
-        yield from () if self.is_jsonl else separator
+def _decoded(data: bytes, entry: FileEntry) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise broken(entry.name, f"it is not text in UTF-8 ({error})") from error
 
-    def _checked(self, tokens: Sequence[int]) -> NDArray[Any]:
-        # Tokenizers return lists, arrays, or numbers of a special type.
-        values = np.asarray(tokens)
-        # An empty text has no tokens, so no minimum to check.
-        if not values.size:
-            return np.zeros(0, np.int64)
-        # A token that does not fit would silently wrap around to another one.
-        limit = int(np.iinfo(self.options.dtype).max)
-        if (
-            values.ndim != 1
-            or values.dtype.kind not in "iu"
-            or not 0 <= int(values.min()) <= int(values.max()) <= limit
-        ):
-            whole = values.ndim == 1 and values.dtype.kind in "iu"
-            odd = f"from {values.min()} to {values.max()}" if whole else f"{values.dtype} of shape {values.shape}"
-            msg = (
-                f"The tokenizer made tokens {odd} of '{self.entry.name}'; expected whole numbers from 0 to {limit:,}"
-                f"{', or pass dtype=' + repr('uint32') if self.options.dtype == 'uint16' else ''}."
-            )
-            raise LayoutError(msg)
-        return values
 
-    def _documents(self) -> Iterator[str]:
-        """Yield the texts in the lines of a .jsonl."""
-        first = 1
-        for piece in self._lines():
-            lines = piece.split(b"\n")
-            for number, line in enumerate(lines, first):
-                if not line.strip():
-                    continue
-                place = f"'{self.entry.name}', line {number},"
-                try:
-                    found = json.loads(line)
-                    text = found if isinstance(found, str) else found[self.options.field]
-                except (ValueError, KeyError, TypeError, RecursionError) as error:
-                    why = f"it is {kind_of(found)}" if isinstance(error, TypeError) else said_by(error)
-                    msg = f"{place} has no text under '{self.options.field}': {why}."
-                    raise BrokenDatasetError(msg) from error
-                if not isinstance(text, str):
-                    msg = f"{place} has {kind_of(text)} under '{self.options.field}', expected text."
-                    raise BrokenDatasetError(msg)
-                yield text
-            first += len(lines) - 1  # what follows the last line end of a piece is the next one's first line
-
-    def _lines(self) -> Iterator[bytes]:
-        """Yield the content in pieces that end after a line, or at the end of the file."""
-        rest: list[bytes] = []
-        held = 0
-        for chunk in self.tree.chunks(self.entry):
-            for start in range(0, len(chunk), _PIECE_BYTES):
-                part = chunk[start : start + _PIECE_BYTES]
-                # A tokenizer must not receive half a word, or half a character.
-                end = part.rfind(b"\n") + 1
-                if end and held + end >= _PIECE_BYTES:
-                    yield b"".join([*rest, part[:end]])
-                    rest, held = [part[end:]], len(part) - end
-                else:
-                    rest.append(part)
-                    held += len(part)
-        if held:
-            yield b"".join(rest)
-
-    def _decoded(self, data: bytes) -> str:
+def _documents(pieces: Iterator[bytes], entry: FileEntry, field: str) -> Iterator[str]:
+    """Yield the texts in the lines of a .jsonl."""
+    lines = (line for piece in pieces for line in piece.removesuffix(b"\n").split(b"\n"))
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            msg = f"'{self.entry.name}' is not text in UTF-8: {error}."
-            raise BrokenDatasetError(msg) from error
+            found = json.loads(line)
+            text = found if isinstance(found, str) else found[field]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            why = f"it is {kind_of(found)}" if isinstance(error, TypeError) else said_by(error)
+            raise broken(entry.name, f"it has no text under '{field}' ({why})", line=number) from error
+        if not isinstance(text, str):
+            raise broken(entry.name, f"it has {kind_of(text)} under '{field}'", "text", line=number)
+        yield text
 
 
-NAME = "tokens"
+def _checked(tokens: Sequence[int], entry: FileEntry, options: TokenOptions) -> NDArray[Any]:
+    # Tokenizers return lists, arrays, or numbers of a special type.
+    values = np.asarray(tokens)
+    # An empty text has no tokens, so no minimum to check.
+    if not values.size:
+        return np.zeros(0, np.int64)
+    limit = int(np.iinfo(options.dtype).max)
+    whole = values.ndim == 1 and values.dtype.kind in "iu"
+    # A token that does not fit would silently wrap around to another one.
+    if whole and 0 <= int(values.min()) <= int(values.max()) <= limit:
+        return values
+    odd = f"from {values.min()} to {values.max()}" if whole else f"{values.dtype} of shape {values.shape}"
+    more = ', or pass dtype="uint32"' if options.dtype == "uint16" else ""
+    msg = f"The tokenizer made tokens {odd} of '{entry.name}'; expected whole numbers from 0 to {limit:,}{more}."
+    raise LayoutError(msg)
 
-_TOKENS = (".bin",)
-_TEXTS = (".txt", ".jsonl")
+
+def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: TokenOptions) -> SampleTable:
+    extra, length = (1 if options.next_tokens else 0), options.length
+    every = [(split, one, (one.total - extra) // length) for split, parts in streams.items() for one in parts]
+    # A stream shorter than a row has no rows, and is left out.
+    rows = [(split, stream, count) for split, stream, count in every if count > 0]
+    total = sum(stream.total for _, stream, _ in every)
+    if not rows:
+        msg = f"'{tree.label}' holds {total:,} tokens, too few for a row of {length:,}. Choose a shorter one."
+        raise LayoutError(msg)
+    # One array holds all rows, so of uint16 and uint32 the larger is used.
+    dtype = np.result_type(*(stream.given for _, stream, _ in rows)).newbyteorder("=")
+
+    def side(shift: int) -> Arrays:
+        # Targets are the same bytes shifted by one token, so they are read in place and not copied.
+        parts = [
+            rows_of_file(
+                one.content,
+                one.start + shift * one.dtype.itemsize,
+                count,
+                (length,),
+                one.dtype,
+                stamp=one.stamp,
+                wanted=dtype,
+            )
+            for _, one, count in rows
+        ]
+        return Arrays(join_samples(parts), (length,), dtype)
+
+    used = sum(count for _, _, count in rows)
+    targets = ", with the next ones as targets" if options.next_tokens else ""
+    note = f"{total:,} tokens are {used:,} rows of {length:,} {dtype} tokens{targets}"
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(f"{stream.name}[{row}]" for _, stream, count in rows for row in range(count)),
+        inputs=side(0),
+        targets=side(1) if options.next_tokens else None,
+        splits=tuple(split for split, _, count in rows for _ in range(count)) if rows[0][0] else None,
+        notes=(f"{note}; {total - used * length:,} at the ends were left out.",),
+    )
+
+
+# --- what is no text to learn from ------------------------------------------------------------------------------------
+
 # Of so many texts the first lines are looked at, because a list of images is no text to learn from.
 _LOOKED_AT = 4
 _HEAD_BYTES = 16 * 1024
@@ -279,48 +356,6 @@ _LINES = 50
 _MOSTLY = 0.8
 _CELL = re.compile(r"[\s\"',;|]+")
 _IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, IMAGES))})(#\d+)?", re.IGNORECASE)
-# Parts of names of files that hold something else.
-_ARRAY_WORDS = frozenset(("x", "y", "image", "images", "label", "labels", "target", "targets", "batch"))
-# Files that may be beside them without changing the layout.
-_BESIDE = (".md", ".pkl", ".json", ".py", ".rst", ".yaml", ".yml", ".log")
-
-
-def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> Found:  # frozen
-    """Read tokens or text, of a source that holds nothing else.
-
-    Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are used as they are; otherwise .txt and
-    .jsonl files are text. Each split is one stream, its files sorted by name, cut into rows of one length; the
-    remainder at its end is left out.
-    """
-    tree = source.tree
-    tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
-    if not tokens and not texts:
-        msg = f"'{tree.label}' holds neither tokens (.bin) nor text ({', '.join(_TEXTS)})."
-        raise EmptySourceError(msg)
-    others = source.files.not_ending_in((*_TOKENS, *_TEXTS, *_BESIDE))
-    # LICENSE and Makefile have no extension, and hold no data.
-    if any("." in posixpath.basename(name) for name in others.names):
-        msg = f"'{tree.label}' holds more than text and tokens: {count_kinds(others)}."
-        raise LayoutError(msg)
-    # .bin says nothing about the content, so a name such as train.bin is required.
-    named = [entry for entry in tokens if _named_split(entry.name)]
-    parts = [entry for entry in tokens if _ARRAY_WORDS.intersection(words_of(stem_of(entry.name)))]
-    if parts:
-        return near(
-            f"'{parts[0].name}' is named like the inputs or labels of arrays (STL10's files are), not like tokens. "
-            "Read it with numpy.fromfile, and save it as .npy."
-        )
-    if len(named) < len(tokens) and (named or not texts):
-        msg = f"'{next(e.name for e in tokens if e not in named)}' may hold anything; expected train.bin and val.bin."
-        raise LayoutError(msg)
-    if named:
-        streams = {
-            split: [_open_tokens(source, entry, options) for entry in entries]
-            for split, entries in _by_split(named).items()
-        }
-    else:
-        streams = {split: [_tokens_of_texts(tree, entries, options)] for split, entries in _by_split(texts).items()}
-    return Evidence(_token_table(tree, streams, options), "text")
 
 
 def why_no_text(source: Source) -> str:
@@ -333,11 +368,10 @@ def why_no_text(source: Source) -> str:
         lines = [line for line in head.splitlines()[:_LINES] if line]
         naming = [line for line in lines if any(map(_IMAGE_NAME.fullmatch, _CELL.split(line)))]
         if 2 * len(naming) > len(lines):
-            first = ", and save the list as a table in it, with path,label as its first line"
-            first = "" if is_table(entry.name) else first
             return (
                 f"'{entry.name}' names images in its lines ('{naming[0][:60]}') that are not in '{source.label}'. Give "
-                f"the folder that holds both{first}; {as_text}"
+                "the folder that holds both, and save a list as a table in it, with path,label as its first line; "
+                f"{as_text}"
             )
         words = [word for word in _CELL.split(head) if word]
         if words and _MOSTLY * len(words) < sum(NUMBER.fullmatch(word) is not None for word in words):
@@ -346,68 +380,11 @@ def why_no_text(source: Source) -> str:
                 f"numpy.savez('data.npz', x=numpy.loadtxt('{entry.name}'), y=…); labels of images need the images "
                 f"beside them. {as_text}"
             )
-    folders = set(map(folder_of, texts.names))
-    classes = sorted(folder for folder in folders if folder and not split_of_word(folder))
-    if len(classes) > 1 and len(texts) > len(classes):
+    folders = sorted(folder for folder in set(map(folder_of, texts.names)) if folder and not split_of_word(folder))
+    if 1 < len(folders) < len(texts):
         return (
-            f"'{source.label}' holds {len(texts):,} texts in folders ({listed(classes)}), as for classifying text, "
+            f"'{source.label}' holds {len(texts):,} texts in folders ({listed(folders)}), as for classifying text, "
             "which is not read automatically. Give pack_dataset an object whose items are (tokens, label); "
             "layout=token_blocks() reads all text as one stream, to predict the next token."
         )
     return ""
-
-
-def _with(source: Source, extensions: tuple[str, ...]) -> FileEntries:
-    return source.ending_in(extensions).where(lambda name: not is_note(name))
-
-
-def _named_split(name: str) -> str:
-    return split_name(stem_of(name)).split or split_of_path(name)
-
-
-def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
-    """Return the files by split, in the usual order; files without a split in their name are for training."""
-    found: dict[str, list[FileEntry]] = {}
-    for entry in entries:
-        found.setdefault(_named_split(entry.name), []).append(entry)
-    if len(found) > 1 and "" in found:
-        # Beside a val.txt, files without a split are for training.
-        found["train"] = sorted(found.pop("") + found.get("train", []), key=lambda entry: entry.name)
-    return dict(sorted(found.items(), key=lambda item: SPLIT_ORDER[item[0]] if item[0] else 0))
-
-
-def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: TokenOptions) -> SampleTable:
-    extra = 1 if options.next_tokens else 0
-    rows = [
-        (split, stream, (stream.count - extra) // options.length)
-        for split, parts in streams.items()
-        for stream in parts
-        # A stream shorter than a row has no rows, and is left out.
-        if stream.count - extra >= options.length
-    ]
-    total = sum(stream.count for parts in streams.values() for stream in parts)
-    if not rows:
-        msg = f"'{tree.label}' holds {total:,} tokens, too few for a row of {options.length:,}. Choose a shorter one."
-        raise LayoutError(msg)
-    # One array holds all rows, so of uint16 and uint32 the larger is used.
-    dtype = np.result_type(*(stream.given or stream.dtype for _, stream, _ in rows)).newbyteorder("=")
-
-    def side(shift: int) -> Arrays:
-        parts = [stream.rows(count, options.length, shift, dtype) for _, stream, count in rows]
-        return Arrays(join_samples(parts), (options.length,), dtype)
-
-    used = sum(count for _, _, count in rows)
-    return SampleTable(
-        layout=NAME,
-        keys=tuple(f"{stream.name}[{row}]" for _, stream, count in rows for row in range(count)),
-        inputs=side(0),
-        targets=side(1) if options.next_tokens else None,
-        splits=tuple(split for split, _, count in rows for _ in range(count)) if rows[0][0] else None,
-        notes=(
-            (
-                f"{total:,} tokens are {used:,} rows of {options.length:,} {dtype} tokens"
-                f"{', with the next ones as targets' if options.next_tokens else ''}; "
-                f"{total - used * options.length:,} at the ends were left out."
-            ),
-        ),
-    )

@@ -17,6 +17,7 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError, Source
 from colabstage.io.given import show_content
 from colabstage.layouts.clips import ClipOptions, clip_rows
 from colabstage.layouts.evidence import left_out_notes, near
+from colabstage.layouts.faults import broken
 from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.records import (
     Label,
@@ -30,7 +31,7 @@ from colabstage.layouts.records import (
 )
 from colabstage.layouts.shards import Part, ScanMemory, ScanWindow, ShardFile, ShardParts, open_shard, scan_each
 from colabstage.layouts.stored import decode_npy
-from colabstage.layouts.table import Arrays, BrokenDatasetError, Images
+from colabstage.layouts.table import Arrays, Images
 from colabstage.layouts.words import IMAGES, SOUNDS, label_names, plain_name
 from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
@@ -99,74 +100,69 @@ class ShardSamples(NamedTuple):
     """What files of samples end in that are read by nobody."""
 
 
-# The name and place of content or of a mask; what may be a label; or nothing of any other file.
-_Found = tuple[str, Part] | bytes | None
+# The place and name of content or of a mask; what may be a label; or nothing of any other file.
+_Files = dict[str, tuple[Part, str] | bytes | None]
 
 
 def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
     """Find every sample of a shard, in one pass over it."""
-    window = ScanWindow(shard.content)
+    window = ScanWindow(shard)
     # One small dict for each sample: there may be a million, and the words for their kinds are the same for all.
-    groups: dict[str, dict[str, _Found]] = {}
+    groups: dict[str, _Files] = {}
     kinds: dict[str, str] = {}
     for member in scan_members(window):
         name = clean_member_name(window.label, member.name) if member.kind == "file" else ""
-        split = _split_name(name)
-        if split is None or is_junk(name):
+        key, rest = _split_name(name)
+        if not key or is_junk(name):
             continue
-        key, rest = split[0], kinds.setdefault(split[1], split[1])
+        rest = kinds.setdefault(rest, rest)
         files = groups.setdefault(key, {})
         if rest in files:
-            msg = f"'{shard.name}' holds '{name}' twice; expected one file of each kind for each sample."
-            raise BrokenDatasetError(msg)
+            raise broken(shard.name, f"it holds '{name}' twice", "one file of each kind for each sample")
         files[rest] = None
         if rest in _KINDS or rest in _MASKS:
-            files[rest] = (name, Part(number, member.offset, member.size))
+            files[rest] = (Part(number, member.offset, member.size), name)
         # A label is read while the tar is scanned; what is larger is none.
         elif rest in _LABELS and member.size <= _MAX_LABEL_BYTES:
             files[rest] = window.pread(member.size, member.offset)
     # Hundreds of shards may follow, and a process may open so many files only.
-    shard.rest()
+    window.close()
     samples: list[PackedSample] = []
     left: set[str] = set()
     count = len(groups)
     for key in list(groups):
         # What was found of each goes when the sample has been made of it.
-        found = groups.pop(key)
-        contents = [rest for rest in _KINDS if isinstance(found.get(rest), tuple)]
+        files = groups.pop(key)
+        contents = [rest for rest in _KINDS if isinstance(files.get(rest), tuple)]
         if contents:
-            samples.append(_as_sample(f"{shard.name}/{key}", contents[0], found))
-        if any(one is not None for one in found.values()):
-            left |= {rest for rest, one in found.items() if one is None}
+            samples.append(_as_sample(f"{shard.name}/{key}", contents[0], files))
+        if any(one is not None for one in files.values()):
+            left |= {rest for rest, one in files.items() if one is None}
             # An array beside an image is not read; another form of the image need not be.
             left |= {rest for rest in contents[1:] if _KINDS[rest] != "image"}
     return ShardSamples(samples, count - len(samples), frozenset(left))
 
 
-def _as_sample(address: str, rest: str, found: dict[str, _Found]) -> PackedSample:
-    kind, (name, content) = _KINDS[rest], _place(found[rest])
-    mask = next((_place(found[end])[1] for end in _MASKS if end in found), None)
-    texts = {end: decode_label(one, address) for end in _LABELS if isinstance(one := found.get(end), bytes)}
+def _as_sample(address: str, rest: str, files: _Files) -> PackedSample:
+    places = {end: one for end, one in files.items() if isinstance(one, tuple)}
+    texts = {end: decode_label(one, address) for end in _LABELS if isinstance(one := files.get(end), bytes)}
     written = next((texts[end] for end in _NUMBERS if end in texts), None)
     label, text = None, None
     if _DOCUMENT in texts:
         label, text = _document_label(address, texts[_DOCUMENT], needed=written is None)
     if written is not None:
         label = parse_label(written)
+    kind, mask = _KINDS[rest], next((places[end][0] for end in _MASKS if end in places), None)
     # A text beside a clip is what is said in it, in many collections that are no shards.
     annotated = bool(texts.keys() - ({_TEXT} if kind == "sound" else set())) or mask is not None
+    content, name = places[rest]
     return PackedSample(name, content, kind, mask, label, text, texts.get(_TEXT), annotated)
 
 
-def _place(found: _Found) -> tuple[str, Part]:
-    assert isinstance(found, tuple)
-    return found
-
-
-def _split_name(name: str) -> tuple[str, str] | None:
-    """Return what WebDataset takes for the sample's key, and the rest in lower case."""
+def _split_name(name: str) -> tuple[str, str]:
+    """Return what WebDataset takes for the sample's key, and the rest in lower case; "" for neither."""
     match = _KEY_AND_REST.fullmatch(name)
-    return None if match is None else (match[1], match[2].lower())
+    return ("", "") if match is None else (match[1], match[2].lower())
 
 
 def has_samples(names: Sequence[str]) -> bool:
@@ -174,34 +170,29 @@ def has_samples(names: Sequence[str]) -> bool:
     dot."""
     # Labels first, which most tars of a million files have none of.
     labels: dict[str, set[str]] = {}
-    for name in names:
-        split = _split_name(name) if name.lower().endswith(_LABEL_ENDS) else None
-        if split is not None and split[1] in (*_LABELS, *_MASKS):
-            labels.setdefault(split[0], set()).add(split[1])
-    found = filter(None, map(_split_name, names)) if labels else ()
+    for key, rest in map(_split_name, filter(lambda name: name.lower().endswith(_LABEL_ENDS), names)):
+        if rest in (*_LABELS, *_MASKS):
+            labels.setdefault(key, set()).add(rest)
     return any(
-        rest in _KINDS and key in labels and (labels[key] != {_TEXT} or _KINDS[rest] != "sound") for key, rest in found
+        rest in _KINDS and key in labels and (labels[key] != {_TEXT} or _KINDS[rest] != "sound")
+        for key, rest in map(_split_name, names if labels else ())
     )
 
 
 def _document_label(address: str, content: str, *, needed: bool) -> tuple[Label, str | None]:
     """Return the label in a json, and its name there; if it is `needed`, one that is no label is an error."""
+    file = f"{address}.json"
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        msg = f"'{address}.json' is not JSON: {error}."
-        raise BrokenDatasetError(msg) from error
+        raise broken(file, f"it is not JSON ({error})") from error
     if not isinstance(found, dict):
         return (found, None) if isinstance(found, int | str) else (None, None)
     called = label_names(found, _LABELS_IN_JSON)
     label = next((found[key] for key in called if isinstance(found[key], int | float | str)), None)
     odd = next((key for key in called if found[key] is not None and plain_name(key) in _LABELS_IN_JSON), None)
     if needed and label is None and odd is not None:
-        msg = (
-            f"'{address}.json' has {show_content(found[odd])} under '{odd}', which is not a label; expected one number "
-            "or word. Give layout= a function that reads it."
-        )
-        raise BrokenDatasetError(msg)
+        raise broken(file, f"it has {show_content(found[odd])} under '{odd}'", "one number or word")
     return label, next((found[key] for key in _NAMES_IN_JSON if isinstance(found.get(key), str)), None)
 
 
@@ -213,14 +204,13 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
     class and no caption. Splits are those that all shards are called after
     (train-000001.tar, val/000.tar). Keys name the shard and the image in it; the samples' own need not be unique.
     """
-    tars = _Shards(source)
-    first = tars.scan(0)
+    shards = _shards_of(source)
+    first = scan_shard(shards[0], 0)
     # The first shard tells, before hundreds of others are scanned.
-    if not any(sample.annotated for sample in first[1].samples):
-        return tars.declined(first[1].left)
-    scanned = [first, *scan_each(range(1, len(tars)), lambda _, number: tars.scan(number))]
-    shards = [shard for shard, _ in scanned]
-    samples = [sample for _, found in scanned for sample in found.samples]
+    if not any(sample.annotated for sample in first.samples):
+        return _declined(source, first.left)
+    scanned = [first, *scan_each(shards[1:], lambda number, shard: scan_shard(shard, number + 1))]
+    samples = [sample for found in scanned for sample in found.samples]
     names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
     notes: list[str] = []
     masks = [sample.mask for sample in samples]
@@ -230,22 +220,21 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
         if any(sample.label is not None for sample in samples):
             notes.append("The samples have masks and labels; the masks are the targets, and the labels were left out.")
     else:
-        labels = _labels_of_samples(samples, names)
-    without = sum(found.without for _, found in scanned)
+        labels = _labels_of(samples, names)
+    without = sum(found.without for found in scanned)
     notes += left_out_notes((without, "samples", "of the shards without an image, array or clip"))
-    left = sorted(frozenset().union(*(found.left for _, found in scanned)))
+    left = sorted(frozenset().union(*(found.left for found in scanned)))
     if left:
         notes.append(f"Other files of the samples were left out: {', '.join(left)}.")
     if labels.targets is None:
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
     parts = np.array([sample.content for sample in samples], np.int64)
     inputs = _make_inputs(ShardParts(shards, parts, names), [one.kind for one in samples], sound, notes)
-    shard_names = [shard.name for shard in shards]
-    who = "fields of the samples"
-    return records_state(NAME, who, inputs, labels, shards=shard_names, shard_of=parts[:, 0], field="cls", notes=notes)
+    who, called = "fields of the samples", [shard.name for shard in shards]
+    return records_state(NAME, who, inputs, labels, shards=called, shard_of=parts[:, 0], field="cls", notes=notes)
 
 
-def _labels_of_samples(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
+def _labels_of(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
     # A cls or json is a label on purpose; a txt may be one.
     labels = [sample.label for sample in samples]
     if all(label is None for label in labels):
@@ -259,8 +248,8 @@ def _labels_of_samples(samples: Sequence[PackedSample], names: Sequence[str]) ->
 def _make_inputs(source: SampleSource, kinds: Sequence[str], sound: ClipOptions, notes: list[str]) -> Images | Arrays:
     odd = next((number for number, kind in enumerate(kinds) if kind != kinds[0]), None)
     if odd is not None:
-        msg = f"'{source.name(0)}' and '{source.name(odd)}' are of two kinds; expected images, arrays or clips for all."
-        raise BrokenDatasetError(msg)
+        what = f"it and '{source.name(0)}' are of two kinds"
+        raise broken(source.name(odd), what, "images, arrays or clips for all")
     if kinds[0] == "image":
         return Images(source)
     if kinds[0] == "sound":
@@ -270,63 +259,32 @@ def _make_inputs(source: SampleSource, kinds: Sequence[str], sound: ClipOptions,
     try:
         first = decode_npy(source.read(0))
     except DecodeError as error:
-        msg = f"'{source.name(0)}' cannot be used: {error}"
-        raise BrokenDatasetError(msg) from error
+        raise broken(source.name(0), f"it cannot be used ({error})") from error
     return Arrays(source, first.shape, first.dtype, decode=decode_npy)
 
 
-class _Shards:
-    """The tars that a tree is made of, or that are in it."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._memory = ScanMemory()
-        parts = source.tree.parts()
-        # Tars that are opened themselves are not searched again inside the tree that they make up.
-        tars = [part.source for part in parts if part.kind == "tar" and part.source is not None]
-        self._own = tars if len(tars) == len(parts) else []
-        self._inside = source.ending_in(EXTENSIONS).where(lambda name: not self._own and name.lower().endswith(_SHARDS))
-        if not (self._own or self._inside):
-            msg = f"'{source.label}' holds no tars."
-            raise EmptySourceError(msg)
-        # A picture in a readme is no dataset; more images than shards are one.
-        images = source.ending_in(IMAGES)
-        if not has_samples(source.files.names) if self._own else len(images) > len(self._inside):
-            raise LayoutError(self._expected())
-        # Tars of several folders may be called the same, and samples are named after their shard.
-        names = [posixpath.basename(tar.label) for tar in self._own]
-        self._names = [name if names.count(name) == 1 else f"{number}/{name}" for number, name in enumerate(names)]
-
-    def __len__(self) -> int:
-        return len(self._own or self._inside)
-
-    def declined(self, left: frozenset[str]) -> Found:
-        """Return what was expected, or how to read what nothing here reads."""
-        unread = sorted(left & _UNREAD)
-        if not unread:
-            raise LayoutError(self._expected())
-        return near(
-            f"The samples in the tars of '{self._source.label}' are {', '.join(unread)}, which are not read from tars. "
-            "Pass pack_dataset what WebDataset makes of them: "
-            f"list(webdataset.WebDataset(URL).decode().to_tuple({unread[0]!r}, 'cls'))."
-        )
-
-    def _expected(self) -> str:
-        return (
-            f"'{self._source.label}' is not a WebDataset: expected tars in which images, arrays or clips have a .cls, "
-            ".json or .txt of the same name beside them, and no images outside of them."
-        )
-
-    def scan(self, number: int) -> tuple[ShardFile, ShardSamples]:
-        """Open one of them, and find its samples."""
-        if self._own:
-            name, size = self._names[number], self._own[number].size
-            shard = ShardFile(
-                name, f"{name!r} {size}", partial(_own_tar, self._source.tree, number, size), self._memory
-            )
-        else:
-            shard = open_shard(self._source.tree, self._inside[number], self._memory)
-        return shard, scan_shard(shard, number)
+def _shards_of(source: Source) -> list[ShardFile]:
+    """Return the tars that a tree is made of, or that are in it."""
+    tree, memory, parts = source.tree, ScanMemory(), source.tree.parts()
+    # Tars that are opened themselves are not searched again inside the tree that they make up.
+    tars = [part.source for part in parts if part.kind == "tar" and part.source is not None]
+    own = tars if len(tars) == len(parts) else []
+    inside = source.ending_in(EXTENSIONS).where(lambda name: not own and name.lower().endswith(_SHARDS))
+    if not (own or inside):
+        msg = f"'{source.label}' holds no tars."
+        raise EmptySourceError(msg)
+    # A picture in a readme is no dataset; more images than shards are one.
+    if not has_samples(source.files.names) if own else len(source.ending_in(IMAGES)) > len(inside):
+        raise _misfit(source)
+    if not own:
+        return [open_shard(tree, entry, memory) for entry in inside]
+    # Tars of several folders may be called the same, and samples are named after their shard.
+    names = [posixpath.basename(tar.label) for tar in own]
+    names = [name if names.count(name) == 1 else f"{number}/{name}" for number, name in enumerate(names)]
+    return [
+        ShardFile(name, f"{name!r} {tar.size}", partial(_own_tar, tree, number, tar.size), memory)
+        for number, (name, tar) in enumerate(zip(names, own, strict=True))
+    ]
 
 
 def _own_tar(tree: Tree, number: int, size: int) -> ByteSource:
@@ -336,3 +294,22 @@ def _own_tar(tree: Tree, number: int, size: int) -> ByteSource:
         msg = f"'{tree.label}' is made of other tars than those that were scanned. Start again."
         raise SourceChangedError(msg)
     return found
+
+
+def _misfit(source: Source) -> LayoutError:
+    return LayoutError(
+        f"'{source.label}' is not a WebDataset: expected tars in which images, arrays or clips have a .cls, .json or "
+        ".txt of the same name beside them, and no images outside of them."
+    )
+
+
+def _declined(source: Source, left: frozenset[str]) -> Found:
+    """Return how to read what nothing here reads, or raise what was expected."""
+    unread = sorted(left & _UNREAD)
+    if not unread:
+        raise _misfit(source)
+    return near(
+        f"The samples in the tars of '{source.label}' are {', '.join(unread)}, which are not read from tars. Pass "
+        "pack_dataset what WebDataset makes of them: "
+        f"list(webdataset.WebDataset(URL).decode().to_tuple({unread[0]!r}, 'cls'))."
+    )

@@ -227,16 +227,6 @@ def test_foreign_hdf5(
     check_rows(found, "train.h5/train_set_x", photos(), labels())
 
 
-def test_contiguous_rows_are_read_without_hdf5(foreign: Callable[..., Path]) -> None:
-    """By their place in the file, so that any number of threads can."""
-    folder = foreign("a.h5", {"X": photos(), "Y": labels()})
-    table = read_arrays(FolderTree(folder))
-    assert isinstance(table.inputs, Images)
-    with h5py.File(folder / "a.h5") as file:
-        for row in range(COUNT):
-            np.testing.assert_array_equal(table.inputs.source.read(row), file["X"][row])
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize("options", [{}, {"chunks": True}])
 def test_rows_behind_links_are_those_of_the_other_file(

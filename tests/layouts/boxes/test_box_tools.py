@@ -405,7 +405,7 @@ def tasks(**region: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({"p.json": tasks(type="brushlabels")}, r"'p.json' looks like Label Studio's.*'brushlabels'"),
+        ({"p.json": tasks(type="brushlabels")}, r"'p.json'.*Label Studio.*'brushlabels'"),
         ({"p.json": [one | {"annotations": one["annotations"] * 2} for one in tasks()]}, "task 1 has 2 annotations"),
         (
             {"_annotations.txt": "0.jpg 1,2,3,4,0\n1.jpg 1,2,3,4,2\n", "_classes.txt": "cat\ndog\n"},

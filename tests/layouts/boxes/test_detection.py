@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 import time
 import xml.etree.ElementTree as ET
-import zipfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +17,9 @@ from PIL import Image
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.class_lists import parse_class_list
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.formats.voc import POSES
 from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.pack.run import pack_dataset
-from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.zip import ZipTree
 from tests.layouts.known import MemoryTree
 from tests.layouts.readers import read_detection
 
@@ -39,6 +34,8 @@ if TYPE_CHECKING:
 
 COUNT = 12
 NAMES = ("zebra", "car", "big dog", "bus")
+# Pascal VOC's, in the order of their numbers.
+POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
 
 
 def size_of(number: int) -> tuple[int, int]:
@@ -100,17 +97,6 @@ def boxes_in(found: SampleTable, key: str) -> dict[str, NDArray[Any]]:
     return {"boxes": found.targets.boxes[part], **{name: v[part] for name, v in found.targets.columns.items()}}
 
 
-def packed(folder: Path, out: Path, **options: Any) -> dict[str, tuple[Any, dict[str, NDArray[Any]]]]:
-    """Pack a folder and read all of it back, by key."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
-    report = pack_dataset(folder, out, progress=False, **options)
-    found: dict[str, Any] = {}
-    for split in report.samples:
-        dataset = dataset_h5(out, split=split)
-        found |= {key: dataset[row] for row, key in enumerate(dataset.reader.keys())}
-    return found
-
-
 class TestKitti:
     """KITTI's object benchmark."""
 
@@ -159,21 +145,6 @@ class TestKitti:
             ["2", "images", "have"],
             ["The", "last", "class,"],
         ]
-
-    @pytest.mark.torch
-    def test_a_pack_has_all_of_it(self, tmp_path: Path, folder: Path) -> None:
-        """Boxes scaled with their images, every column beside them."""
-        samples = packed(folder, tmp_path / "out.h5", image_size=(20, 30))
-        assert len(samples) == COUNT + 2
-        for number in range(COUNT):
-            height, width = size_of(number)
-            x, y = samples[f"training/image_2/{number:06}.png"]
-            wanted = [box for _, box in boxes_of(number)]
-            assert x.shape == (20, 30, 3)
-            scale = np.array([30 / width, 20 / height] * 2)
-            np.testing.assert_allclose(y["boxes"], np.reshape(wanted, (-1, 4)) * scale, atol=1e-4)
-            assert y["dimensions"].shape == (len(wanted), 3)
-        assert len(samples["testing/image_2/000000.png"][1]["boxes"]) == 0
 
     @pytest.mark.parametrize(
         "line", ["Car 0 0 0 1 2 3", "Car 0.00 0 -1.57 a 1 2 3 1 1 1 1 1 1 1", f"Car {'nan ' * 14}", "{}"]
@@ -231,21 +202,6 @@ class TestYolo:
             assert found.splits[found.keys.index(key)] == split_of(number)
         assert found.notes[0] == "2 images have no label file, and are kept without boxes."
 
-    @pytest.mark.torch
-    def test_a_pack_scales_them(self, tmp_path: Path) -> None:
-        """Whatever size each image had, boxes are in pixels of the stored one."""
-        self.write(tmp_path / "yolo", "{split}/{kind}/{stem}")
-        samples = packed(tmp_path / "yolo", tmp_path / "out.h5", image_size=(32, 32), resize="pad")
-        for number in range(COUNT):
-            height, width = size_of(number)
-            _, y = samples[f"{split_of(number)}/images/{number:02}.jpg"]
-            scale = 32 / max(height, width)
-            inner = round(height * scale), round(width * scale)
-            part = np.array([inner[1] / width, inner[0] / height] * 2)
-            shift = np.array([(32 - inner[1]) // 2, (32 - inner[0]) // 2] * 2)
-            wanted = np.reshape([box for _, box in boxes_of(number)], (-1, 4)) * part + shift
-            np.testing.assert_allclose(y["boxes"], wanted, atol=1e-4)
-
     def test_labels_beside_images_need_names(self, tmp_path: Path) -> None:
         """Darknet puts both into one folder; so do captions, which are no boxes."""
         root = tmp_path / "darknet"
@@ -270,17 +226,6 @@ class TestYolo:
 
     @pytest.mark.parametrize(
         "line",
-        ["1 0.5 0.5 0.1", "x 0.5 0.5 0.1 0.1", "1 50 50 10 10", "0.5 .5 .5 .1 .1", "1 .5 .5 .1 .1 .9", "-1 0 0 1 1"],
-    )
-    def test_a_broken_line_is_named(self, tmp_path: Path, line: str) -> None:
-        """Pixels in place of parts, a score, a class that is no number."""
-        self.write(tmp_path, "{kind}/{split}/{stem}")
-        put(tmp_path / "labels/val/05.txt", f"0 0.5 0.5 0.1 0.1\n\n{line}\n")
-        with pytest.raises(BrokenDatasetError, match=r"'labels/val/05\.txt', line 3"):
-            detect_layout(FolderTree(tmp_path))
-
-    @pytest.mark.parametrize(
-        "line",
         [
             "1 0.5 0.5 0.1",
             "dog 0.5 0.5 0.1 0.1",
@@ -289,6 +234,7 @@ class TestYolo:
             f"1 .5 .5 .2 .2{17 * ' .5 .5 2'}",
             "1 0,5 0,5 0,1 0,1",
             "-1 .5 .5 .1 .1",
+            "0.5 .5 .5 .1 .1",
             "nan .5 .5 .1 .1",
         ],
     )
@@ -391,44 +337,6 @@ class TestCoco:
             put(root / f"annotations/captions_{split}2017.json", json.dumps(captions))
         return root
 
-    def test_boxes_are_those_that_pycocotools_reads(self, folder: Path) -> None:
-        """Every annotation of every image; ids with gaps become indices into the names."""
-        coco = pytest.importorskip("pycocotools.coco", reason="needs pycocotools: pip install pycocotools")
-        found = read(folder)
-        assert found.classes == ("car", "bus", "big dog", "zebra")
-        assert len(found) == COUNT
-        bare = sum(not list(boxes_of(number)) for number in range(COUNT))
-        assert f"of {COUNT} images, and {bare} are kept without any" in dict(found.summary())["boxes"]
-        assert found.splits is not None
-        for split in ("train", "val"):
-            own = coco.COCO(folder / f"annotations/instances_{split}2017.json")
-            for image in own.loadImgs(own.getImgIds()):
-                key = f"{split}2017/{image['file_name']}"
-                assert found.splits[found.keys.index(key)] == split
-                got = boxes_in(found, key)
-                wanted = own.loadAnns(own.getAnnIds(imgIds=image["id"]))
-                corners = [[x, y, x + w, y + h] for x, y, w, h in (one["bbox"] for one in wanted)]
-                np.testing.assert_array_equal(got["boxes"], np.reshape(corners, (-1, 4)))
-                names = [own.loadCats(one["category_id"])[0]["name"] for one in wanted]
-                assert [found.classes[label] for label in got["labels"]] == names
-                np.testing.assert_allclose(got["area"], [one["area"] for one in wanted])
-                assert got["iscrowd"].tolist() == [one["iscrowd"] for one in wanted]
-
-    @pytest.mark.torch
-    def test_a_zip_packs_the_same(self, tmp_path: Path, folder: Path) -> None:
-        """From the archive, with images of their own sizes kept as they came."""
-        with zipfile.ZipFile(tmp_path / "coco.zip", "w") as archive:
-            for path in folder.rglob("*.*"):
-                archive.write(path, path.relative_to(folder))
-        with ZipTree(LocalBytes(tmp_path / "coco.zip")) as tree:
-            table = detect_layout(tree)
-        samples = packed(tmp_path / "coco.zip", tmp_path / "out.h5")
-        assert sorted(samples) == sorted(table.keys)
-        for key, (x, y) in samples.items():
-            assert x.shape[:2] == size_of(int(key[-8:-4]))
-            assert sorted(y) == ["area", "boxes", "iscrowd", "labels"]
-            np.testing.assert_array_equal(y["boxes"], boxes_in(table, key)["boxes"])
-
     def test_files_in_folders_of_splits_name_images_beside_them(self, tmp_path: Path) -> None:
         """As Roboflow exports: the same file names in several splits."""
         for split in ("train", "valid"):
@@ -468,7 +376,7 @@ class TestCoco:
         first, *others = sorted((folder / "val2017").iterdir())
         for image in others:
             image.unlink()
-        with pytest.raises(BrokenDatasetError, match=r"Of 4 images .* 1 are there"):
+        with pytest.raises(BrokenDatasetError, match=r"instances_val2017.*4 images .* 1 are there"):
             detect_layout(FolderTree(folder))
         # A split that nobody has downloaded is left out by name.
         first.unlink()
@@ -478,7 +386,7 @@ class TestCoco:
         for image in (folder / "train2017").iterdir():
             image.unlink()
         Image.new("RGB", (4, 4)).save(folder / "train2017/other.jpg")
-        with pytest.raises(BrokenDatasetError, match=r"Of \d+ images .* 0 are there"):
+        with pytest.raises(BrokenDatasetError, match=r"of \d+ images .* 0 are there"):
             detect_layout(FolderTree(folder))
 
 
@@ -520,14 +428,12 @@ class TestVoc:
         put(root / "ImageSets/Main/trainval.txt", "".join(f"{number:06}\n" for number in range(COUNT - 1)))
         return tmp_path
 
-    @pytest.mark.torch
-    def test_objects_are_those_of_the_files(self, tmp_path: Path, folder: Path) -> None:
-        """Every object with its flags, in the split that the lists say, from the table to the Dataset."""
+    def test_objects_are_those_of_the_files(self, folder: Path) -> None:
+        """Every object with its flags, in the split that the lists say."""
         found = read(folder)
         assert found.classes == tuple(sorted(NAMES))
         assert len(found) == COUNT - 1
         assert found.splits is not None
-        samples = packed(folder / "VOCdevkit", tmp_path / "out.h5")
         for number in range(COUNT - 1):
             key = f"VOCdevkit/VOC2007/JPEGImages/{number:06}.jpg"
             assert found.splits[found.keys.index(key)] == split_of(number)
@@ -541,8 +447,6 @@ class TestVoc:
                 assert POSES[got["pose"][row]] == item.findtext("pose")
                 assert (got["difficult"][row], got["truncated"][row]) == (number % 2, 1)
             assert len(got["labels"]) == len(root.findall("object"))
-            stored = samples[f"VOC2007/JPEGImages/{number:06}.jpg"][1]
-            np.testing.assert_array_equal(stored["boxes"], got["boxes"])
         assert any("no list in ImageSets/Main" in note for note in found.notes)
 
     @pytest.mark.parametrize("image", ["as the file says", "twice as large", "no size is said"])
@@ -565,14 +469,6 @@ class TestVoc:
         else:
             assert pack_dataset(tmp_path / "photos", tmp_path / "a.h5", progress=False).samples == {"train": 3}
 
-    def test_a_size_that_is_no_number_is_named(self, tmp_path: Path) -> None:
-        """As any other broken part of a file."""
-        put_image(tmp_path / "photos/1.jpg", 1)
-        text = self.annotation(1).replace(b"<object>", b"<size><width>wide</width></size><object>", 1)
-        put(tmp_path / "photos/1.xml", text)
-        with pytest.raises(BrokenDatasetError, match=r"1\.xml', line 1: the image's size"):
-            detect_layout(FolderTree(tmp_path))
-
     @pytest.mark.parametrize("suffix", ["", "_images"])
     def test_without_lists_folders_are_the_splits(self, tmp_path: Path, suffix: str) -> None:
         """XML beside images, as labelImg and Roboflow leave them; an image without one has no boxes. What else a
@@ -593,6 +489,7 @@ class TestVoc:
             (b"</annotation>", b"", "line 1: it is not XML"),
             (b"<xmin>", b"<xmin>x", "line 1: an object has no readable bndbox"),
             (b"<ymax>", b"<ymix>", "line 1: it is not XML"),
+            (b"<object>", b"<size><width>wide</width></size><object>", "line 1: the image's size"),
             (b"<name>", b"<nome>", "it is not XML"),
             (b"<annotation>", b'<!DOCTYPE a [<!ENTITY b "c">]>\n<annotation>', "line 1: it declares an entity"),
             (b"<annotation>", b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]>\n<annotation>', "an entity"),
@@ -620,12 +517,6 @@ def test_other_trees_are_declined(tmp_path: Path) -> None:
     assert detect_layout(FolderTree(tmp_path / "pairs")).layout == "pairs"
     with pytest.raises(EmptySourceError):
         read_detection(FolderTree(put(tmp_path / "none/a.txt", "0 .5 .5 1 1").parent))
-
-
-def test_errors_travel_between_processes() -> None:
-    """The class that stops the search for a layout pickles as all others."""
-    again = pickle.loads(pickle.dumps(BrokenDatasetError("x")))
-    assert (type(again), str(again)) == (BrokenDatasetError, "x")
 
 
 @pytest.mark.parametrize("name", ["labels/1.txt", "labels/2.txt"])

@@ -66,7 +66,7 @@ def coco(draw: st.DrawFn) -> dict[str, Any]:
         "images": [{"id": one, "file_name": f"{n}.jpg", "width": 64, "height": 48} for n, one in enumerate(ids)],
         "categories": [{"id": one, "name": f"kind {one}"} for one in kinds],
         "annotations": [
-            {"id": n, "image_id": image, "category_id": kind, "bbox": box, "area": 4.0, "iscrowd": n % 2}
+            {"id": n, "image_id": image, "category_id": kind, "bbox": box, "area": n + 0.5, "iscrowd": n % 2}
             for n, (image, kind, box) in enumerate(annotations)
         ],
     }
@@ -85,13 +85,19 @@ def test_coco_is_what_pycocotools_reads(document: dict[str, Any]) -> None:
         with redirect_stdout(io.StringIO()):
             reference = tools.COCO(str(folder / "annotations.json"))
         expected = {}
+        further = []
         for key, image in reference.imgs.items():
             found = reference.loadAnns(reference.getAnnIds(imgIds=[key]))
             corners = [(x, y, x + w, y + h) for x, y, w, h in (one["bbox"] for one in found)]
             names = [reference.cats[one["category_id"]]["name"] for one in found]
             rows = [(name, *np.round(row, 3).tolist()) for name, row in zip(names, corners, strict=True)]
             expected[f"images/{image['file_name']}"] = rows
-        assert rows_of(read_detection(FolderTree(folder))) == expected
+            further += [(one["area"], one["iscrowd"]) for one in found]
+        table = read_detection(FolderTree(folder))
+        assert rows_of(table) == expected
+        assert isinstance(table.targets, Boxes)
+        columns = (table.targets.columns[name].tolist() for name in ("area", "iscrowd"))
+        assert list(zip(*columns, strict=True)) == further
 
 
 @given(

@@ -164,7 +164,7 @@ def rows_of(folder: Path, **options: Any) -> dict[str, NDArray[Any]]:
 def test_a_length_cuts_and_fills(commands: Path) -> None:
     """Long clips lose their end, short ones get zeros behind them."""
     short = write_wav(commands / "go/short.wav", tone(50, 100))
-    with pytest.raises(BrokenDatasetError, match=r"short\.wav' 100 samples.*400\).*audio_clips\(length=400\)"):
+    with pytest.raises(BrokenDatasetError, match=r"short\.wav'.* 100 samples.*400\).*audio_clips\(length=400\)"):
         detect_layout(FolderTree(commands))
     rows = rows_of(commands, length=250, dtype="int16")
     np.testing.assert_array_equal(rows["go/short.wav"], np.concatenate([short[:, 0], np.zeros(150, np.int16)]))

@@ -172,13 +172,13 @@ def test_other_files_are_declined(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match=r"more than text and tokens: 1 \.jpg"):
         token_blocks()(FolderTree(tmp_path / "b"))
     put(tmp_path / "c/train.bin", bytes(4097))
-    with pytest.raises(BrokenDatasetError, match=r"'train\.bin' has 4,097 bytes"):
+    with pytest.raises(BrokenDatasetError, match=r"'train\.bin'.* 4,097 bytes"):
         detect_layout(FolderTree(tmp_path / "c"))
     put(tmp_path / "d/a.txt", "short")
     with pytest.raises(LayoutError, match="holds 5 tokens, too few"):
         token_blocks()(FolderTree(tmp_path / "d"))
     put(tmp_path / "e/a.txt", b"\xff\xfe" * 100)
-    with pytest.raises(BrokenDatasetError, match=r"'a\.txt' is not text in UTF-8"):
+    with pytest.raises(BrokenDatasetError, match=r"'a\.txt'.* not text in UTF-8"):
         token_blocks(tokenizer=words)(FolderTree(tmp_path / "e"))
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, SourceReadError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Values
+from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree
@@ -207,6 +207,8 @@ def test_files_inside_a_tar_are_read(tmp_path: Path) -> None:
     [
         ({"label": ["dog", "cat", "dog"]}, [1, 0, 1], ("cat", "dog")),
         ({"label": [0.5, 1.0, 2.0]}, [0.5, 1.0, 2.0], ()),
+        # As pandas writes a column of the type category.
+        ({"label": arrow.array(["dog", "cat", "dog"]).dictionary_encode()}, [1, 0, 1], ("cat", "dog")),
         ({"fine_label": [3, 1, 2]}, [3, 1, 2], ()),
         ({"label": [True, False, True]}, [1, 0, 1], ()),
         ({"y": [2, 0, 1]}, [2, 0, 1], ()),
@@ -292,7 +294,7 @@ def test_labels_kept_secret_keep_the_classes(tmp_path: Path, hugging: Any) -> No
         (
             {"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]},
             BrokenDatasetError,
-            "Row 1 of 'a.(arrow|parquet)' has no bytes",
+            "row 1 has no bytes",
         ),
     ],
 )
@@ -310,7 +312,7 @@ def test_files_of_different_datasets_are_refused(tmp_path: Path) -> None:
     """By their columns, or by their classes."""
     write_parquet(tmp_path / "a.parquet", rows(0, 2))
     write_parquet(tmp_path / "b.parquet", {"image": rows(0, 2)["image"]})
-    with pytest.raises(BrokenDatasetError, match=r"'b\.parquet' and 'a\.parquet' have different columns"):
+    with pytest.raises(BrokenDatasetError, match=r"b\.parquet.*different columns"):
         detect_layout(FolderTree(tmp_path))
 
 
@@ -346,20 +348,11 @@ def test_what_datasets_computes_is_no_data(tmp_path: Path) -> None:
     assert len(detect_layout(FolderTree(tmp_path))) == 4
 
 
-def test_labels_that_pandas_calls_categories_are_words(tmp_path: Path) -> None:
-    """A dictionary of words, as pandas writes a column of the type category."""
-    found = rows(0, 6)
-    found["label"] = arrow.array([("cat", "dog")[n % 2] for n in range(6)]).dictionary_encode()
-    table = detect_layout(FolderTree(write_parquet(tmp_path / "a" / "a.parquet", found).parent))
-    assert isinstance(table.targets, Values)
-    assert [table.classes[label] for label in table.targets.values] == ["cat", "dog"] * 3
-
-
 @pytest.mark.parametrize("values", [[[0, 1]] * 4, [{"a": 1}] * 4])
 def test_a_column_of_labels_that_are_none_is_refused(tmp_path: Path, values: list[Any]) -> None:
     """Lists and structs under a label's name are never dropped."""
     write_parquet(tmp_path / "a" / "a.parquet", {**rows(0, 4), "label": values})
-    with pytest.raises(BrokenDatasetError, match=r"The column 'label' .* holds (list|struct)"):
+    with pytest.raises(BrokenDatasetError, match=r"column 'label' holds (list|struct)"):
         detect_layout(FolderTree(tmp_path / "a"))
 
 

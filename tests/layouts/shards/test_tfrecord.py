@@ -22,7 +22,7 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats.tfrecord import BadMessageError, parse_example
 from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.pack.run import pack_dataset
-from colabstage.trees.folder import FolderTree
+from colabstage.trees.folder import FolderFile, FolderTree
 from tests.layouts.readers import contents, labels, picture
 
 if TYPE_CHECKING:
@@ -125,21 +125,6 @@ def test_examples_are_what_tensorflow_reads(by_tensorflow: tuple[Path, dict[str,
     assert table.classes == ("0", "kind 0", "kind 1", "kind 2")
     assert table.keys[5] == "train-00001-of-00002[0]"
     assert table.inputs.source.sizes.tolist() == [len(image) for image in images]
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(("kind", "encoding"), [("plain", "encoded"), ("gzip", "encoded")])
-def test_records_of_tensorflow_are_packed(
-    tmp_path: Path, by_tensorflow: tuple[Path, dict[str, Any]], kind: str, encoding: str
-) -> None:
-    """End to end: the pixels and labels that are read from the pack are those that TensorFlow decodes."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
-    folder, theirs = by_tensorflow
-    pack_dataset(folder / kind, tmp_path / "out.h5", encoding=encoding, progress=False)
-    packed = dataset_h5(tmp_path / "out.h5", split="validation")
-    found = [(sha256(np.asarray(x).tobytes()).hexdigest(), int(y)) for x, y in (packed[i] for i in range(len(packed)))]
-    packed.close()
-    assert found == [(pixels, label) for _, pixels, label in theirs[kind][9:]]
 
 
 def test_files_of_tfds_are_read(tmp_path: Path) -> None:
@@ -254,8 +239,8 @@ def test_other_files_are_not_claimed(tmp_path: Path, name: str, content: bytes, 
     ("record", "says"),
     [
         ({"text": "words", "label": 1}, "holds no image file .* the features label, text"),
-        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", r"a\.tfrecord\[0\]' is not a tf.train.Example"),
-        ({"image": picture(0), "label": [1, 2]}, r"a\.tfrecord\[0\]' has 2 values in 'label'"),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", r"a\.tfrecord\[0\]'.* not a tf.train.Example"),
+        ({"image": picture(0), "label": [1, 2]}, r"a\.tfrecord\[0\]'.* has 2 values in 'label'"),
         ({"image": picture(0), "label": b"\xff\xfe"}, "not text"),
     ],
 )
@@ -362,7 +347,7 @@ def test_pixels_and_lists_of_one_class_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(table.inputs.source.read(1)), pixels[1, ..., :1])
     odds: dict[str, dict[str, Any]] = {
         r"a label of 3 numbers and '.*\[3\]' one of 4": {"label": [0, 1, 0, 0]},
-        "only one holds an image file": {"height": 7},
+        r"only one of .*\[3\]|\[3\].*only one": {"height": 7},
         "has 3 values in 'label'": {"label": [1, 1, 0]},
     }
     for number, (says, odd) in enumerate(odds.items()):
@@ -389,3 +374,24 @@ def test_masks_in_records_are_targets(tmp_path: Path) -> None:
     records[0] |= {"image/object/class/label": [3]}
     with pytest.raises(LayoutError, match=r"boxes .* and masks as well"):
         detect_layout(FolderTree(write(tmp_path / "b" / "a.tfrecord", records).parent))
+
+
+def test_images_are_passed_over_while_labels_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local file is read in full once, when its images are packed; these are larger than what is read at a time, also
+    where the disk is as busy as a mount is slow."""
+    images = [b"\xff\xd8\xff" + bytes([number]) * (16 << 20) for number in range(4)]
+    records = [{"image": image, "label": number % 2} for number, image in enumerate(images)]
+    path = write(tmp_path / "a.tfrecord", records)
+    read: list[int] = []
+    pread = FolderFile.pread
+
+    def counted(self: FolderFile, length: int, offset: int) -> bytes:
+        content = pread(self, length, offset)
+        read.append(len(content))
+        return content
+
+    monkeypatch.setattr(FolderFile, "pread", counted)
+    table = detect_layout(FolderTree(tmp_path))
+    assert labels(table) == [0, 1] * 2
+    assert 0 < sum(read) < 0.6 * path.stat().st_size
+    assert contents(table) == images

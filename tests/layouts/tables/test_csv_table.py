@@ -12,7 +12,7 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import LayoutError
 from colabstage.layouts.columns import Column
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Values
@@ -115,17 +115,6 @@ def test_a_split_column_and_a_group_column_are_known(table: Callable[..., Sample
     assert found.classes == ("cat", "dog", "eel")
 
 
-def test_tables_called_after_splits_are_the_splits(table: Callable[..., SampleTable]) -> None:
-    """train.csv and test.csv of the same columns make one dataset."""
-    rows = csv("file,label", "{i}.jpg,{w}", w=WORDS).splitlines(keepends=True)
-    found = table({"labels_train.csv": "".join(rows[:5]), "labels-test.csv": rows[0] + "".join(rows[5:])})
-    assert sorted(zip(found.keys, found.splits or (), strict=True)) == [
-        (f"images/{i}.jpg", "train" if i < 4 else "test") for i in range(COUNT)
-    ]
-    with pytest.raises(LayoutError, match="Several tables"):
-        table({"copy.csv": "".join(rows)})
-
-
 def test_one_table_for_folders_of_splits(table: Callable[..., SampleTable]) -> None:
     """Hugging Face's metadata.csv above train and test: rows of the test set are not trained on."""
     images = {f"{split}/{i}.jpg": "" for split in ("train", "test") for i in range(2)}
@@ -146,38 +135,6 @@ def test_rows_without_images_and_images_without_rows_are_counted(table: Callable
     found = table({"t.csv": text})
     assert found.keys == ("images/0.jpg", "images/0.jpg#2", "images/1.jpg", "images/2.jpg")
     assert [note.split(" ", 1)[0] for note in found.notes[1:]] == ["1", "3", "1"]
-
-
-def test_labels_that_cannot_be_told_are_asked_for(table: Callable[..., SampleTable]) -> None:
-    """The message lists the columns; `labels` chooses."""
-    files = {"t.csv": csv("file,shape,color", "{i}.jpg,{w},{c}", w=WORDS, c=["red", "blue"] * 3)}
-    with pytest.raises(LayoutError, match="'color', 'shape'"):
-        table(files)
-    assert table(files, labels=["color"]).classes == ("blue", "red")
-    with pytest.raises(LayoutError, match="no column 'size'"):
-        table(files, labels=["size"])
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("a,b\nx,y\n", "lead to images"),
-        ("", "lead to images"),
-        ("file,label\n0.jpg,a,b\n", "3 cells in row 2"),
-        ("file,label\n0.jpg,a\n1.jpg,\n2.jpg,b\n", "no label"),
-    ],
-)
-def test_tables_that_cannot_be_used_say_why(table: Callable[..., SampleTable], text: str, says: str) -> None:
-    """One typed error with the reason."""
-    with pytest.raises(LayoutError, match=says):
-        table({"t.csv": text})
-
-
-def test_a_source_without_images_is_empty(tmp_path: Path) -> None:
-    """A table alone is no dataset."""
-    (tmp_path / "t.csv").write_text("a,b\n", encoding="utf-8")
-    with pytest.raises(EmptySourceError):
-        read_table(FolderTree(tmp_path))
 
 
 _ODD_CELLS = st.sampled_from(["x|y", "", "1", "01", "1.5", "train", "None", "nan", "-3"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -40,31 +39,6 @@ def counting(made: list[int], ended: list[bool]) -> Generator[int]:
             yield number
     finally:
         ended.append(True)
-
-
-def iter_of(numbers: range) -> Generator[int]:
-    yield from numbers
-
-
-def test_dropping_it_ends_the_thread() -> None:
-    """Losing the last reference is enough."""
-    ended: list[bool] = []
-    ahead = Ahead(counting([], ended), 2, "ahead-test")
-    next(ahead)
-    del ahead
-    gc.collect()
-    assert ended == [True]
-    assert not threads()
-
-
-def failing() -> Generator[int]:
-    yield 1
-    deep_inside()
-
-
-def deep_inside() -> None:
-    msg = "the disk is on fire"
-    raise OSError(msg)
 
 
 def test_a_result_is_urgent_as_long_as_none_is_ready() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,16 +12,6 @@ import pytest
 from colabstage.load.reading.memory import BufferPool
 
 SHAPE = (64, 64, 64)  # 262,144 bytes: above what the pool leaves to malloc
-
-
-def test_memory_of_a_dropped_array_is_lent_again() -> None:
-    """The next array lies where the dropped one lay."""
-    pool = BufferPool(2)
-    first = pool.borrow(SHAPE, np.uint8)
-    address = first.ctypes.data
-    del first
-    assert pool.idle == 1
-    assert pool.borrow(SHAPE, np.uint8).ctypes.data == address
 
 
 def test_a_block_that_comes_back_is_waited_for() -> None:
@@ -63,24 +52,6 @@ def test_any_view_keeps_the_memory(derive: object) -> None:
     del view
     gc.collect()
     assert pool.idle == 1
-
-
-def test_threads_never_share_a_block() -> None:
-    """Eight threads that lend, write, look and drop never see another's bytes."""
-    pool = BufferPool(4)
-    start = threading.Barrier(8)
-
-    def work(number: int) -> bool:
-        start.wait(timeout=30)
-        for _ in range(200):
-            array = pool.borrow(SHAPE, np.uint8)
-            array[::16, ::16] = number
-            if not (array[::16, ::16] == number).all():
-                return False
-        return True
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(work, range(8)))
 
 
 def test_a_forked_child_does_not_write_into_its_parent() -> None:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
-import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
 import pytest
 import torch
 
-from colabstage.io.progress import Demand
-from colabstage.load.batch import Batcher
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
-from colabstage.load.reading.memory import BufferPool
+from colabstage import dataset_h5, make_loader
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
-    from colabstage.load.batch import Group
 
 ROWS, BATCH = 1003, 16
 
@@ -83,26 +75,6 @@ def test_each_batch_is_the_callers_own(small: Path) -> None:
     assert len(pickle.dumps(second[0])) < 2 * second[0].nbytes
 
 
-def test_memory_of_a_group_comes_back_with_its_last_batch(tmp_path: Path) -> None:
-    """A block is lent again once no batch of its group is left, and not before."""
-    path = tmp_path / "rows.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.arange(64 * 4096, dtype=np.float64).reshape(64, 4096)
-        file["Y_train"] = np.zeros((64, 4096))
-    batcher = Batcher(dataset_h5(path).reader, workers=1, together=4, idle=4)
-    pool, rows = batcher._inputs, np.arange(64).reshape(8, 8)
-    made = batcher.groups(list(rows), Demand())
-    kept = [torch.from_numpy(x) for x, _, _ in next(made).parts()]
-    next(made)
-    assert pool.idle == 1
-    del kept[1:]
-    gc.collect()
-    assert pool.idle == 1
-    kept.clear()
-    assert pool.idle == 2
-    made.close()
-
-
 def test_no_more_are_prepared_than_asked_for(small: Path) -> None:
     """With nobody taking, as many rows have been read as `prefetch` batches have, and the group in the making."""
     dataset = dataset_h5(small)
@@ -121,56 +93,3 @@ def test_no_more_are_prepared_than_asked_for(small: Path) -> None:
     assert max(read) == 4 * BATCH
     assert 8 * BATCH <= sum(read) <= 13 * BATCH
     loader.close()
-
-
-class _Counting(BufferPool):
-    """Count how often a block is waited for, and whether it came back."""
-
-    def __init__(self) -> None:
-        super().__init__(4)
-        self.came_back: list[bool] = []
-        self.wait_s = 0.0
-
-    def await_return(self, seconds: float) -> bool:
-        self.came_back.append(super().await_return(max(seconds, self.wait_s)))
-        return self.came_back[-1]
-
-
-@pytest.fixture
-def large(tmp_path: Path) -> Path:
-    """12 rows of 1 MiB."""
-    path = tmp_path / "large.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.arange(12, dtype=np.uint8).repeat(1 << 20).reshape(12, 1 << 20)
-    return path
-
-
-def batches_of(path: Path, rows: list[Any], buffers: BufferPool) -> Generator[Group]:
-    """Batches of a file, in memory of this pool."""
-    batcher = Batcher(dataset_h5(path).reader, workers=1)
-    batcher._inputs = buffers
-    return batcher.groups(rows, Demand())
-
-
-def test_large_batches_take_turns_in_two_buffers(large: Path) -> None:
-    """A consumer that waits, and drops the batch before when the next one comes, has the memory of that one next."""
-    buffers, rows = _Counting(), [np.arange(start, start + 4) for start in (0, 4, 8)]
-    batches = batches_of(large, rows, buffers)
-    held = [next(batches), next(batches)]
-    addresses = [group.x.ctypes.data for group in held]
-    # As a loop does, whose variable names the batch before until it has the next one.
-    dropping = threading.Timer(0.0, held.pop, [0])
-    buffers.wait_s = 10.0
-    dropping.start()
-    third = next(batches)
-    dropping.join()
-    assert third.x.ctypes.data == addresses[0]
-    assert third.x[:, 0].tolist() == [8, 9, 10, 11]
-
-
-def test_who_keeps_batches_is_not_waited_for_again_and_again(large: Path) -> None:
-    """After a few that did not come back, none is waited for."""
-    buffers, rows = _Counting(), [np.arange(start % 8, start % 8 + 4) for start in range(12)]
-    kept = list(batches_of(large, rows, buffers))
-    assert len(kept) == 12
-    assert buffers.came_back == [False] * 3

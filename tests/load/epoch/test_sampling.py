@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
+from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,17 +26,6 @@ def dataset(make_file: Callable[..., Any]) -> Iterator[dataset_h5]:
 
 def visited(loader: Any) -> list[int]:
     return [int(row) for _, index in loader for row in index]
-
-
-def test_weights_are_followed(dataset: dataset_h5) -> None:
-    """Samples come as often as their weights say, and those of no weight not at all."""
-    weights = torch.arange(23) % 3
-    loader = make_loader(dataset, 64, sampler=WeightedRandomSampler(weights.tolist(), 30_000))
-    counts = np.bincount(visited(loader), minlength=23)
-    assert not counts[::3].any()
-    expected = 30_000 * weights.numpy() / float(weights.sum())
-    with np.errstate(invalid="ignore"):
-        assert np.nansum((counts - expected) ** 2 / expected) < 36.1  # chi-square, 14 degrees, once in a thousand
 
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
@@ -89,17 +77,6 @@ def test_rows_are_a_subset(dataset: dataset_h5, make: Any) -> None:
     assert len(shuffled) == 3
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_share_out_what_a_sampler_gives(dataset: dataset_h5, world: int) -> None:
-    """All draw the same, and together visit exactly that."""
-    alone = visited(make_loader(dataset, 4, sampler=WeightedRandomSampler([1.0] * 23, 31), seed=0))
-    together = [
-        visited(make_loader(dataset, 4, sampler=WeightedRandomSampler([1.0] * 23, 31), rank=rank, world_size=world))
-        for rank in range(world)
-    ]
-    assert sorted(row for part in together for row in part) == sorted(alone)
-
-
 def test_a_distributed_sampler_shares_out_by_itself(dataset: dataset_h5) -> None:
     """What it gives is taken as it is, and its epoch is set."""
     parts = []
@@ -139,10 +116,3 @@ def test_what_is_no_sampler_is_refused(dataset: dataset_h5, sampler: Any, messag
     """Each is an OptionError, at the latest where the epoch begins."""
     with pytest.raises(OptionError, match=message):
         iter(make_loader(dataset, 4, sampler=sampler))
-
-
-def test_a_state_of_another_subset_is_refused(dataset: dataset_h5) -> None:
-    """A place in other samples is none here."""
-    saved, resumed = (make_loader(dataset, 4, sampler=rows, shuffle=True) for rows in ([1, 2], [1, 2, 3]))
-    with pytest.raises(OptionError, match="sampled"):
-        resumed.load_state_dict(saved.state_dict())

@@ -10,10 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from colabstage import stage_dataset
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.frameworks.arrays import to_keras
-from colabstage.load.frameworks.tensorflow import to_tf_data
+from colabstage import dataset_h5, stage_dataset, to_keras, to_tf_data
 from colabstage.load.partial import PartialPack
 from colabstage.trees.folder import FolderTree
 from tests.load.frameworks.keras_child import constant_model, recorder

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
+from colabstage import to_keras
 from colabstage.errors import OptionError
-from colabstage.load.frameworks.arrays import to_keras
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from colabstage.load.frameworks.tensorflow import to_tf_data
+from colabstage import to_tf_data
 
 BATCH, SEED = 5, 3
 

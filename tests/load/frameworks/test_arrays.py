@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -152,16 +151,6 @@ def test_a_batch_is_the_callers_own(tmp_path: Path) -> None:
             np.testing.assert_allclose(x * (255 if dtype else 1), values[y], atol=1e-3)
 
 
-def test_memory_of_batches_that_a_framework_holds_is_used_again(tmp_path: Path) -> None:
-    """Those kept ahead, one with the consumer, one in the making, and three that TensorFlow has: none is unmapped."""
-    with h5py.File(tmp_path / "rows.h5", "w") as file:
-        file["X_train"], file["Y_train"] = np.zeros((64, 64, 64, 3), np.uint8), np.arange(64)
-    batches = batches_of(tmp_path / "rows.h5", batch_size=8, prefetch_factor=2)
-    held = [batches.read(0, number) for number in range(7)]
-    del held
-    assert batches._batcher._inputs.idle == 7
-
-
 def test_one_hot_of_labels_and_masks() -> None:
     """A number a class along the last axis; pixels of no class are in none; labels of shape (1, 1) are labels."""
     labels = one_hot(np.array([2, 0, -1]), 3)
@@ -260,16 +249,6 @@ def test_encoded_images_are_decoded(make_encoded: Callable[..., Path], size: tup
     batches = batches_of(path, shuffle=False)
     expected = SplitReader(path).read_x(range(5))
     np.testing.assert_array_equal(batches.read(0, 0)[0], np.asarray(expected))
-
-
-def test_batches_pickle(make_file: Callable[..., Any]) -> None:
-    """A copy reads the same."""
-    batches = batches_of(make_file("pack", 23).path, dtype="float32")
-    batches.read(0, 0)
-    copied = pickle.loads(pickle.dumps(batches))
-    for (x, y), (other_x, other_y) in zip(epoch_of(batches, 4), epoch_of(copied, 4), strict=True):
-        np.testing.assert_array_equal(x, other_x)
-        np.testing.assert_array_equal(y, other_y)
 
 
 @pytest.mark.parametrize(

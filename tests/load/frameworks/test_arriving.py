@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage import stage_dataset
+from colabstage import dataset_h5, make_loader, stage_dataset
 from colabstage.h5.manifest import Manifest, write_manifest
 from colabstage.io.files import block_ranges, hash_ranges
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from tests.load.frameworks.arriving_child import BATCH, FIRST, FIRST_OF_KERAS, SEED, SMALL
 from tests.load.frameworks.test_keras import running_means

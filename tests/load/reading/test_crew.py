@@ -21,19 +21,6 @@ def test_every_number_is_worked_once(threads: int, count: int) -> None:
     assert sorted(done) == list(range(count))
 
 
-def test_the_parts_run_at_once() -> None:
-    """Parts wait for each other here, which only works when each has its own thread."""
-    meeting, met = threading.Barrier(3), set[int]()
-
-    def work(start: int, stop: int) -> None:
-        meeting.wait(timeout=30)
-        met.update(range(start, stop))
-
-    with ThreadPool(3) as pool:
-        pool.share(3, work)
-    assert met == {0, 1, 2}
-
-
 @pytest.mark.parametrize("failing", [0, 2])
 def test_an_error_comes_out_after_the_parts_under_way_have_ended(failing: int) -> None:
     """Whichever part fails, the caller gets its error, nothing runs on behind it, and no more is begun."""
@@ -54,30 +41,6 @@ def test_an_error_comes_out_after_the_parts_under_way_have_ended(failing: int) -
     assert len(begun) < 12
 
 
-def test_a_thread_that_is_late_gets_less_to_do() -> None:
-    """While one thread is busy with a part, the others take all the rest."""
-    done: dict[str, int] = {}
-
-    def work(start: int, stop: int) -> None:
-        name = threading.current_thread().name
-        if start == 0:
-            threading.Event().wait(0.3)
-        done[name] = done.get(name, 0) + stop - start
-
-    with ThreadPool(2) as pool:
-        pool.share(80, work)
-    assert sorted(done.values()) == [20, 60]
-
-
-@pytest.mark.parametrize(("threads", "count"), [(1, 5), (3, 20), (4, 2), (2, 0)])
-def test_each_is_done_once(threads: int, count: int) -> None:
-    """By however many threads, also where there are more of these than things to do."""
-    done: list[int] = []
-    with ThreadPool(threads) as pool:
-        pool.each(count, done.append)
-    assert sorted(done) == list(range(count))
-
-
 def test_of_each_nothing_begins_after_an_error() -> None:
     """The error comes to the caller, once what had begun has ended."""
     begun: list[int] = []
@@ -92,15 +55,6 @@ def test_of_each_nothing_begins_after_an_error() -> None:
     with ThreadPool(2) as pool, pytest.raises(KeyError, match="broken"):
         pool.each(1000, work)
     assert len(begun) < 10
-
-
-def test_closing_ends_the_threads() -> None:
-    """After close, twice, no thread of the pool is left."""
-    pool = ThreadPool(4)
-    pool.share(4, lambda start, stop: None)
-    pool.close()
-    pool.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("colabstage-pool")]
 
 
 def names_of_parts(*, urgent: list[bool]) -> tuple[list[tuple[int, int]], set[str]]:
@@ -142,19 +96,6 @@ def test_a_patient_share_is_the_callers_alone_as_long_as_nobody_waits(
 ) -> None:
     """Every number is worked once; the other thread joins in the middle when the result is urgent."""
     assert names_of_parts(urgent=urgent) == (parts, threads)
-
-
-def test_without_a_demand_a_patient_share_is_everybodys() -> None:
-    """Whoever says nothing waits: parts wait for each other here."""
-    meeting, met = threading.Barrier(2), set[int]()
-
-    def work(start: int, stop: int) -> None:
-        meeting.wait(timeout=30)
-        met.update(range(start, stop))
-
-    with ThreadPool(2) as pool:
-        pool.share(2, work, alone=1)
-    assert met == {0, 1}
 
 
 def test_a_patient_share_stops_when_nobody_wants_it() -> None:

@@ -116,7 +116,7 @@ class Bookkeeping(RuleBasedStateMachine):
 
 
 TestBookkeeping = Bookkeeping.TestCase
-TestBookkeeping.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestBookkeeping.settings = settings(stateful_step_count=50, deadline=None)
 
 
 def memory_for(count: int) -> KeptImages:

@@ -102,7 +102,7 @@ def each_engine(path: Path) -> Iterator[SplitReader]:
     shape=st.sampled_from([(), (4,), (3, 5)]),
     missing=st.booleans(),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_linked_datasets_equal_h5py_or_are_refused(
     storages: tuple[str, str], links: tuple[str, str], shape: tuple[int, ...], *, missing: bool
 ) -> None:

@@ -9,7 +9,6 @@ import pickle
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,22 +116,6 @@ def test_threads_share_a_large_batch(tmp_path: Path) -> None:
         np.testing.assert_array_equal(SplitReader(tmp_path / "large.h5").read_x(rows, pool=pool), values[rows])
 
 
-@pytest.mark.parametrize("kind", ["pack", "gzip"])
-def test_one_reader_in_many_threads(make_file: Callable[..., Any], kind: str) -> None:
-    """A reader may be used, and closed, from several threads at once."""
-    sample = make_file(kind, 23)
-    reader = SplitReader(sample.path)
-
-    def work(seed: int) -> bool:
-        rows = np.random.default_rng(seed).integers(0, 23, 16)
-        if seed % 10 == 0:
-            reader.close()
-        return bool((reader.read_x(rows) == sample.x[rows]).all())
-
-    with ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(work, range(120)))
-
-
 def test_keys_name_the_source_of_each_row(make_file: Callable[..., Any]) -> None:
     """The source keys come back as str, all or chosen ones."""
     reader = SplitReader(make_file("pack", 23).path)
@@ -216,9 +199,10 @@ def sum_in_child(reader: SplitReader, rows: list[int]) -> int:
     return int(np.asarray(reader.read_x(rows)).sum())
 
 
-@pytest.mark.parametrize("kind", ["pack", "gzip"])
-@pytest.mark.parametrize("in_memory", [False, True])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("kind", "in_memory", "method"),
+    [("pack", False, "fork"), ("gzip", False, "fork"), ("gzip", True, "fork"), ("pack", False, "spawn")],
+)
 def test_used_reader_works_in_child_processes(
     make_file: Callable[..., Any], kind: str, in_memory: bool, method: str
 ) -> None:
@@ -280,13 +264,6 @@ def test_broken_encoded_row_is_named(make_encoded: Callable[..., Path], size: tu
     path = make_encoded(5, size=size, broken=2)
     with pytest.raises(DecodeError, match=re.escape(f"Row 2 of X_train in '{path}'")):
         SplitReader(path).read_x([1, 2])
-
-
-def test_memory_of_encoded_rows_is_estimated_from_their_headers(make_encoded: Callable[..., Path]) -> None:
-    """The estimate is the mean of the images as decoded, not of their files."""
-    assert SplitReader(make_encoded(5)).estimate_row_bytes() == pytest.approx(10 * 20 * 3, rel=0.1)
-    assert SplitReader(make_encoded(5, size=(6, 7))).estimate_row_bytes() == 6 * 7 * 3
-    assert SplitReader(make_encoded(0)).estimate_row_bytes() == 0
 
 
 def test_offsets_that_make_no_sense_are_refused(make_encoded: Callable[..., Path]) -> None:

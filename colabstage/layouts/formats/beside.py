@@ -1,0 +1,490 @@
+"""Boxes in a file beside each image: KITTI's, Pascal VOC's, and YOLO's."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from colabstage.errors import LayoutError
+from colabstage.io.units import counted, listed
+from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, records_beside, side_of
+from colabstage.layouts.class_lists import ClassList, read_class_list
+from colabstage.layouts.columns import show
+from colabstage.layouts.evidence import left_out_notes
+from colabstage.layouts.faults import broken
+from colabstage.layouts.lookup import Lookup
+from colabstage.layouts.reading import decode_text
+from colabstage.layouts.words import IMAGES, SPLITS, folder_of, normal, split_of_path, stem_of
+from colabstage.layouts.xml import parse_xml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from xml.etree.ElementTree import Element
+
+    from colabstage.layouts.evidence import Evidence
+    from colabstage.layouts.reading import Source
+    from colabstage.trees.listing import FileEntries, FileEntry
+
+# Of so many files the content is looked at before all are parsed, because other tools write such files too.
+_SNIFFED = 8
+
+
+def _stem(name: str) -> str:
+    """Return a path without its extension, in normal form."""
+    return posixpath.splitext(normal(name))[0]
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not empty, with their numbers."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield number, line.strip()
+
+
+# --- KITTI: image_2/000000.png with label_2/000000.txt, one object in a line of fifteen columns -----------------------
+
+# The order of KITTI's readme; other types follow by name. Unlabelled regions come last.
+_TYPES = ("Car", "Van", "Truck", "Pedestrian", "Person_sitting", "Cyclist", "Tram", "Misc")
+_DONT_CARE = "DontCare"
+_OF_KITTI = (
+    BoxColumn("truncated", np.float32), BoxColumn("occluded", np.int64), BoxColumn("alpha", np.float32),
+    BoxColumn("dimensions", np.float32, 3), BoxColumn("location", np.float32, 3), BoxColumn("rotation_y", np.float32),
+)  # fmt: skip
+
+
+def kitti_state(source: Source) -> Evidence:
+    """Read images in the form of KITTI's object benchmark, including a folder `testing` without labels.
+
+    Boxes are left, top, right, bottom as written, in pixels. Columns: truncated, occluded, alpha, dimensions (height,
+    width, length in metres), location (x, y, z in metres), rotation_y. `DontCare` regions are the last class.
+    """
+    texts = source.ending_in((".txt",)).where(lambda name: name.endswith(".txt") and folder_of(name) == "label_2")
+    labels = {_stem(entry.name): entry for entry in texts}
+    # image_3 is from the right camera, for which the boxes are not valid.
+    images = source.ending_in(IMAGES if labels else ()).where(lambda name: folder_of(name) == "image_2")
+    files = [labels.get(re.sub(r"image_2(/[^/]*)$", r"label_2\1", _stem(name))) for name in images.names]
+    if not any(files):
+        msg = f"'{source.label}' has no folder label_2 with a text for each image in a folder image_2 beside it."
+        raise LayoutError(msg)
+    placed, notes = records_beside(source, images, files, parse_kitti, "file in label_2")
+    # In the order of KITTI's list, as other programs number them.
+    order = {kind: number for number, kind in enumerate(_TYPES)} | {_DONT_CARE: len(_TYPES) + 1}
+    found = {kind for one in placed for kind, _ in one.record.shapes}
+    classes = sorted(found, key=lambda kind: (order.get(kind, len(_TYPES)), kind))
+    if classes[-1:] == [_DONT_CARE]:
+        notes.append(f"The last class, {len(classes) - 1}, is '{_DONT_CARE}': regions to leave out of a loss.")
+    used = [file.name for file in files if file is not None]
+    return boxes_state(source, "KITTI's files", placed, classes, columns=_OF_KITTI, notes=notes, used=used)
+
+
+def parse_kitti(name: str, content: bytes) -> Record:
+    """Return the type of each object, its box and the further columns."""
+    shapes = []
+    for number, line in _lines(decode_text(content)):
+        kind, *words = line.split()
+        try:
+            values = [float(word) for word in words]
+        except ValueError:
+            values = []
+        # A sixteenth value is the score, which only results have. What is occluded is a small whole number.
+        if len(values) not in (14, 15) or not all(map(math.isfinite, values)) or abs(values[1]) > 1e9:
+            what = f"{line[:120]!r} is not a KITTI object"
+            raise broken(name, what, "its type and fourteen numbers", line=number)
+        shapes.append((kind, [*values[3:7], *values[:3], *values[7:14]]))
+    return Record("", shapes)
+
+
+# --- Pascal VOC: JPEGImages/a.jpg with Annotations/a.xml, and lists of splits in ImageSets/Main -----------------------
+
+_LISTS = "ImageSets/Main"
+# The poses in the order of their numbers; the first is for a missing or unknown one.
+POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
+_OF_VOC = (BoxColumn("difficult", np.uint8), BoxColumn("truncated", np.uint8), BoxColumn("pose", np.int64))
+# If several lists name an image, the first counts; trainval only matters without lists of its parts.
+_LIST_ORDER = tuple(dict.fromkeys(("train", "val", "test", "trainval", *SPLITS)))
+# Not CVAT's <annotations>, which one of its files may have beside an image of its name.
+_IS_VOC = re.compile(r"<annotation[\s>]")
+_FLAGS = {"": 0, "unspecified": 0, "unknown": 0, "false": 0, "no": 0, "true": 1, "yes": 1}
+# Folders that only describe their content, in any spelling: images/train/a.jpg belongs to annotations/train/a.xml.
+_ROLES = frozenset(
+    ("annotations", "annotation", "annots", "annot", "xmls", "xml", "labels", "label", "images", "image", "imgs", "img",
+     "jpegimages", "photos", "pictures")
+)  # fmt: skip
+
+
+def voc_state(source: Source) -> Evidence:
+    """Read images with one XML file of Pascal VOC's form each, in `Annotations` or beside it.
+
+    VOC counts pixels from 1 and its last one is part of the box; here boxes are x0 = xmin - 1, y0 = ymin - 1,
+    x1 = xmax, y1 = ymax, so that x1 - x0 is the width. Columns: difficult, truncated (0 or 1), pose (number of
+    `POSES`). Splits come from ImageSets/Main, otherwise from folders; with lists, unlisted images are left out.
+    """
+    annotations = source.ending_in((".xml",))
+    images = source.ending_in(IMAGES if annotations else ())
+    # Masks are in SegmentationClass and SegmentationObject by the same stems.
+    images = images.where(lambda name: not folder_of(name).startswith("Segmentation"))
+    labels, twice = _xml_of(images, annotations)
+    some = list(labels.values())[:_SNIFFED]
+    if not any(map(_IS_VOC.search, source.texts(some).values())):
+        msg = (
+            f"'{source.label}' has no XML file of Pascal VOC's form with the name of an image, beside it or elsewhere."
+        )
+        raise LayoutError(msg)
+    if twice:
+        raise broken(twice[0], f"it may be of the image '{twice[1]}', as '{twice[2]}' may", "one file for each image")
+    lists, split_of = _read_lists(source)
+    # Without lists, images without a file count only in folders where others have one.
+    folders = set(map(posixpath.dirname, labels))
+    chosen = images.where(lambda name: _listed_as(name) in split_of if split_of else posixpath.dirname(name) in folders)
+    if not chosen:
+        raise broken(source.label, f"the lists in {_LISTS} name none of its images")
+    files = [labels.get(name) for name in chosen.names]
+    placed, notes = records_beside(source, chosen, files, parse_voc, "XML file")
+    if split_of:
+        placed = [one._replace(split=split_of[_listed_as(one.file.name)]) for one in placed]
+    # Files that were numbered again keep the old name inside, so their own names count.
+    bases = set(map(_base, chosen.names))
+    others = [file.name for file, record, _ in placed if record.image in bases and record.image != _base(file.name)]
+    if others:
+        notes.append(
+            f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
+            f"'{others[0]}'): the file of an image is the one of its name."
+        )
+    # With lists, unlisted images were left out on purpose; a note still counts them.
+    unlisted = len(labels.keys() - set(chosen.names))
+    notes += left_out_notes((unlisted, "images", f"with boxes that no list in {_LISTS} names"))
+    # The files have only class names; sorted, so that all machines number them alike.
+    classes = sorted({kind for one in placed for kind, _ in one.record.shapes})
+    used = [*(file.name for file in files if file is not None), *lists]
+    return boxes_state(source, "Pascal VOC's files", placed, classes, columns=_OF_VOC, notes=notes, used=used)
+
+
+def _base(name: str) -> str:
+    return normal(posixpath.basename(name))
+
+
+def _place(name: str) -> tuple[str, ...]:
+    """Return the folders that tell a file from others, and its stem."""
+    *folders, stem = _stem(name).split("/")
+    return (*(folder for folder in folders if folder.lower() not in _ROLES), stem)
+
+
+def _xml_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str, FileEntry], tuple[str, ...]]:
+    """Return the file of each image: in the same folders, apart from those that only describe their content; otherwise
+    the nearest above that is of one image alone (crazing/1.jpg, annotations/1.xml). And two that may be of one image,
+    as the one, the image and the other."""
+    by_place: dict[tuple[str, ...], list[FileEntry]] = defaultdict(list)
+    for file in annotations:
+        by_place[_place(file.name)].append(file)
+    found: dict[str, FileEntry] = {}
+    above: dict[str, list[tuple[str, FileEntry]]] = defaultdict(list)
+    twice: tuple[str, ...] = ()
+    for image in images.names:
+        *folders, stem = _place(image)
+        depths = range(len(folders), -1, -1)
+        depth = next((depth for depth in depths if (*folders[:depth], stem) in by_place), None)
+        if depth is None:
+            continue
+        file, *more = by_place[*folders[:depth], stem]
+        twice = (file.name, image, more[0].name) if more and not twice else twice
+        if depth == len(folders):
+            found[image] = file
+        else:
+            above[file.name].append((image, file))
+    taken = {file.name for file in found.values()}
+    # Two images of one name in two folders: nothing says whose file it is.
+    alone = dict(pairs[0] for name, pairs in above.items() if len(pairs) == 1 and name not in taken)
+    return found | alone, twice
+
+
+def _listed_as(image: str) -> tuple[str, str]:
+    """Return the dataset's folder and the stem of an image in JPEGImages."""
+    folder, stem = posixpath.split(_stem(image))
+    return posixpath.dirname(folder), stem
+
+
+def _read_lists(source: Source) -> tuple[list[str], dict[tuple[str, str], str]]:
+    """Return the lists, and the split of every listed image, by the dataset's folder and the image's stem."""
+    texts = source.ending_in((".txt",)).where(
+        lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{_LISTS}") and stem_of(name).lower() in _LIST_ORDER
+    )
+    order = sorted(texts, key=lambda entry: (_LIST_ORDER.index(stem_of(entry.name).lower()), entry.name))
+    found: dict[tuple[str, str], str] = {}
+    for name, text in source.texts(order).items():
+        root = normal(posixpath.dirname(name).removesuffix(_LISTS).rstrip("/"))
+        split = SPLITS.get(stem_of(name).lower(), "train")
+        for stem in (line.split()[0] for line in text.splitlines() if line.strip()):
+            # An image in several lists belongs to the first: trainval repeats train and val.
+            found.setdefault((root, normal(stem)), split)
+    return [entry.name for entry in order], found
+
+
+def parse_voc(name: str, content: bytes) -> Record:
+    """Return the objects of one file, the size of its image, and what it calls the image."""
+    shapes: list[tuple[str, Sequence[float]]] = []
+    size, image = (0, 0), ""
+
+    def take(element: Element) -> None:
+        nonlocal size, image
+        # Parts of an object (a person's head) are nested objects, not boxes of the image.
+        if element.tag == "object":
+            shapes.append(_object(element))
+        elif element.tag == "size":
+            size = _size(element)
+        elif element.tag == "filename":
+            image = _base((element.text or "").strip().replace("\\", "/"))
+
+    parse_xml(name, content, "annotation", take)
+    return Record(image, shapes, size)
+
+
+def _text(element: Element, path: str) -> str:
+    return (element.findtext(path) or "").strip()
+
+
+def _object(element: Element) -> tuple[str, Sequence[float]]:
+    name, pose = _text(element, "name"), _text(element, "pose").capitalize()
+    try:
+        x0, y0, x1, y1 = (float(_text(element, f"bndbox/{edge}")) for edge in ("xmin", "ymin", "xmax", "ymax"))
+        flags = [_flag(_text(element, flag).lower()) for flag in ("difficult", "truncated")]
+    except ValueError as error:
+        msg = f"an object has no readable bndbox or flags ({show(error)})"
+        raise ValueError(msg) from error
+    if not name or not all(map(math.isfinite, (x0, y0, x1, y1))):
+        msg = "an object has no name" if not name else "an edge of an object's bndbox is not a number"
+        raise ValueError(msg)
+    # Tools that count from 0 write 0 here, and also mean the first pixel.
+    return name, (max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, POSES.index(pose) if pose in POSES else 0)
+
+
+def _flag(text: str) -> int:
+    number = _FLAGS[text] if text in _FLAGS else int(text[:20])
+    if not 0 <= number <= 255:
+        msg = f"a flag of {show(text)}"
+        raise ValueError(msg)
+    return number
+
+
+def _size(element: Element) -> tuple[int, int]:
+    texts = [_text(element, side) for side in ("height", "width")]
+    try:
+        for text in texts:
+            float(text or 0)
+    except ValueError as error:
+        msg = f"the image's size is not a number of pixels ({show(' x '.join(texts))})"
+        raise ValueError(msg) from error
+    # Some tools write zeros for a size that they do not know.
+    height, width = map(side_of, texts)
+    return (height, width) if height and width else (0, 0)
+
+
+# --- YOLO: images/a.jpg with labels/a.txt, or a.txt beside it, a class and a box in each line -------------------------
+
+_LIST_ENDS = (".txt", ".lst")
+_LISTS_OF_SPLITS = {"train.txt": "train", "val.txt": "val", "valid.txt": "valid", "test.txt": "test"}
+# Tools write 1.0000001 for the edge; more than this is another unit.
+_SLACK = 0.01
+# With fewer lines than this, agreement may be chance.
+_FEW_POSES = 4
+# Class numbers beyond this are no indices.
+_MOST_CLASSES = 1_000_000
+_LONGEST_NUMBER = 64
+
+
+def yolo_state(source: Source) -> Evidence:
+    """Read images with text files of YOLO's form, in folders `labels` beside `images`, or beside the images.
+
+    Boxes are x0, y0, x1, y1 as fractions of width and height; a polygon becomes the box around it. An empty file means
+    no boxes, and so does a missing one, with a note. Names of classes come from data.yaml, classes.txt or obj.names;
+    splits from data.yaml, lists or folders.
+    """
+    # By exact names, because thousands of labels are looked up, with the case of the images' names.
+    texts = {normal(entry.name): entry for entry in source.ending_in((".txt",)) if entry.name.endswith(".txt")}
+    images = source.ending_in(IMAGES if texts else ())
+    files = [_label_file_of(name, texts) for name in images.names]
+    there = [file for file in files if file is not None]
+    lists, classes = read_class_list(source) if there else ([], ClassList(()))
+    folders_of = zip(map(posixpath.dirname, images.names), files, strict=True)
+    beside = any(file is not None and folder == posixpath.dirname(file.name) for folder, file in folders_of)
+    if not there or (beside and not classes.names):
+        msg = (
+            f"'{source.label}' has no text file for any image, neither in a folder labels beside one called "
+            "images, nor beside the images with a classes.txt."
+        )
+        raise LayoutError(msg)
+    # Rows of numbers where YOLO has its boxes are meant to be boxes; captions and labels of other tools are not.
+    some = [file for file in there if file.size][:_SNIFFED]
+    if some and not any(map(_has_numbers, source.texts(some).values())):
+        msg = f"The text files of the images in '{source.label}' (first '{some[0].name}') have no lines of YOLO's form."
+        raise LayoutError(msg)
+    # How many numbers of a pose follow the box in each line.
+    pose = classes.keypoints[0] * classes.keypoints[1]
+    rows: dict[str, list[list[float]]] = {}
+
+    def parse(name: str, content: bytes) -> Record:
+        found = rows[name] = parse_yolo(name, content, pose=pose)
+        return Record("", [(int(row[0]), _corners(row[1:])) for row in found])
+
+    placed, notes = records_beside(source, images, files, parse, "label file")
+    every = [row for found in rows.values() for row in found]
+    splits, more = _stated_splits(images, classes)
+    if splits:
+        placed = [one._replace(split=split) for one, split in zip(placed, splits, strict=True)]
+    notes += more
+    if pose:
+        notes.append(f"Of each box {counted(classes.keypoints[0], 'keypoints', 'were')} left out.")
+    elif why := _may_be_poses(every):
+        raise broken(there[0].name, f"its lines and all others have {why}")
+    polygons = [row for row in every if len(row) > 5]
+    if polygons:
+        # Oriented boxes look like polygons of four points; a note says that their angle is lost.
+        four = all(len(row) == 9 for row in polygons)
+        what = "outlines of four points, as oriented boxes have," if four else "polygons"
+        notes.append(f"Boxes around {what} are kept without these: {len(polygons):,}.")
+    names = _names(classes, rows)
+    return boxes_state(
+        source,
+        "YOLO's files",
+        placed,
+        range(len(names)),
+        names=names,
+        relative=True,
+        notes=notes,
+        used=[*rows, *lists],
+        stated=_stated_lists(source, classes),
+    )
+
+
+def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
+    """Return the label file that Ultralytics would use: with the last folder `images` of the path replaced by `labels`;
+    or the one beside the image."""
+    stem = _stem(image)
+    head, found, tail = f"/{stem}".rpartition("/images/")
+    moved = f"{head}/labels/{tail}.txt".lstrip("/") if found else ""
+    return texts.get(moved) or texts.get(f"{stem}.txt")
+
+
+def _names(classes: ClassList, rows: dict[str, list[list[float]]]) -> Sequence[str]:
+    """Return the names of the classes; without a list of them, as many numbers as the highest one needs."""
+    highest = {name: max((int(row[0]) for row in found), default=-1) for name, found in rows.items()}
+    count = 1 + max(highest.values(), default=-1)
+    names = classes.names or [str(number) for number in range(count)]
+    # Too few names are from another dataset, or an older state of this one.
+    if count > len(names):
+        file = next(name for name, number in highest.items() if number >= len(names))
+        box = 1 + next(place for place, row in enumerate(rows[file]) if row[0] >= len(names))
+        raise broken(file, f"box {box}: there is no class {count - 1}; {len(names)} are named ({show(names[0])}, …)")
+    return names
+
+
+def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], list[str]]:
+    """Return the split of each image by the folders that data.yaml names, nothing where it names none; and notes."""
+    folders, of_files = images.folders
+    # Folders that are called after splits keep these names.
+    if all(split_of_path(f"{folder}/") for folder in folders):
+        return [], []
+    # By parts from the end: `../train/images` is relative to where the file was written.
+    found: dict[int, set[str]] = {}
+    for split, path in ((split, path) for split, paths in classes.splits.items() for path in paths):
+        parts = [part for part in normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
+        if not parts or path.lower().endswith(_LIST_ENDS):
+            continue
+        for number, folder in enumerate(folders):
+            if f"/{'/'.join(parts)}/" in f"/{normal(folder)}/":
+                found.setdefault(number, set()).add(split)
+    # Folders of two splits, as coco128's train and val are, say nothing.
+    stated = {number: next(iter(splits)) for number, splits in found.items() if len(splits) == 1}
+    splits = sorted(set(stated.values()))
+    if len(stated) < len(folders) or len(splits) < 2:
+        return [], []
+    return [stated[number] for number in of_files.tolist()], [
+        f"Splits are those that data.yaml names: {listed(splits)}."
+    ]
+
+
+def _stated_lists(source: Source, classes: ClassList) -> dict[str, str]:
+    """Return the lists of images that data.yaml or obj.data name, with their splits; or all that are called so."""
+    texts = source.ending_in(_LIST_ENDS)
+    lookup = Lookup(texts.names)
+    named = [(lookup.find(path), split) for split, paths in classes.splits.items() for path in paths
+             if path.lower().endswith(_LIST_ENDS)]  # fmt: skip
+    found = {texts.names[number]: split for number, split in named if number is not None}
+    bases = {name: posixpath.basename(name).lower() for name in texts.names}
+    return found or {name: _LISTS_OF_SPLITS[base] for name, base in bases.items() if base in _LISTS_OF_SPLITS}
+
+
+def _may_be_poses(rows: Sequence[Sequence[float]]) -> str:
+    """Return why lines may be poses as well as polygons, as long as nothing says which: all are as long, and the first
+    four numbers are a box that holds all points, or every third number may say whether a point is visible."""
+    lengths = {len(row) for row in rows}
+    if len(rows) < _FEW_POSES or len(lengths) > 1 or lengths == {5}:
+        return ""
+    count = lengths.pop()
+    has_visible = (count - 5) % 3 == 0 and all(value in (0, 1, 2) for row in rows for value in row[7::3])
+    if not has_visible and not (count > 10 and all(map(_holds_points, rows))):
+        return ""
+    shape = [(count - 5) // 3, 3] if has_visible else [(count - 5) // 2, 2]
+    return f"{count} numbers: polygons, or boxes with keypoints inside. For poses, say kpt_shape: {shape} in data.yaml."
+
+
+def _holds_points(row: Sequence[float]) -> bool:
+    """Tell whether the first four numbers are a box that contains the following points; points at 0, 0 are hidden."""
+    x0, y0, x1, y1 = _corners(row[1:5])
+    points = [(x, y) for x, y in zip(row[5::2], row[6::2], strict=True) if (x, y) != (0, 0)]
+    return all(x0 - _SLACK <= x <= x1 + _SLACK and y0 - _SLACK <= y <= y1 + _SLACK for x, y in points)
+
+
+def _has_numbers(text: str) -> bool:
+    """Tell whether a line has as many numbers as a box, behind a class that may be a word."""
+    lines = (line.replace(",", " ") for _, line in _lines(text))
+    return any(len(_numbers(line) or _numbers(line.partition(" ")[2])) >= 4 for line in lines)
+
+
+def _numbers(line: str) -> list[float]:
+    """Return the words of a line as numbers; nothing if one is not a number, or so long that nobody wrote it."""
+    # One or the other separates them: in a line that has both, commas may be those of decimals.
+    words = [word.strip() for word in (line.split(",") if "," in line else line.split())]
+    try:
+        return [float(word) for word in words] if all(len(word) <= _LONGEST_NUMBER for word in words) else []
+    except ValueError:
+        return []
+
+
+def parse_yolo(name: str, content: bytes, *, pose: int = 0) -> list[list[float]]:
+    """Return the class and the numbers of each line: a box by its centre and size, or the points of a polygon."""
+    rows = []
+    for number, line in _lines(decode_text(content)):
+        values = _numbers(line)
+        if pose:
+            # Keypoints are left out, and the box is before them.
+            values = values[:5] if len(values) in (5, 5 + pose) else []
+        if not _is_box(values):
+            shape = f"{pose} further ones as kpt_shape says" if pose else "or a polygon of at least three points"
+            expected = (
+                "a class, from 0, and four numbers from 0 to 1, cxcywh in parts of the image's width and height, "
+                f"{shape}; for poses kpt_shape in data.yaml"
+            )
+            raise broken(name, f"{line[:120]!r} is not a YOLO box", expected, line=number)
+        rows.append(values)
+    return rows
+
+
+def _is_box(values: Sequence[float]) -> bool:
+    if len(values) != 5 and not (len(values) >= 7 and len(values) % 2):
+        return False
+    # Pixels instead of fractions are another format, and would give boxes far outside the image.
+    inside = all(-_SLACK <= value <= 1 + _SLACK for value in values[1:])
+    return inside and 0 <= values[0] < _MOST_CLASSES and values[0] == int(values[0])
+
+
+def _corners(values: Sequence[float]) -> tuple[float, float, float, float]:
+    if len(values) > 4:
+        xs, ys = values[::2], values[1::2]
+        return min(xs), min(ys), max(xs), max(ys)
+    x, y, width, height = values
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2

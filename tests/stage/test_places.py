@@ -1,0 +1,180 @@
+"""A place for packs and checkpoints, a folder or a bucket: what is there is whole or not ours, whatever happened."""
+
+from __future__ import annotations
+
+import json
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import xxhash
+
+from colabstage.errors import TargetExistsError
+from colabstage.stage.places import BucketPlace, FolderPlace
+from colabstage.stage.publish import publish
+from tests.stage.conftest import OneStep
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from colabstage.stage.places import Place
+    from tests.sources.servers import BucketService
+
+pytestmark = pytest.mark.usefixtures("moto_server")
+
+OLD, NEW = b"old" * 1000, b"new" * 1000
+NAME = "model.pt"
+
+
+class Quiet(OneStep):
+    """Shows nothing."""
+
+    def advance(self, amount: int = 1) -> None:
+        pass
+
+
+def manifest(content: bytes) -> bytes:
+    """The manifest of some content of one block, without a time, so that only hashes prove it."""
+    said = {"block_bytes": 8 << 20, "hashes": [xxhash.xxh3_64_hexdigest(content)], "size": len(content), "version": 1}
+    rest = {"identity": {}, "key": "", "samples": {}, "skipped": [], "written_by": ""}
+    return (json.dumps({**said, **rest}, indent=1, sort_keys=True) + "\n").encode()
+
+
+class Kept:
+    """A place, and what is in it."""
+
+    def __init__(self, place: Place, folder: Path, service: BucketService | None) -> None:
+        self.place, self.folder, self.service = place, folder, service
+        self.mine = folder.parent / NAME
+
+    def publish(self, content: bytes = NEW) -> Any:
+        self.mine.write_bytes(content)
+        return publish(self.place, self.mine, NAME, progress=Quiet())
+
+    def write(self, name: str, content: bytes) -> None:
+        if self.service is None:
+            self.folder.mkdir(exist_ok=True)
+            (self.folder / name).write_bytes(content)
+        else:
+            self.service.put(f"kept/{name}", content)
+
+    def read(self) -> dict[str, bytes]:
+        if self.service is None:
+            return {path.name: path.read_bytes() for path in self.folder.glob("*")}
+        found = self.service.backend.buckets[self.service.bucket].keys
+        return {key.removeprefix("kept/"): one.value for key, one in found.items()}
+
+    def versions(self) -> dict[str, bytes]:
+        """What has a manifest that agrees with it; there must be nothing else."""
+        found = self.read()
+        files = {name: content for name, content in found.items() if f"{name}.json" in found}
+        assert set(found) == {f"{name}{end}" for name in files for end in ("", ".json")}
+        for name, content in files.items():
+            assert json.loads(found[f"{name}.json"])["hashes"] == [xxhash.xxh3_64_hexdigest(content)]
+        return files
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    if request.param == "folder":
+        return Kept(FolderPlace(tmp_path / "kept"), tmp_path / "kept", None)
+    service: BucketService = request.getfixturevalue("s3")
+    source: Any = SimpleNamespace(url=f"s3://{service.bucket}/kept", label="the bucket")
+    return Kept(BucketPlace(source), tmp_path / "kept", service)
+
+
+def test_a_version_replaces_ours(kept: Kept) -> None:
+    for content in (b"first" * 1000, OLD, NEW):
+        assert kept.publish(content).kept_bytes == 0
+    previous = {f"{NAME}.previous": OLD} if kept.place.keeps_previous else {}
+    assert kept.versions() == {NAME: NEW, **previous}
+    assert kept.publish(NEW).kept_bytes == len(NEW)
+    assert kept.versions() == {NAME: NEW, **previous}
+    (found,) = kept.place.look([NAME])
+    assert found is not None
+    assert (found.is_whole, found.name, found.nbytes) == (True, NAME, len(NEW))
+    assert kept.place.discard(NAME)
+    assert kept.place.look([NAME]) == [None]
+
+
+# What is there before, made of the manifests of the two versions and of other bytes: after a kill at some moment, from
+# an earlier release, or because a copy has lost its times.
+def states() -> dict[str, dict[str, bytes]]:
+    old, new = manifest(OLD), manifest(NEW)
+    return {
+        "an older version without its time": {NAME: OLD, f"{NAME}.json": old},
+        "the note alone": {f"{NAME}.unfinished": new},
+        "the beginning of a note": {f"{NAME}.unfinished": new[:20]},
+        "a note beside the old version": {NAME: OLD, f"{NAME}.json": old, f"{NAME}.unfinished": new},
+        "the manifest alone": {f"{NAME}.json": old},
+        "the file and its note": {NAME: NEW, f"{NAME}.unfinished": new},
+        "another file and its note": {NAME: OLD, f"{NAME}.unfinished": old},
+        "the same bytes without anything": {NAME: NEW},
+        "the previous version alone": {f"{NAME}.previous": OLD, f"{NAME}.previous.json": old},
+        "both, before the old one has its name": {NAME: OLD, f"{NAME}.json": old, f"{NAME}.previous.json": old},
+    }
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_what_was_left_is_gone_on_with(kept: Kept, number: int) -> None:
+    name, before = list(states().items())[number]
+    for one, content in before.items():
+        kept.write(one, content)
+    assert kept.publish().kept_bytes == (len(NEW) if before.get(NAME) == NEW else 0), name
+    found = kept.versions() if kept.place.keeps_previous else {NAME: kept.read()[NAME]}
+    is_kept = kept.place.keeps_previous and (before.get(NAME) == OLD or f"{NAME}.previous" in before)
+    assert found == {NAME: NEW, **({f"{NAME}.previous": OLD} if is_kept else {})}, name
+    assert f"{NAME}.unfinished" not in kept.read()
+
+
+STRANGERS: dict[str, dict[str, bytes]] = {
+    "a file without a manifest": {NAME: OLD},
+    "a file that was written to": {NAME: b"edit" + OLD[4:], f"{NAME}.json": manifest(OLD)},
+    "a file that grew": {NAME: OLD + b"!", f"{NAME}.json": manifest(OLD)},
+    "notes under the manifest's name": {f"{NAME}.json": b'{"epoch": 3}'},
+    "a text under the note's name": {f"{NAME}.unfinished": b"to do"},
+    "a previous version of somebody's": {
+        NAME: OLD, f"{NAME}.json": manifest(OLD), f"{NAME}.previous": b"precious"
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_what_is_not_ours_stays(kept: Kept, name: str) -> None:
+    before = STRANGERS[name]
+    for one, content in before.items():
+        kept.write(one, content)
+    if f"{NAME}.previous" in before and not kept.place.keeps_previous:
+        kept.publish()
+        assert kept.read()[f"{NAME}.previous"] == b"precious"
+        return
+    with pytest.raises(TargetExistsError, match=NAME):
+        kept.publish()
+    assert kept.read() == before
+    if f"{NAME}.previous" not in before:
+        assert kept.place.discard(NAME) is (NAME not in before)
+        assert kept.read() == before
+
+
+def test_several_at_once_leave_whole_versions(kept: Kept) -> None:
+    contents = [bytes([number]) * 5000 for number in range(4)]
+    refused: list[BaseException] = []
+
+    def act(content: bytes) -> None:
+        mine = kept.mine.with_name(f"{content[0]}.pt")
+        mine.write_bytes(content)
+        try:
+            publish(kept.place, mine, NAME, progress=Quiet())
+        except TargetExistsError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=act, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) < len(threads)
+    found = kept.versions()
+    assert found[NAME] in contents
+    assert set(found.values()) <= set(contents)
