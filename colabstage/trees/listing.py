@@ -148,8 +148,10 @@ class FileEntries(Sequence[FileEntry]):
     def endings(self) -> tuple[list[str], NDArray[np.int64]]:
         """Return what follows the last dots of the bare names (".JPG"; "" where there is none), and the number of each
         file's, `(N,)`."""
-        # A dot in a folder's name begins no ending.
-        return _numbered([name[at:] if (at := name.rfind(".")) > name.rfind("/") else "" for name in self.names])
+        texts, of_files = _numbered([name[name.rfind(".") :] for name in self.names])
+        # What begins without a dot is the last letter of a name without one; a dot in a folder's name begins no ending.
+        endings, of_texts = _numbered([text if text[0] == "." and "/" not in text else "" for text in texts])
+        return endings, of_texts[of_files]
 
     def in_folders(self, fits: Callable[[str], bool]) -> FileEntries:
         """Return those in folders whose names fit, in the same order."""
