@@ -305,8 +305,11 @@ def open_partial(
                 write_json(folder / PART_RECORD, {"address": sources[0].address, "samples": wanted.samples})
             openers = [lambda: opened.pop() if opened else first(), *map(remote_opener, sources[1:])]
             file = BlockwiseFile(wanted, folder, limit, openers=openers)
-            with file.shown(step):
+            file.step = step
+            try:
                 return _open_pack(file)
+            finally:
+                file.step = None
         finally:
             # Where another process fetches, or something failed, it is not needed, now or once it is open.
             opening.add_done_callback(lambda _: [opened.pop().close() for _ in range(len(opened))])

@@ -21,8 +21,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from colabstage.errors import (
     ChecksumMismatchError,
     DriveDisconnectedError,
@@ -31,13 +29,21 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.h5.manifest import BLOCK_BYTES
-from colabstage.io.files import Closing, RetryPolicy, hash_block, make_folder, pwrite_exactly, typed_write_errors
+from colabstage.io.files import (
+    Closing,
+    RetryPolicy,
+    block_ranges,
+    hash_ranges,
+    make_folder,
+    pwrite_exactly,
+    typed_write_errors,
+)
 from colabstage.io.ownership import put_file, sweep_orphans, whatever_is_there
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK, annotate, start_at
 from colabstage.io.workspace import find_orphans, leave_for_next, remove_own, take_orphan, temp_beside
 from colabstage.sources.blocks import UNPROVED, WHOLE, Blocks, Layout, count_noted
-from colabstage.sources.fetcher import Fetcher, OneRemote
+from colabstage.sources.fetcher import Fetcher, Remotes, prove_rest
 from colabstage.sources.order import FAR_BYTES, ConnectionTuner, RangeOrder
 from colabstage.sources.remote import pieces_of
 from colabstage.sources.retry import read_directly, read_through, stopped_error
@@ -48,8 +54,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Clock, LateStep, ProgressStep
-    from colabstage.sources.remote import RemoteFacts, RemoteFile
-    from colabstage.trees.bytes import ByteSource
+    from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile
+
+    Move = Callable[[Path, Callable[[Path], bool]], None]
 
 _DATA = "data"
 # Before a copy, reads are scattered, but often close to the last one; this many bytes take as long as a round trip.
@@ -60,6 +67,12 @@ _END_SHARE = 1024
 _MOST_END_BYTES = 4 * 1024 * 1024
 # A connection for less than this would end before the first one reaches full speed.
 _LEAST_BYTES = 1024 * 1024
+# Gaps between two members up to this length are fetched along: a round trip of 0.1 s costs each of 16 connections no
+# less of a line of 20 MB/s.
+_GAP_BYTES = 128 * 1024
+_RANGE_BYTES = 1024 * 1024
+# Ranges kept behind the latest one read, because members are only roughly read in order.
+_BEHIND = 16
 
 
 class StreamingCopy(Closing):
@@ -68,7 +81,8 @@ class StreamingCopy(Closing):
     Before `start`, reads go to the source, so that a plan can be made, and refused, before anything is written. The
     bytes are written under an owned temporary name beside `target`; `target` itself does not exist before `move_to`.
 
-    `kept_bytes`: finished by an earlier run and reused by this one.
+    `kept_bytes`: finished by an earlier run and reused by this one. `block_hashes`: the xxh3-64 of each block of 8 MiB,
+    once it has ended.
     """
 
     def __init__(
@@ -82,118 +96,93 @@ class StreamingCopy(Closing):
         stall_timeout_s: float = 180.0,
         cancellation: Cancellation | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        into: tuple[Blocks, Remotes] | None = None,
     ) -> None:
-        """Prepare to copy.
+        """Prepare to copy a file of known length that gives ranges; the caller closes it, after this.
 
-        Args:
-            source: closed by the caller, after this.
-            target: the local name of the file; a dead process's unfinished copy of the same version of the same source
-                for the same name is continued.
-            step: told of every byte, including kept ones.
-            policy: `attempts` counts tries without a single byte of progress.
-            connections: parts in flight at once; `None` for as many as the source recommends.
-            stall_timeout_s: seconds without a byte after which waiting readers get an error.
-            cancellation: checked several times a second by waiting readers.
-            clock: times silence and the waits before retries.
-
-        Raises:
-            SourceReadError: the source does not report the file's length, or has no ranges.
+        A dead process's unfinished copy of the same version of the same source for the same target is continued;
+        instead of that, `into` says where the blocks go, and what opens the source anew after a wrong one. `step` is
+        told of every byte, kept ones too. `connections`: `None` for as many as the source recommends. After
+        `stall_timeout_s` seconds without a byte, waiting readers get an error.
         """
         facts = source.facts
         if facts.size is None or not facts.ranges:
             lack = "say how long it is" if facts.size is None else "give parts of itself"
             msg = f"'{facts.label}' does not {lack}, so it cannot be read while it arrives. Fetch it as a whole first."
             raise SourceReadError(msg)
-        self.label = facts.label
-        self.size: int = facts.size
-        self.kept_bytes = 0
+        self.label, self.size, self.kept_bytes = facts.label, facts.size, 0
+        self.block_hashes: tuple[str, ...] = ()
         self._source, self._target, self._step, self._policy = source, target, step, policy
+        self._into = into
         # A source that reports 0 still accepts one.
         self._connections = max(1, facts.connections if connections is None else connections)
         self._stall_timeout_s, self._clock, self._cancellation = stall_timeout_s, clock, cancellation
         # Guards starting and ending; the fetcher has its own lock for the bytes.
         self._lock = threading.Lock()
         self._closed = False
-        self._reads = 0
-        self._blocks: Blocks | None = None
-        self._fetcher: Fetcher | None = None
+        self._running: tuple[Blocks, Fetcher] | None = None
+        # Where it is, once it has ended, and whether any of it can be used.
+        self._data: Path | None = None
+        self._has_blocks = False
         self._order: RangeOrder | None = None
         self._wanted: list[tuple[int, int]] = []
         self._alone = False
-        # Reads before the copy begins fetch this much more, for the next read.
+        # Reads before the copy begins fetch this much more, for the next read, and are kept with it.
         self._along_bytes = ALONG_BYTES
-        # Announced members that are close together, for reading in place.
-        self._neighbours: ReadAhead | None = None
-        # What was read before the copy began, including the surplus.
         self._looked_at: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_READS)
-        # The end is requested together with the first read of the beginning, which costs no additional round trip.
-        self._end_pool: DaemonPool | None = None
-        self._at_end: Future[bytes] | None = None
-        self._end_begins = self.size - min(max(ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
+        # Both ends of a zip, requested together; and announced members that are close together.
+        self._ends: ReadAhead | None = None
+        self._members: ReadAhead | None = None
 
     @property
     def waits_for(self) -> str:
         """Return why requested bytes are not arriving at present; "" if they are."""
-        return "" if self._fetcher is None else self._fetcher.waits_for
-
-    @property
-    def block_hashes(self) -> tuple[str, ...]:
-        """Return the xxh3-64 of each block of 8 MiB, once everything has arrived."""
-        blocks = self._blocks
-        return () if blocks is None else tuple(map(blocks.digest_of, range(blocks.layout.blocks)))
+        running = self._running
+        return "" if running is None else running[1].waits_for
 
     def start(self) -> None:
-        """Start to copy. Calling it twice is fine.
+        """Start to copy. Calling it twice is fine."""
+        self._started()
 
-        Raises:
-            NotEnoughSpaceError, TargetNotWritableError: nothing can be created beside the target.
-            SourceReadError: it was closed before.
-        """
+    def _started(self) -> tuple[Blocks, Fetcher]:
         with self._lock:
             # A late read, in a thread that nobody waits for, must not start it again.
             if self._closed:
                 raise stopped_error(self.label)
-            if self._fetcher is not None:
-                return
-            self._blocks = _take_blocks(self._target, self._source.facts)
-            self._fetcher = Fetcher(
-                self.label,
-                self._blocks,
-                OneRemote(self._source),
-                self._tune,
-                policy=self._policy,
-                stall_timeout_s=self._stall_timeout_s,
-                clock=self._clock,
-                on_bytes=self._step.advance,
-                on_wait=partial(annotate, self._step),
-            )
-            self._fetcher.start(self._begin)
+            if self._running is None:
+                blocks, remotes = self._into or (
+                    _take_blocks(self._target, self._source.facts),
+                    Remotes(self.label, [self.size], [lambda: self._source], closes=False),
+                )
+                fetcher = Fetcher(
+                    self.label,
+                    blocks,
+                    remotes,
+                    lambda facts: ConnectionTuner(self._connections if facts.eager else 1, self._connections),
+                    policy=self._policy,
+                    stall_timeout_s=self._stall_timeout_s,
+                    clock=self._clock,
+                    on_bytes=self._step.advance,
+                    on_wait=partial(annotate, self._step),
+                )
+                self._running = blocks, fetcher
+                fetcher.start(partial(self._begin, blocks, fetcher))
+            return self._running
 
-    def _begin(self) -> RangeOrder:
+    def _begin(self, blocks: Blocks, fetcher: Fetcher) -> RangeOrder:
         """Verify what an earlier run has left, and order the rest."""
-        blocks, fetcher = self._blocks, self._fetcher
-        assert blocks is not None
-        assert fetcher is not None
-        layout = blocks.layout
-        for block in np.flatnonzero(blocks.state == UNPROVED).tolist():
-            if fetcher.has_ended():
-                break
-            blocks.prove(block)
-        gaps = [layout.span(block) for block in np.flatnonzero(blocks.state != WHOLE).tolist()]
+        gaps = prove_rest(blocks, fetcher)
         missing = sum(end - begin for begin, end in gaps)
         self.kept_bytes = self.size - missing
         # A connection costs a round trip or more, too much for a small rest.
         self._connections = max(1, min(self._connections, -(-missing // _LEAST_BYTES)))
-        order = RangeOrder(_joined(gaps), connections=self._connections, block_bytes=BLOCK_BYTES)
+        order = RangeOrder(gaps, connections=self._connections, block_bytes=blocks.layout.block_bytes)
         with self._lock:
             order.prefer(self._wanted, alone=self._alone)
             self._order = order
         if self.kept_bytes:
             start_at(self._step, self.kept_bytes)
         return order
-
-    def _tune(self, facts: RemoteFacts) -> ConnectionTuner:
-        return ConnectionTuner(self._connections if facts.eager else 1, self._connections)
 
     def read_in_place(self) -> None:
         """Expect scattered reads of single members, and no copy: each fetches only the requested bytes."""
@@ -206,96 +195,72 @@ class StreamingCopy(Closing):
         # Alone, each reader would request its own member: if that has more members in flight, nothing is coalesced.
         is_worth = sum(members for *_, members in ranges) * self._connections >= readers * len(ranges)
         shared = [(begin, end) for begin, end, members in ranges if members > 1] if is_worth else []
-        neighbours = ReadAhead(
-            shared,
-            self._read_directly,
-            connections=self._connections,
+        before, self._members = self._members, self.ahead_of(shared)
+        if before is not None:
+            before.close()
+
+    def ahead_of(
+        self, ranges: Sequence[tuple[int, int]], *, connections: int = 0, behind: int = _BEHIND, patient: bool = True
+    ) -> ReadAhead:
+        """Return what reads these ranges `(begin, end)` of the source about in order, without a copy."""
+        return ReadAhead(
+            ranges,
+            partial(self._read_directly, patient=patient),
+            connections=connections or self._connections,
+            behind=behind,
             cancellation=self._cancellation,
             stall_timeout_s=self._stall_timeout_s,
         )
-        with self._lock:
-            before, self._neighbours = self._neighbours, neighbours
-        if before is not None:
-            before.close()
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
         """Fetch these byte ranges `(begin, end)` first, in this order, then the rest; also during the copy. `alone`:
         the rest only once a reader waits for it, or for the whole file."""
         with self._lock:
             self._wanted, self._alone = list(byte_ranges), alone
-            fetcher, order = self._fetcher, self._order
-        if fetcher is not None and order is not None:
-            with fetcher.lock:
+            running, order = self._running, self._order
+        if running is not None and order is not None:
+            with running[1].lock:
                 order.prefer(self._wanted, alone=alone)
-                fetcher.touch()
+                running[1].touch()
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Return up to `length` bytes at `offset`, once they have arrived; shorter only at the end of the file.
-
-        Raises:
-            SourceReadError: the copy failed, stalled, or was closed meanwhile.
-            CancelledError: the caller asked to stop.
-            NotEnoughSpaceError, TargetNotWritableError: there is no room for the copy.
-        """
+        """Return up to `length` bytes at `offset`, once they have arrived; shorter only at the end of the file."""
         end = min(offset + length, self.size)
         if offset >= self.size:
             return b""
-        with self._reading() as fetcher:
-            if fetcher is None:
-                found = None if self._neighbours is None else self._neighbours.read(offset, end)
-                return self._look(offset, end) if found is None else found
-            # Bytes far ahead are fetched sooner by a separate request.
-            if not self._wait_for(fetcher, offset, end, patient=False):
-                try:
-                    return self._read_directly(offset, end, patient=False)
-                # From a dead mount, nothing arrives through the copy either.
-                except DriveDisconnectedError:
-                    raise
-                except SourceReadError:
-                    # A server may have no connection to spare for this request, but the bytes arrive with the rest.
-                    self._wait_for(fetcher, offset, end, patient=True)
-            return self._blocks_here().read(offset, end - offset)
+        running = self._running
+        if self._closed:
+            raise stopped_error(self.label)
+        if running is None:
+            return self._look(offset, end)
+        blocks, fetcher = running
+        # Bytes far ahead are fetched sooner by a separate request.
+        if not self._wait_for(fetcher, offset, end, patient=False):
+            try:
+                return self._read_directly(offset, end, patient=False)
+            # From a dead mount, nothing arrives through the copy either.
+            except DriveDisconnectedError:
+                raise
+            except SourceReadError:
+                # A server may have no connection to spare for this request, but the bytes arrive with the rest.
+                self._wait_for(fetcher, offset, end, patient=True)
+        return blocks.read(offset, end - offset)
 
     def read_here(self, length: int, offset: int) -> bytes:
         """Read as `pread`, but never with a separate request: for reading the file from beginning to end."""
         end = min(offset + length, self.size)
-        self.start()
-        with self._reading() as fetcher:
-            assert fetcher is not None
-            self._wait_for(fetcher, offset, end, patient=True)
-            return self._blocks_here().read(offset, end - offset)
-
-    def _blocks_here(self) -> Blocks:
-        assert self._blocks is not None
-        return self._blocks
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[Fetcher | None]:
-        """Keep the files open while they are read: a late read must not find another file behind a handle."""
-        with self._lock:
-            if self._closed:
-                raise stopped_error(self.label)
-            self._reads += 1
-        try:
-            yield self._fetcher
-        finally:
-            with self._lock:
-                self._reads -= 1
+        blocks, fetcher = self._started()
+        self._wait_for(fetcher, offset, end, patient=True)
+        return blocks.read(offset, end - offset)
 
     def wait(self) -> None:
-        """Start if necessary, and return once the whole file has arrived and each block is hashed and noted.
-
-        Raises:
-            CancelledError: the caller asked to stop.
-            As `start` and `pread`.
-        """
-        self.start()
-        blocks, fetcher = self._blocks, self._fetcher
-        assert blocks is not None
-        assert fetcher is not None
+        """Start if necessary, and return once the whole file has arrived and each block is hashed and noted."""
+        blocks, fetcher = self._started()
 
         def is_whole() -> bool:
             self._fetch_rest(fetcher)
+            for error in fetcher.failures.values():
+                raise error
             return fetcher.has_begun and bool((blocks.state == WHOLE).all())
 
         fetcher.wait_until(is_whole, self._cancellation)
@@ -325,88 +290,77 @@ class StreamingCopy(Closing):
             fetcher.touch()
 
     def move_to(self, path: Path, replaces: Callable[[Path], bool] = lambda _: False) -> None:
-        """End, and rename the file, replacing an existing one if `replaces` says so. Only after `wait`.
-
-        Raises:
-            TargetExistsError: it does not; nothing has changed.
-            NotEnoughSpaceError, TargetNotWritableError: the disk failed; nothing has changed.
-        """
-        self._end()
-        assert self._blocks is not None
-        data = self._blocks.paths[0]
-        _put(data, path, self._source.facts, replaces)
-        remove_own(data.parent)
+        """End, and rename the file, replacing an existing one if `replaces` says so. Only after `wait`."""
+        self.end()
+        assert self._data is not None
+        _put(self._data, path, self._source.facts, replaces)
+        self.discard()
 
     def discard(self) -> None:
         """End, and keep nothing. Calling it twice is fine."""
-        self._end()
-        if self._blocks is not None:
-            remove_own(self._blocks.paths[0].parent)
+        self.end()
+        data, self._data = self._data, None
+        if data is not None:
+            remove_own(data.parent)
 
     def close(self) -> None:
         """End; finished blocks stay for the next run. Calling it twice is fine."""
-        if not self._end() or self._blocks is None:
-            return
-        if ((self._blocks.state == WHOLE) | (self._blocks.state == UNPROVED)).any():
-            leave_for_next(self._blocks.paths[0].parent)
-        else:
-            remove_own(self._blocks.paths[0].parent)
+        self.end()
+        if not self._has_blocks:
+            self.discard()
+        elif self._data is not None:
+            leave_for_next(self._data.parent)
+            self._data = None
 
-    def _end(self) -> bool:
-        """Stop the threads; return whether this was the first call."""
+    def end(self) -> None:
+        """Stop the threads, and leave what has come as it is. Calling it twice is fine."""
         with self._lock:
-            first, self._closed = not self._closed, True
-            pool, neighbours = self._end_pool, self._neighbours
-        if pool is not None:
-            pool.close(abandon=True)
-        if neighbours is not None:
-            neighbours.close()
-        # Outside the lock, because the ending threads may be about to take it.
-        have_ended = self._fetcher is None or self._fetcher.close()
-        # Otherwise the last user closes it, by letting go of it.
-        if first and self._blocks is not None and have_ended and not self._reads:
-            self._blocks.close()
-        return first
+            self._closed = True
+            # The files are closed by whichever thread uses them last.
+            running, self._running, self._into = self._running, None, None
+        for ahead in (self._ends, self._members):
+            if ahead is not None:
+                ahead.close()
+        if running is not None:
+            blocks, fetcher = running
+            # Outside the lock, because the ending threads may be about to take it.
+            fetcher.close()
+            self._data, state = blocks.paths[0], blocks.state
+            self._has_blocks = bool(((state == WHOLE) | (state == UNPROVED)).any())
+            self.block_hashes = tuple(map(blocks.digest_of, range(blocks.layout.blocks)))
 
     def _look(self, offset: int, end: int) -> bytes:
         """Read before the copy has begun, and keep the surplus for the next read."""
         if (data := self._source.known(offset, end)) is not None:
             return data
-        self._look_at_end()
-        if offset >= self._end_begins and (data := self._read_at_end()) is not None:
-            return data[offset - self._end_begins : end - self._end_begins]
-        if end - offset > self._along_bytes:
-            return self._read_directly(offset, end)
+        if self._members is not None and (data := self._members.read(offset, end)) is not None:
+            return data
+        if (data := self._look_at_ends(offset, end)) is not None:
+            return data
         for begin, data in tuple(self._looked_at):
             if begin <= offset and end <= begin + len(data):
                 return data[offset - begin : end - begin]
+        if end - offset > self._along_bytes:
+            return self._read_directly(offset, end)
         data = self._read_directly(offset, min(self.size, offset + self._along_bytes))
         self._looked_at.append((offset, data))
         return data[: end - offset]
 
-    def _look_at_end(self) -> None:
-        """Request the end of a zip, once, in a thread."""
+    def _look_at_ends(self, begin: int, end: int) -> bytes | None:
+        """Return bytes of the beginning or the end of a zip, which both take one round trip; `None` for others, and
+        where that request failed: another one raises the error."""
         with self._lock:
-            if self._end_pool is not None or self._closed or not ends_with_contents(self._source.facts.name):
-                return
-            self._end_pool = pool = DaemonPool(1, "colabstage-end")
-            # If the end arrived when the file was opened, it says how long the table of contents is, so nothing is
-            # guessed.
-            if self._end_begins > ALONG_BYTES and not self._source.known(self.size - 1, self.size):
-                self._at_end = pool.submit(lambda: self._read_directly(self._end_begins, self.size))
-
-    def _read_at_end(self) -> bytes | None:
-        """Return the end once it has arrived; `None` if it was not requested, or failed: reading it again raises the
-        error."""
-        if self._at_end is None:
-            return None
-        try:
-            return DaemonPool.results(
-                [self._at_end], cancellation=self._cancellation, stall_timeout_s=self._stall_timeout_s
-            )[0]
-        except (OSError, TimeoutError):
-            self._at_end = None
-            return None
+            if self._ends is None and not self._closed:
+                contents = self.size - min(max(ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
+                # If the end arrived when the file was opened, it says how long the table of contents is, so nothing is
+                # guessed.
+                is_told = contents <= ALONG_BYTES or self._source.known(self.size - 1, self.size) is not None
+                both = [(0, ALONG_BYTES), (contents, self.size)]
+                is_zip = ends_with_contents(self._source.facts.name)
+                self._ends = self.ahead_of([] if is_told or not is_zip else both, connections=2, patient=False)
+        with contextlib.suppress(OSError, TimeoutError):
+            return None if self._ends is None else self._ends.read(begin, end)
+        return None
 
     def _read_directly(self, offset: int, end: int, *, patient: bool = True) -> bytes:
         try:
@@ -428,44 +382,30 @@ class StreamingCopy(Closing):
         return self._closed or (self._cancellation is not None and self._cancellation.cancelled)
 
 
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join sorted ranges that touch each other."""
-    found: list[tuple[int, int]] = []
-    for begin, end in ranges:
-        if found and found[-1][1] == begin:
-            found[-1] = found[-1][0], end
-        else:
-            found.append((begin, end))
-    return found
-
-
 def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
     """Take over what a dead process left unfinished of the same file for `target`, or start over.
 
     Leftovers of other files or versions are removed; those of living processes are not touched.
-
-    Raises:
-        NotEnoughSpaceError, TargetNotWritableError: nothing can be created beside `target`.
     """
     folder, content = temp_beside(target), content_of(facts)
     layout = Layout([_DATA], [facts.size or 0], BLOCK_BYTES)
     # Otherwise old blocks could not be told from those of new content of the same length.
     can_prove = bool(facts.version or facts.mtime_ns or facts.checksum)
     counts = [(count_noted(orphan, content), orphan) for orphan in find_orphans(target)]
-    ours = [(count if can_prove else 0, orphan) for count, orphan in counts if count is not None]
     # The largest first; if another process takes it, the next one.
-    for count, orphan in sorted(ours, reverse=True):
-        if not take_orphan(orphan, folder):
-            continue
-        if count:
-            return Blocks(folder, layout, content, shared=False, gives_back=False, shown=target)
-        remove_own(folder)
-    with typed_write_errors(target):
-        folder.mkdir()
+    for count, orphan in sorted(((count, orphan) for count, orphan in counts if count is not None), reverse=True):
+        if take_orphan(orphan, folder):
+            if count and can_prove:
+                break
+            remove_own(folder)
+    else:
+        with typed_write_errors(target):
+            folder.mkdir()
     try:
         return Blocks(folder, layout, content, shared=False, gives_back=False, shown=target)
     except BaseException:
-        remove_own(folder)
+        if not count_noted(folder, content):
+            remove_own(folder)
         raise
 
 
@@ -481,14 +421,6 @@ def _put(data: Path, path: Path, facts: RemoteFacts, replaces: Callable[[Path], 
         if facts.mtime_ns:
             os.utime(data, ns=(facts.mtime_ns, facts.mtime_ns))
         put_file(data, path, replaces=replaces)
-
-
-# Gaps between two members up to this length are fetched along: a round trip of 0.1 s costs each of 16 connections no
-# less of a line of 20 MB/s.
-_GAP_BYTES = 128 * 1024
-_RANGE_BYTES = 1024 * 1024
-# Ranges kept behind the latest one read, because members are only roughly read in order.
-_BEHIND = 16
 
 
 def coalesce(byte_ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
@@ -530,15 +462,21 @@ class ReadAhead(Closing):
         self._closed = False
 
     def read(self, begin: int, end: int) -> bytes | None:
-        """Return bytes of one range, once they have arrived; `None` for bytes that have to be requested separately.
+        """Return bytes of the ranges, once they have arrived; `None` for bytes that have to be requested separately.
 
-        Raises:
-            Exception: as `fetch`; the next read fetches the range again.
-            CancelledError: `cancellation` was used. TimeoutError: it did not arrive in time.
+        After an error of `fetch`, the next read fetches the range again.
         """
-        number = bisect.bisect_right(self._begins, begin) - 1
-        if number < 0 or end > self._ranges[number][1]:
-            return None
+        parts = []
+        while begin < end:
+            number = bisect.bisect_right(self._begins, begin) - 1
+            if number < 0 or begin >= self._ranges[number][1] or (data := self._range(number)) is None:
+                return None
+            start, stop = self._ranges[number]
+            parts.append(data[begin - start : min(end, stop) - start])
+            begin = min(end, stop)
+        return b"".join(parts)
+
+    def _range(self, number: int) -> bytes | None:
         with self._lock:
             # Nearly all members of a dropped range have been read, so only little of it would be useful.
             if self._closed or number < self._passed:
@@ -559,8 +497,7 @@ class ReadAhead(Closing):
                 if self._coming.get(number) is coming:
                     del self._coming[number]
             raise
-        start = self._begins[number]
-        return data[begin - start : end - start]
+        return data
 
     def close(self) -> None:
         """Stop fetching, and drop what has arrived. Calling it twice is fine."""
@@ -591,56 +528,32 @@ class ArchiveWalk(Closing):
     before `end`.
     """
 
-    def __init__(self, content: ByteSource, file: RemoteFile, step: LateStep, cancellation: Cancellation) -> None:
-        """Prepare; `content` is closed with this, but its source `file` is closed by the caller."""
+    def __init__(self, content: StreamingCopy, step: LateStep) -> None:
+        """Prepare; `content`, of which no copy has begun, is closed with this."""
         self.label, self.size = content.label, content.size
-        self._content, self._file, self._step, self._cancellation = content, file, step, cancellation
-        self._ahead: ReadAhead | None = None
+        self._content, self._step = content, step
         self._walks = True
         self._reached, self._gap = 0, 0.0
+        edges = [*range(0, self.size, STRETCH_BYTES), self.size]
+        self._ahead = content.ahead_of(list(itertools.pairwise(edges)), behind=0)
 
     def pread(self, length: int, offset: int) -> bytes:
         """Return up to `length` bytes at `offset`; shorter only at the end."""
-        if not self._walks or offset >= self.size:
-            return self._content.pread(length, offset)
-        end = min(offset + length, self.size)
-        self._gap += _SHARE * (max(0, offset - self._reached) - self._gap)
-        self._step.advance(max(0, end - self._reached))
-        self._reached = max(self._reached, end)
-        if self._gap > _FAR_APART_BYTES:
-            self._stop()
-            return self._content.pread(length, offset)
-        if self._ahead is None:
-            edges = [*range(0, self.size, STRETCH_BYTES), self.size]
-            self._ahead = ReadAhead(
-                list(itertools.pairwise(edges)),
-                self._fetch,
-                connections=max(1, self._file.facts.connections),
-                behind=0,
-                cancellation=self._cancellation,
-            )
-        parts = []
-        while offset < end:
-            stop = min(end, offset - offset % STRETCH_BYTES + STRETCH_BYTES)
-            part = self._ahead.read(offset, stop)
-            parts.append(self._content.pread(stop - offset, offset) if part is None else part)
-            offset = stop
-        return b"".join(parts)
+        found, end = None, min(offset + length, self.size)
+        if self._walks and offset < self.size:
+            self._gap += _SHARE * (max(0, offset - self._reached) - self._gap)
+            self._step.advance(max(0, end - self._reached))
+            self._reached = max(self._reached, end)
+            if self._gap <= _FAR_APART_BYTES:
+                found = self._ahead.read(offset, end)
+        return self._content.pread(length, offset) if found is None else found
 
     def end(self) -> None:
         """Read as `content` from now on."""
         if self._walks:
             self._walks = False
             self._step.advance(self.size - self._reached)
-            self._stop()
-
-    def _stop(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.close()
-
-    def _fetch(self, begin: int, end: int) -> bytes:
-        return read_directly(self._file, begin, end - begin, policy=RetryPolicy(), stopped=lambda: not self._walks)
+            self._ahead.close()
 
     def close(self) -> None:
         """End, and close the content. Calling it twice is fine."""
@@ -691,14 +604,9 @@ def fetch_file(
         replaces: decides whether the file that is at `target` then may be replaced.
 
     Raises:
-        TargetExistsError: `target` is a folder, or may not be replaced.
-        ChecksumMismatchError: everything arrived, but does not match the source's checksum; it is kept under another
-            name for inspection.
+        ChecksumMismatchError: what arrived does not match the source's checksum; it is kept under another name.
         SourceChangedError: the file changed meanwhile; nothing is kept.
-        SourceReadError, SourceNotFoundError, SourceAccessError, DriveDisconnectedError, DriveQuotaError: the source
-            failed for good.
-        NotEnoughSpaceError, TargetNotWritableError: the target failed.
-        CancelledError: the caller asked to stop.
+        TargetExistsError: `target` is a folder, or may not be replaced.
     """
     if target.is_dir():
         msg = f"'{target}' is a folder; expected the name that the file is to have."
@@ -706,57 +614,59 @@ def fetch_file(
     make_folder(target.parent)
     cancellation.check()
     facts, checksum = source.facts, source.facts.checksum
-
-    def publish(
-        move_to: Callable[[Path, Callable[[Path], bool]], None], fetched: FetchedFile, digest: str | None
-    ) -> FetchedFile:
-        """Move what has arrived to its place if it is right, otherwise to another name."""
-        if checksum is None or digest == checksum.digest:
-            announce(fetched.block_hashes, fetched.nbytes)
-            move_to(target, replaces)
-            return fetched
-        # Not announced, because no record of ours may vouch for it.
-        damaged = _free_name(target)
-        move_to(damaged, replaces)
-        msg = (
-            f"'{facts.label}' arrived complete, but its {checksum.algorithm} is {digest}, not {checksum.digest}. It is "
-            f"kept as '{damaged}', and '{target}' is as it was. If the checksum is the right one, delete the damaged "
-            "file and fetch it again."
-        )
-        raise ChecksumMismatchError(msg)
-
     if facts.size is not None and facts.ranges:
-        with StreamingCopy(
+        copy = StreamingCopy(
             source, target, step=step, policy=policy, connections=connections, cancellation=cancellation
-        ) as copy:
-            try:
-                copy.start()
-                # Hashed while it arrives: a large file is no longer in the system's cache at the end.
-                pieces = pieces_of(copy.read_here, copy.size, cancellation)
-                digest = None if checksum is None else checksum.digest_of(pieces)
-                copy.wait()
-            # The received bytes are of a state that no longer exists.
-            except SourceChangedError:
-                copy.discard()
-                raise
-            fetched = publish(copy.move_to, FetchedFile(target, copy.size, copy.kept_bytes, copy.block_hashes), digest)
+        )
+        arriving = _copied(copy, target, checksum, cancellation)
     else:
-        with _streamed(source, target, step, cancellation, policy) as (temp, come, digest):
-            fetched = publish(lambda path, replaces: _put(temp, path, facts, replaces), come, digest)
+        arriving = _streamed(source, target, step, cancellation, policy)
+    with arriving as (fetched, digest, move_to):
+        if checksum is not None and digest != checksum.digest:
+            # Not announced, because no record of ours may vouch for it.
+            damaged = _free_name(target)
+            move_to(damaged, replaces)
+            msg = (
+                f"'{facts.label}' arrived complete, but its {checksum.algorithm} is {digest}, not {checksum.digest}. "
+                f"It is kept as '{damaged}', and '{target}' is as it was. If the checksum is the right one, delete the "
+                "damaged file and fetch it again."
+            )
+            raise ChecksumMismatchError(msg)
+        announce(fetched.block_hashes, fetched.nbytes)
+        move_to(target, replaces)
     # Of several interrupted copies one was continued; the others are not needed any more.
     sweep_orphans(target.parent, name=target.name)
     return fetched
 
 
 @contextlib.contextmanager
+def _copied(
+    copy: StreamingCopy, target: Path, checksum: Checksum | None, cancellation: Cancellation
+) -> Iterator[tuple[FetchedFile, str | None, Move]]:
+    """Copy a file in parts; finished blocks stay for a later run."""
+    with copy:
+        try:
+            copy.start()
+            # Hashed while it arrives: a large file is no longer in the system's cache at the end.
+            pieces = pieces_of(copy.read_here, copy.size, cancellation)
+            digest = None if checksum is None else checksum.digest_of(pieces)
+            copy.wait()
+        # The received bytes are of a state that no longer exists.
+        except SourceChangedError:
+            copy.discard()
+            raise
+        copy.end()
+        yield FetchedFile(target, copy.size, copy.kept_bytes, copy.block_hashes), digest, copy.move_to
+
+
+@contextlib.contextmanager
 def _streamed(
     source: RemoteFile, target: Path, step: ProgressStep, cancellation: Cancellation, policy: RetryPolicy
-) -> Iterator[tuple[Path, FetchedFile, str | None]]:
+) -> Iterator[tuple[FetchedFile, str | None, Move]]:
     """Read all of a file in one pass into a temporary one beside `target`; a stream cannot be resumed, so nothing is
     left for a later run."""
-    temp, checksum = temp_beside(target), source.facts.checksum
+    temp, checksum, nbytes = temp_beside(target), source.facts.checksum, 0
     hasher = None if checksum is None else checksum.new_hasher()
-    hashes, nbytes, block = list[str](), 0, bytearray()
     try:
         with typed_write_errors(target):
             file = temp.open("xb", buffering=0)
@@ -764,17 +674,14 @@ def _streamed(
             for piece in read_through(source, policy=policy, cancellation=cancellation):
                 with typed_write_errors(target):
                     pwrite_exactly(file.fileno(), piece, nbytes)
-                block += piece
-                while len(block) >= BLOCK_BYTES:
-                    hashes.append(hash_block(block[:BLOCK_BYTES]))
-                    del block[:BLOCK_BYTES]
                 if hasher is not None:
                     hasher.update(piece)
                 nbytes += len(piece)
                 step.advance(len(piece))
-        hashes += [hash_block(block)] if block else []
+        hashes = hash_ranges(temp, block_ranges(nbytes, BLOCK_BYTES), threads=2, cancellation=cancellation)
         digest = None if hasher is None else hasher.hexdigest()
-        yield temp, FetchedFile(target, nbytes, 0, tuple(hashes)), digest
+        fetched = FetchedFile(target, nbytes, 0, tuple(hashes))
+        yield fetched, digest, lambda path, replaces: _put(temp, path, source.facts, replaces)
     finally:
         remove_own(temp)
 

@@ -18,11 +18,11 @@ import contextlib
 import errno
 import fcntl
 import functools
+import itertools
 import mmap
 import os
 import struct
 import threading
-import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -35,7 +35,7 @@ from colabstage.io.files import hash_block, pread_exactly, punch_hole, pwrite_ex
 from colabstage.io.workspace import current_world, short_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -65,30 +65,12 @@ class Layout:
     ) -> None:
         self.names, self.sizes, self.block_bytes = tuple(names), tuple(sizes), block_bytes
         counts = [-(-size // block_bytes) for size in sizes]
-        self.hashes = ("",) * sum(counts) if hashes is None else tuple(hashes)
-        self._firsts = np.cumsum([0, *counts])
+        self.blocks, self.size = sum(counts), sum(sizes)
+        self.hashes = ("",) * self.blocks if hashes is None else tuple(hashes)
+        self.firsts = np.cumsum([0, *counts])[:-1]
         self.file_of = np.repeat(np.arange(len(counts)), counts)
-        self.offsets = (np.arange(self.blocks) - self._firsts[self.file_of]) * block_bytes
+        self.offsets = (np.arange(self.blocks) - self.firsts[self.file_of]) * block_bytes
         self.lengths = np.minimum(block_bytes, np.array(sizes, np.int64)[self.file_of] - self.offsets)
-
-    @property
-    def blocks(self) -> int:
-        """Count the blocks of all files."""
-        return len(self.hashes)
-
-    @property
-    def firsts(self) -> NDArray[np.int64]:
-        """Return the first block of each file."""
-        return self._firsts[:-1]
-
-    @property
-    def size(self) -> int:
-        """Return the length of all files together, in bytes."""
-        return sum(self.sizes)
-
-    def locate(self, block: int) -> tuple[int, int, int]:
-        """Return the number of a block's file, where in it the block begins, and its length in bytes."""
-        return int(self.file_of[block]), int(self.offsets[block]), int(self.lengths[block])
 
     def span(self, block: int) -> tuple[int, int]:
         """Return the addresses at which a block begins and ends."""
@@ -97,7 +79,7 @@ class Layout:
 
     def begin(self, number: int) -> int:
         """Return the address at which a file begins."""
-        return int(self._firsts[number]) * self.block_bytes
+        return int(self.firsts[number]) * self.block_bytes
 
     def end(self, number: int) -> int:
         """Return the address behind the last byte of a file."""
@@ -112,8 +94,6 @@ class Layout:
 # Bytes of the locked file that stand for a block that is being fetched, for the process that waits, and for the one
 # that makes room. A block that is read stands for itself.
 _CLAIM, _TURN, _ROOM = 1 << 59, 1 << 60, (1 << 60) + 1
-_LOOK_S = 0.002
-_BUSY = (errno.EAGAIN, errno.EACCES)
 
 
 # The kernel's locks on ranges of an empty file that belong to an open handle: a process that is killed holds none a
@@ -155,57 +135,62 @@ class Locks:
             yield
         finally:
             with self._lock:
-                for start, stop in runs:
-                    for block in range(start, stop):
-                        self._counts[block] -= 1
-                        if not self._counts[block]:
-                            del self._counts[block]
-                            _set(self._handles[0], block, block + 1, fcntl.F_UNLCK)
+                for block in itertools.chain.from_iterable(itertools.starmap(range, runs)):
+                    self._counts[block] -= 1
+                    if not self._counts[block]:
+                        del self._counts[block]
+                        _set(self._handles[0], block, block + 1, fcntl.F_UNLCK)
 
     @contextlib.contextmanager
     def alone(self, block: int) -> Iterator[bool]:
         """Keep readers from a block while the context lasts; yields whether that was possible, since none reads it."""
-        had = _set(self._handles[1], block, block + 1, fcntl.F_WRLCK)
+        had = self._take(block)
         try:
             yield had
         finally:
             if had:
-                _set(self._handles[1], block, block + 1, fcntl.F_UNLCK)
+                self._release(block)
 
     def claim(self, block: int) -> bool:
         """Begin to fetch a block; return whether no other process does."""
-        return _set(self._handles[1], _CLAIM + block, _CLAIM + block + 1, fcntl.F_WRLCK)
+        return self._take(_CLAIM + block)
 
     def unclaim(self, block: int) -> None:
         """End what `claim` began."""
-        _set(self._handles[1], _CLAIM + block, _CLAIM + block + 1, fcntl.F_UNLCK)
+        self._release(_CLAIM + block)
 
     @contextlib.contextmanager
     def making_room(self) -> Iterator[None]:
         """Be the only one in all processes who changes what may be here; for moments only."""
         with self._making_room:
-            _set(self._handles[1], _ROOM, _ROOM + 1, fcntl.F_WRLCK, wait=True)
+            self._take(_ROOM, wait=True)
             try:
                 yield
             finally:
-                _set(self._handles[1], _ROOM, _ROOM + 1, fcntl.F_UNLCK)
+                self._release(_ROOM)
 
-    @contextlib.contextmanager
-    def turn(self, check: Callable[[], object]) -> Iterator[None]:
-        """Be the only one in all processes who waits for blocks; `check` is called while others are, and may raise."""
-        waiting = self._waiting
-        while not waiting.acquire(timeout=_LOOK_S):
-            check()
+    def begin_turn(self) -> bool:
+        """Try to become the only one in all processes who waits for blocks; return whether that succeeded."""
+        if not self._waiting.acquire(blocking=False):
+            return False
+        had = False
         try:
-            while not _set(self._handles[1], _TURN, _TURN + 1, fcntl.F_WRLCK):
-                check()
-                time.sleep(_LOOK_S)
-            try:
-                yield
-            finally:
-                _set(self._handles[1], _TURN, _TURN + 1, fcntl.F_UNLCK)
+            had = self._take(_TURN)
         finally:
-            waiting.release()
+            if not had:
+                self._waiting.release()
+        return had
+
+    def end_turn(self) -> None:
+        """Let another wait."""
+        self._release(_TURN)
+        self._waiting.release()
+
+    def _take(self, byte: int, *, wait: bool = False) -> bool:
+        return _set(self._handles[1], byte, byte + 1, fcntl.F_WRLCK, wait=wait)
+
+    def _release(self, byte: int) -> None:
+        _set(self._handles[1], byte, byte + 1, fcntl.F_UNLCK)
 
 
 class _Forked(Protocol):
@@ -222,6 +207,7 @@ def _forked() -> weakref.WeakSet[_Forked]:
         for one in list(followed):
             one.after_fork()
 
+    # One hook for all: hooks can never be removed.
     os.register_at_fork(after_in_child=renew)
     return followed
 
@@ -231,8 +217,8 @@ def follow_forks(one: _Forked) -> None:
     _forked().add(one)
 
 
-def _open(path: Path | str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _open(path: Path | str, flags: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
 
 
 def close_all(handles: list[int]) -> None:
@@ -242,11 +228,9 @@ def close_all(handles: list[int]) -> None:
 
 
 def _runs(blocks: list[int]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for place in range(1, len(blocks) + 1):
-        if place == len(blocks) or blocks[place] != blocks[place - 1] + 1:
-            yield blocks[start], blocks[place - 1] + 1
-            start = place
+    for _, run in itertools.groupby(enumerate(blocks), lambda one: one[1] - one[0]):
+        numbers = [block for _, block in run]
+        yield numbers[0], numbers[-1] + 1
 
 
 def _set(handle: int, start: int, stop: int, kind: int, *, wait: bool = False) -> bool:
@@ -255,7 +239,7 @@ def _set(handle: int, start: int, stop: int, kind: int, *, wait: bool = False) -
     try:
         fcntl.fcntl(handle, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, request)
     except OSError as error:
-        if error.errno in _BUSY:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
         raise
     return True
@@ -294,22 +278,27 @@ class Blocks:
     """
 
     def __init__(
-        self, folder: Path, layout: Layout, content: str, *, shared: bool, gives_back: bool, shown: Path | None = None
+        self,
+        folder: Path,
+        layout: Layout,
+        content: str,
+        *,
+        shared: bool,
+        gives_back: bool,
+        is_noted: bool = True,
+        shown: Path | None = None,
     ) -> None:
-        """Open the files in `folder`, which exists; nothing of them is here if it is new.
+        """Open the files in `folder`, which exists and is for these files and their table alone.
 
         Args:
-            folder: for these files and their table alone.
+            folder: the folder; nothing of the files is here if it is new.
             layout: the blocks.
             content: a text that differs for any other content.
             shared: whether several processes use them at once.
             gives_back: whether blocks are let go, as a limit asks for. Otherwise all disks will do, and what an earlier
                 copy left in the files is hashed before it is fetched again.
+            is_noted: whether the table stays beside the files.
             shown: the path that errors of the disk name; by default the file's own.
-
-        Raises:
-            NotSupportedHereError: this disk cannot give back parts of a file.
-            NotEnoughSpaceError, TargetNotWritableError: nothing can be written there.
         """
         self.layout, self.gives_back = layout, gives_back
         self.paths = tuple(folder / name for name in layout.names)
@@ -319,7 +308,8 @@ class Blocks:
         weakref.finalize(self, close_all, self._handles).atexit = False
         with typed_write_errors(self._shown[0]):
             self.locks = Locks(folder / _READERS) if shared else None
-            self._map = _map_table(folder / TABLE, _HEAD_BYTES + _BLOCK_ROW_BYTES * layout.blocks)
+            length = _HEAD_BYTES + _BLOCK_ROW_BYTES * layout.blocks
+            self._map = _map_table(folder / TABLE, length) if is_noted else mmap.mmap(-1, length)
         count = layout.blocks
         self.counters = np.frombuffer(self._map, np.int64, _COUNTERS, _WORLD_BYTES)
         self.hashes = np.frombuffer(self._map, np.uint64, count, _HEAD_BYTES)
@@ -342,7 +332,7 @@ class Blocks:
             self._map[:] = bytes(len(self._map))
         is_left = False
         for path, size in zip(self.paths, self.layout.sizes, strict=True):
-            self._handles.append(handle := _open(path))
+            self._handles.append(handle := _open(path, os.O_NOFOLLOW))
             here = os.fstat(handle).st_size
             if here and is_new and self.gives_back:
                 punch_hole(handle, 0, here)
@@ -418,14 +408,13 @@ class Blocks:
         begin, end = self.layout.span(block)
         with contextlib.nullcontext() if self.locks is None else self.locks.held([block]):
             # Another process may have let it go meanwhile.
-            if self.state[block] != UNPROVED:
-                return bool(self.state[block] == WHOLE)
-            found = hash_block(self.read(begin, end - begin))
-            right = found == (self.layout.hashes[block] or self.digest_of(block))
-            if right:
-                self.hashes[block] = int(found, 16)
-            self.state[block] = WHOLE if right else MISSING
-        return right
+            if self.state[block] == UNPROVED:
+                found = hash_block(self.read(begin, end - begin))
+                right = found == (self.layout.hashes[block] or self.digest_of(block))
+                if right:
+                    self.hashes[block] = int(found, 16)
+                self.state[block] = WHOLE if right else MISSING
+            return bool(self.state[block] == WHOLE)
 
     def let_go(self, block: int) -> bool:
         """Give back the bytes of a block but for its edges; return whether that was possible, since none reads it."""
@@ -457,13 +446,9 @@ class Blocks:
         return sum(os.fstat(handle).st_blocks for handle in self._handles) * 512
 
     def close(self) -> None:
-        """Release the files now, where no thread uses them any more; what the table notes can still be read."""
-        self.counters, self.hashes, self.state = self.counters.copy(), self.hashes.copy(), self.state.copy()
-        self.kept, self.wanted, self.edges = self.kept.copy(), self.wanted.copy(), Edges.none(0)
-        close_all(self._handles)
-        # A traceback may have a part of the table.
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        """Release the files, where no thread uses them any more; the table can still be read."""
+        with typed_write_errors(self._shown[0]):
+            close_all(self._handles)
 
     def _mark(self, handle: int) -> None:
         """Have HDF5 refuse a file of which some blocks may go."""
@@ -471,7 +456,8 @@ class Blocks:
             os.pwrite(handle, PART_MARK, 0)
 
     def _give_back(self, block: int, *, whole: bool) -> None:
-        number, offset, length = self.layout.locate(block)
+        number, offset = self.layout.find(block * self.layout.block_bytes)
+        length = int(self.layout.lengths[block])
         head, tail = (0, 0) if whole else (int(self.edges.heads[block]), int(self.edges.tails[block]))
         # The end of the last page of a file would stay for ever otherwise.
         stop = offset + length - tail
@@ -534,7 +520,7 @@ def is_part(folder: Path) -> bool:
 def take_lock(folder: Path, *, shared: bool = False) -> int | None:
     """Return a handle that has the lock of those who fetch until it is closed; `None` if another process has it, alone
     or at all."""
-    handle = os.open(folder / FETCHER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = _open(folder / FETCHER)
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -15,14 +15,17 @@ import bisect
 import contextlib
 import copy
 import threading
-from typing import TYPE_CHECKING, Protocol
+from collections import Counter
+from typing import TYPE_CHECKING
 
-from colabstage.errors import DamagedPackError, SourceChangedError, SourceReadError
+import numpy as np
+
+from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError
 from colabstage.io.arguments import without_ours
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE
 from colabstage.sources.order import ConnectionTuner
-from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
+from colabstage.sources.remote import TransientError
 from colabstage.sources.retry import (
     LONGEST_WAIT_S,
     LOOK_S,
@@ -34,129 +37,131 @@ from colabstage.sources.retry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Sequence
 
     from colabstage.io.files import RetryPolicy
     from colabstage.io.progress import Cancellation, Clock
     from colabstage.sources.blocks import Blocks
-    from colabstage.sources.order import Run
+    from colabstage.sources.order import Order, Run
     from colabstage.sources.remote import RemoteFacts, RemoteFile
 
 # How often a block is fetched whose hash is wrong, before the source counts as damaged.
 _BLOCK_TRIES = 3
 # How long `close` waits for the threads; one that hangs in a dead mount's read cannot be interrupted.
 _END_S = 5.0
+# Remote files that are open at once; a pack may have thousands.
+_MOST_OPEN = 16
 
 
-class Order(Protocol):
-    """Which bytes are fetched next. Every method is called with the fetcher's lock held."""
+class Remotes:
+    """The remote files that blocks come from, each opened when it is first needed."""
 
-    look_s: float
-    """How often a free connection looks whether there is something to do by now."""
-    is_endless: bool
-    """Whether more may be wanted when all of it is here."""
+    def __init__(
+        self, label: str, sizes: Sequence[int], openers: Sequence[Callable[[], RemoteFile]], *, closes: bool = True
+    ) -> None:
+        """Take what opens each file; `closes`: whether files are closed here, not by the caller."""
+        self._label, self._sizes, self._openers, self._closes = label, sizes, openers, closes
+        self._lock = threading.Lock()
+        # By the number of the file, the one that was opened first in front.
+        self._open: dict[int, RemoteFile] = {}
+        self._dropped: list[RemoteFile] = []
+        self._users: Counter[RemoteFile] = Counter()
+        self._closed = False
 
-    def take(self, now: float) -> Run | None:
-        """Return bytes for a free connection; `None` if nothing is worth a request now."""
+    @contextlib.contextmanager
+    def lend(self, number: int) -> Iterator[RemoteFile]:
+        """Lend the file of a number, which is not closed meanwhile."""
+        with self._lock:
+            # A thread that was left behind would open what nobody closes any more.
+            if self._closed:
+                raise stopped_error(self._label)
+            remote = self._open.get(number) or self._opened(number)
+            self._users[remote] += 1
+        try:
+            yield remote
+        finally:
+            with self._lock:
+                self._users[remote] -= 1
+            self._close_unused()
 
-    def advance(self, run: Run, position: int, now: float) -> None:
-        """Note that the bytes of a run before `position` have arrived."""
-
-    def release(self, run: Run, now: float) -> None:
-        """Note that a run is no longer being fetched; the rest of it is handed out again."""
-
-    def place(self, landed: Sequence[int]) -> int | None:
-        """Return which of the blocks that have landed is to be written, for which there is room now."""
-
-    def done(self, block: int) -> None:
-        """Note that a block is written, or will not be."""
-
-    def close(self) -> None:
-        """Note that nothing more is fetched."""
-
-
-class Remotes(Protocol):
-    """The files that blocks come from."""
-
-    def lend(self, number: int) -> AbstractContextManager[RemoteFile]:
-        """Lend the file of a number."""
+    def _opened(self, number: int) -> RemoteFile:
+        remote = self._openers[number]()
+        size, expected = remote.facts.size, self._sizes[number]
+        if size is not None and size != expected:
+            remote.close()
+            msg = f"'{remote.facts.label}' has {size:,} bytes; expected {expected:,}: it is another file now."
+            raise SourceChangedError(msg)
+        while len(self._open) >= _MOST_OPEN:
+            self._dropped.append(self._open.pop(next(iter(self._open))))
+        self._open[number] = remote
+        return remote
 
     def drop(self, number: int) -> None:
-        """Open the file again for the next request."""
+        """Open the file again for the next request: another one may not have what is wrong with this one."""
+        with self._lock:
+            if number in self._open:
+                self._dropped.append(self._open.pop(number))
+        self._close_unused()
 
     def close(self) -> None:
         """Close all, each once nobody reads it."""
+        with self._lock:
+            self._closed = True
+            self._dropped += self._open.values()
+            self._open.clear()
+        self._close_unused()
 
-
-class OneRemote:
-    """A single file that the caller has opened and closes."""
-
-    def __init__(self, file: RemoteFile) -> None:
-        self._file = file
-
-    def lend(self, number: int) -> AbstractContextManager[RemoteFile]:
-        """Lend it."""
-        return contextlib.nullcontext(self._file)
-
-    def drop(self, number: int) -> None:
-        """Keep it: it is the caller's."""
-
-    def close(self) -> None:
-        """Keep it: it is the caller's."""
+    def _close_unused(self) -> None:
+        with self._lock:
+            unused = [one for one in self._dropped if not self._users[one]]
+            self._dropped = [one for one in self._dropped if self._users[one]]
+        for one in unused:
+            del self._users[one]
+            if self._closes:
+                one.close()
 
 
 class Arriving:
-    """One block that is on its way: which of its bytes have arrived, and, where it is written once it is verified,
-    these."""
+    """The bytes of one block that have arrived. `pieces`: these, where they are written once all are verified."""
 
     def __init__(self, begin: int, end: int) -> None:
         import xxhash
 
-        self.missing = end - begin
+        self.missing, self.pieces = end - begin, list[memoryview]()
         self._end, self._hashed, self._hasher = end, begin, xxhash.xxh3_64()
-        # By the address at which each piece begins; one that is written is only a length.
-        self._offsets: list[int] = []
-        self._pieces: dict[int, memoryview | int] = {}
+        # The stretches of addresses that have arrived, in order; two of them may touch.
+        self._stretches: list[list[int]] = []
 
     def add(self, data: memoryview, address: int, *, is_written: bool) -> None:
         """Take in new bytes."""
-        bisect.insort(self._offsets, address)
-        self._pieces[address] = len(data) if is_written else data
+        end = address + len(data)
+        number = bisect.bisect_right(self._stretches, [address])
+        if number and self._stretches[number - 1][1] == address:
+            self._stretches[number - 1][1] = end
+        else:
+            self._stretches.insert(number, [address, end])
         self.missing -= len(data)
+        if not is_written:
+            self.pieces.append(data)
         # Bytes that have just arrived are still in the processor's cache.
         if address == self._hashed:
             self._hasher.update(data)
-            self._hashed += len(data)
+            self._hashed = end
 
     def first_missing(self, begin: int, end: int) -> int | None:
         """Return the first missing byte of a range in the block; `None` if there is none."""
-        place = bisect.bisect_right(self._offsets, begin) - 1
-        reach = begin
-        for offset in self._offsets[max(0, place) :]:
-            if offset > reach or reach >= end:
-                break
-            piece = self._pieces[offset]
-            reach = max(reach, offset + (piece if isinstance(piece, int) else len(piece)))
-        return reach if reach < end else None
-
-    @property
-    def pieces(self) -> list[memoryview]:
-        """Return the bytes that are in memory, in order."""
-        found = (self._pieces[offset] for offset in self._offsets)
-        return [piece for piece in found if not isinstance(piece, int)]
+        for first, last in self._stretches:
+            if first <= begin < last:
+                begin = last
+        return begin if begin < end else None
 
     def digest(self, blocks: Blocks) -> str:
         """Return the hash of the block, once all of it has arrived."""
-        rest = self.pieces
-        if rest:
-            import xxhash
-
-            hasher = self._hasher if self._hashed == self._end else xxhash.xxh3_64(b"".join(rest))
-            return hasher.hexdigest()
+        # What waits in memory has come in order, by one connection.
         if self._hashed < self._end:
             self._hasher.update(blocks.read(self._hashed, self._end - self._hashed))
-        return self._hasher.hexdigest()
+        digest: str = self._hasher.hexdigest()
+        return digest
 
 
 class Fetcher:
@@ -180,43 +185,32 @@ class Fetcher:
         on_bytes: Callable[[int], object] = lambda _: None,
         on_wait: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Prepare.
+        """Prepare to fetch `blocks` from `remotes`, which are closed with this.
 
-        Args:
-            label: what is fetched, for messages.
-            blocks: where it goes.
-            remotes: the files that blocks come from; closed with this.
-            tune: returns the number of connections to a file.
-            policy: `attempts` counts tries without a single byte of progress.
-            stall_timeout_s: seconds without a byte after which waiting readers get an error.
-            clock: times silence and the waits before retries.
-            on_bytes: called with the number of bytes that have arrived, in any thread.
-            on_wait: called with what is waited for, in any thread.
+        `tune` returns the number of connections to a file; `policy.attempts` counts tries without a byte of progress.
+        After `stall_timeout_s` seconds without a byte, waiting readers get an error. `on_bytes` is called with the
+        number of bytes that have arrived, `on_wait` with what is waited for; both in any thread.
         """
         self.lock = threading.RLock()
         self.failures: dict[int, Exception] = {}
         self.error: BaseException | None = None
-        # What is waited for, and how many bytes had come by then.
-        self._waits = "", 0
+        self.landed: dict[int, str] = {}
+        self.writing: set[int] = set()
         self._label, self._blocks, self._remotes = label, blocks, remotes
         self._policy, self._stall_timeout_s, self._clock = policy, stall_timeout_s, clock
         self._on_bytes, self._on_wait = on_bytes, on_wait
         self._moved, self._freed = threading.Condition(self.lock), threading.Condition(self.lock)
         self._order: Order | None = None
         self._tune, self._tuner = tune, ConnectionTuner(1, 1)
-        self._is_tuned = False
+        self._is_tuned = self._stopping = False
         self._arriving: dict[int, Arriving] = {}
-        self.landed: dict[int, str] = {}
-        self._tries: dict[int, int] = {}
-        # What each file is called in messages.
-        self._labels: dict[int, str] = {}
-        self._come = 0
-        self.writing: set[int] = set()
-        self._last_moved, self._fetched = clock.now(), 0
-        self._window = (self._last_moved, 0)
-        self._stopping = False
-        # Connections, those of them that wait for work, and those that wait for their next try.
-        self._working = self._idle = self._paused = 0
+        self._tries: Counter[int] = Counter()
+        # The bytes that have come here, when the last did, and what all processes had fetched then.
+        self._come, self._last_moved, self._fetched = 0, clock.now(), 0
+        # What is waited for, and how many bytes had come by then.
+        self._waits = "", 0
+        # Connections, those of them that wait for work, and those that have used up their tries.
+        self._working = self._idle = self._spent = 0
         self._threads: list[threading.Thread] = []
 
     def start(self, begin: Callable[[], Order]) -> None:
@@ -226,12 +220,12 @@ class Fetcher:
             order = begin()
             with self.lock:
                 self._order, self._working = order, 1
-                self._touch()
+                self.touch()
                 self._wake()
             self._connect()
 
         with self.lock:
-            self._touch()
+            self.touch()
             self._spawn(connect)
 
     @property
@@ -253,18 +247,19 @@ class Fetcher:
         """Tell whether nothing is fetched any more."""
         return self._stopping or self.error is not None
 
-    def wake(self) -> None:
-        """Look for what is to be fetched now."""
+    def touch(self) -> None:
+        """Look for what is to be fetched now. Nothing may have been requested until then, which is no stall of the
+        source."""
         with self.lock:
-            self._touch()
+            self._last_moved = self._clock.now()
             self._freed.notify_all()
 
     def stop(self) -> None:
         """End soon, without waiting for it; never blocks."""
         self._stopping = True
 
-    def close(self) -> bool:
-        """Stop, and wait for the threads that can be stopped; return whether all have ended."""
+    def close(self) -> None:
+        """Stop, and wait for the threads that can be stopped."""
         self.stop()
         with self.lock:
             self._end_order()
@@ -273,11 +268,9 @@ class Fetcher:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, deadline - SYSTEM_CLOCK.now()))
         self._remotes.close()
-        have_ended = not any(thread.is_alive() for thread in self._threads)
-        if have_ended:
+        if not any(thread.is_alive() for thread in self._threads):
             # An order may have this object, too.
             self._order = None
-        return have_ended
 
     def first_missing(self, begin: int, end: int) -> int | None:
         """Return the first byte of a range in one file that has not arrived, with the lock held."""
@@ -296,12 +289,8 @@ class Fetcher:
     def wait_until(
         self, condition: Callable[[], bool], cancellation: Cancellation | None = None, *, look_s: float = LOOK_S
     ) -> None:
-        """Wait until `condition`, which is called with the lock held.
-
-        Raises:
-            CancelledError: the caller asked to stop.
-            BaseException: what ended fetching, or one that says that it stands still.
-        """
+        """Wait until `condition`, which is called with the lock held. Raises what has ended fetching, or that it stands
+        still."""
         with self.lock:
             since = self._clock.now()
             while not condition():
@@ -314,45 +303,18 @@ class Fetcher:
                     raise stopped_error(self._label)
                 if cancellation is not None:
                     cancellation.check()
-                self._see_others()
+                # What other processes have fetched is progress, too.
+                if (fetched := int(self._blocks.counters[FETCHED])) != self._fetched:
+                    self._fetched, self._last_moved = fetched, self._clock.now()
                 if self._clock.now() - max(since, self._last_moved) > self._stall_timeout_s:
-                    raise self._stalled_error(how="not moved")
-                # Otherwise single bytes now and then would count as progress.
-                if self._crawls():
-                    raise self._stalled_error(how="hardly moved")
+                    raise self._stalled_error()
                 self._clock.wait(self._moved, look_s)
 
-    def _see_others(self) -> None:
-        """Count what other processes have fetched as progress."""
-        if (fetched := int(self._blocks.counters[FETCHED])) != self._fetched:
-            self._fetched, self._last_moved = fetched, self._clock.now()
-            self._window = (self._last_moved, self._come)
-
-    def _touch(self) -> None:
-        """Begin to measure progress: nothing may have been requested until now, which is no stall of the source."""
-        self._last_moved = self._clock.now()
-        self._window = (self._last_moved, self._come)
-
-    def touch(self) -> None:
-        """As `_touch`, where more is requested than before; with the lock held."""
-        self._touch()
-        self._freed.notify_all()
-
-    def _crawls(self) -> bool:
-        """Return whether all connections together have recently delivered less than anybody would wait for."""
-        began, come = self._window
-        seconds = self._clock.now() - began
-        if self._order is None or seconds < self._stall_timeout_s:
-            return False
-        # Judged window by window, because a mean over hours would hide a standstill.
-        self._window = (self._clock.now(), self._come)
-        return self._come - come < LEAST_BYTES_PER_S * seconds
-
-    def _stalled_error(self, *, how: str) -> SourceReadError:
+    def _stalled_error(self) -> SourceReadError:
         blocks = self._blocks
         here = int(blocks.layout.lengths[blocks.state == WHOLE].sum())
         msg = (
-            f"The copy of '{self._label}' has {how} for {self._stall_timeout_s:.0f} seconds, "
+            f"The copy of '{self._label}' has not moved for {self._stall_timeout_s:.0f} seconds, "
             f"{here:,} of {blocks.layout.size:,} bytes are here. Run this once more: finished blocks are kept. "
             "If it is on Google Drive, end its client before (!pkill -9 -x drive) and call mount_drive()."
         )
@@ -377,12 +339,12 @@ class Fetcher:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - raised in those that wait for the bytes
-            self.fail(error)
+            self._fail(error)
         finally:
             if self.has_ended():
                 self._remotes.close()
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End fetching with an error."""
         with self.lock:
             # The first failure is the cause; the others follow from it, or from closing.
@@ -400,26 +362,25 @@ class Fetcher:
         """Work as one connection: run after run until nothing is left to do."""
         budget = RetryBudget(self._policy, self._clock)
         while (run := self._next_run()) is not None:
-            while run.left and not self.has_ended():
-                try:
-                    if not self._proves(run):
-                        self._fetch(run)
-                except TransientError as error:
-                    self._continue_after(error, run, budget)
-                except SourceChangedError as error:
-                    # The file may have been written again with the same content: the hash of each block tells.
-                    if not self._blocks.layout.hashes[run.begin // self._blocks.layout.block_bytes]:
-                        raise
-                    self._reject(run.begin // self._blocks.layout.block_bytes, run, error)
+            try:
+                if not self._proves(run):
+                    self._fetch(run)
                 # Received bytes prove that the connection works again.
-                else:
-                    budget = RetryBudget(self._policy, self._clock)
+                budget = RetryBudget(self._policy, self._clock)
+            except TransientError as error:
+                self._pause_after(error, run, budget)
+            except SourceChangedError as error:
+                # The file may have been written again with the same content: the hash of each block tells.
+                block = run.position // self._blocks.layout.block_bytes
+                if not self._blocks.layout.hashes[block]:
+                    raise
+                self._reject(block, error, run)
 
     def _next_run(self) -> Run | None:
         """Return what this connection is to fetch, once there is something; `None` when it is to end."""
         assert self._order is not None
         while not self.has_ended():
-            self.write_landed()
+            self._write_landed()
             with self.lock:
                 # The last one did not increase the total rate, so one of them ends.
                 if self._working > self._tuner.wanted:
@@ -438,15 +399,12 @@ class Fetcher:
     def _proves(self, run: Run) -> bool:
         """Return whether a block that was in doubt is right, so that nothing has to be fetched."""
         block = run.begin // self._blocks.layout.block_bytes
-        if self._blocks.state[block] != UNPROVED:
-            return False
-        self._blocks.prove(block)
-        if self._blocks.state[block] != WHOLE:
+        if self._blocks.state[block] != UNPROVED or not self._blocks.prove(block):
             return False
         with self.lock:
             assert self._order is not None
             self._order.advance(run, run.end, self._clock.now())
-            self._touch()
+            self._last_moved = self._clock.now()
             self._moved.notify_all()
         return True
 
@@ -455,32 +413,36 @@ class Fetcher:
         layout = self._blocks.layout
         number, offset = layout.find(run.position)
         block = run.position // layout.block_bytes
-        with self._remotes.lend(number) as remote:
-            # A hash proves more than a version, without a request. After a wrong one the question is worth a round
-            # trip: "changed" says more than "damaged".
-            is_hashed = layout.hashes[block] and not self._tries.get(block)
-            asked = remote.without_version_check() if is_hashed else remote
-            with self.lock:
-                run.ask_again(self._clock.now())
-                self._labels[number] = remote.facts.label
-                if not self._is_tuned:
-                    self._is_tuned, self._tuner = True, self._tune(remote.facts)
-                    self._grow()
-            with closing_pieces(asked.read_range(offset, run.left)) as pieces:
-                for piece in pieces:
-                    if not self._take_in(run, memoryview(piece)):
-                        return
-            if run.left:
-                raise ended_early(remote.facts, offset + run.position - run.begin)
+        try:
+            with self._remotes.lend(number) as remote:
+                # A hash proves more than a version, without a request. After a wrong one the question is worth a round
+                # trip: "changed" says more than "damaged".
+                is_hashed = layout.hashes[block] and not self._tries[block]
+                asked = remote.without_version_check() if is_hashed else remote
+                with self.lock:
+                    run.ask_again(self._clock.now())
+                    if not self._is_tuned:
+                        self._is_tuned, self._tuner = True, self._tune(remote.facts)
+                        self._grow()
+                with closing_pieces(asked.read_range(offset, run.left)) as pieces:
+                    for piece in pieces:
+                        if not self._take_in(run, memoryview(piece), remote):
+                            return
+                if run.left:
+                    raise ended_early(remote.facts, offset + run.position - run.begin)
+        except TransientError:
+            raise
+        except ColabstageError:
+            self._remotes.drop(number)
+            raise
 
-    def _take_in(self, run: Run, data: memoryview) -> bool:
+    def _take_in(self, run: Run, data: memoryview, remote: RemoteFile) -> bool:
         """Take in a piece; return whether the run continues."""
         with self.lock:
             if self.has_ended():
                 return False
             data, address = data[: run.left], run.position
-        is_written = not self._blocks.gives_back
-        if is_written:
+        if not self._blocks.gives_back:
             self._blocks.write(data, address)
         with self.lock:
             if self.has_ended():
@@ -488,7 +450,7 @@ class Fetcher:
             assert self._order is not None
             # Another connection may have taken the end over meanwhile.
             data, now = data[: run.left], self._clock.now()
-            complete = self._store(data, address, is_written=is_written)
+            complete = self._store(data, address)
             waited = bool(data and self.waits_for)
             if data:
                 self._come += len(data)
@@ -502,11 +464,11 @@ class Fetcher:
         if data:
             self._on_bytes(len(data))
         for block in complete:
-            self._land(block, run)
+            self._land(block, remote)
         return run.left > 0
 
-    def _store(self, data: memoryview, address: int, *, is_written: bool) -> list[int]:
-        """Take in bytes with the lock held; return the blocks that are complete by them."""
+    def _store(self, data: memoryview, address: int) -> list[int]:
+        """Note bytes with the lock held; return the blocks that are complete by them."""
         complete, layout = [], self._blocks.layout
         while data:
             block = address // layout.block_bytes
@@ -515,23 +477,28 @@ class Fetcher:
             if arriving is None:
                 arriving = self._arriving[block] = Arriving(begin, end)
             part, data = data[: end - address], data[end - address :]
-            arriving.add(part, address, is_written=is_written)
+            arriving.add(part, address, is_written=not self._blocks.gives_back)
             if not arriving.missing:
                 complete.append(block)
             address += len(part)
         return complete
 
-    def _land(self, block: int, run: Run) -> None:
+    def _land(self, block: int, remote: RemoteFile) -> None:
         """Verify a block that has arrived, and write it if there is room."""
         digest, expected = self._arriving[block].digest(self._blocks), self._blocks.layout.hashes[block]
         if expected and digest != expected:
-            self._reject(block, run, None)
+            offset, length = int(self._blocks.layout.offsets[block]), int(self._blocks.layout.lengths[block])
+            msg = (
+                f"'{remote.facts.label}' is damaged: the {length:,} bytes from {offset:,} on are not those that were "
+                f"written, in {_BLOCK_TRIES} readings."
+            )
+            self._reject(block, DamagedPackError(msg))
             return
         with self.lock:
             self.landed[block] = digest
-        self.write_landed()
+        self._write_landed()
 
-    def write_landed(self) -> None:
+    def _write_landed(self) -> None:
         """Write the blocks for which there is room now, and note them."""
         while self.landed and not self.has_ended():
             with self.lock:
@@ -556,69 +523,77 @@ class Fetcher:
         self.landed.pop(block, None)
         self._arriving.pop(block, None)
 
-    def _reject(self, block: int, run: Run, error: SourceChangedError | None) -> None:
-        """Fetch a block again that has arrived wrong, or came from another version; a few times."""
-        number, offset, length = self._blocks.layout.locate(block)
+    def _reject(self, block: int, error: Exception, run: Run | None = None) -> None:
+        """Hand out a block again that has arrived wrong, or the rest of a run whose source has changed; after a few
+        times the error is final for this block."""
         with self.lock:
             assert self._order is not None
-            self.forget(block)
-            self._tries[block] = tries = self._tries.get(block, 0) + 1
-            if tries >= _BLOCK_TRIES:
+            self._tries[block] += 1
+            if self._tries[block] >= _BLOCK_TRIES:
                 del self._tries[block]
-                msg = (
-                    f"'{self._labels[number]}' is damaged: the {length:,} bytes from {offset:,} on are not those that "
-                    f"were written, in {_BLOCK_TRIES} readings."
-                )
-                self.failures[block] = error or DamagedPackError(msg)
-            # From its beginning; whatever else the run would have fetched is handed out again too.
-            run.position = min(run.position, self._blocks.layout.span(block)[0])
-            self._order.release(run, self._clock.now())
+                self.failures[block] = error
+            if run is not None:
+                self._order.release(run, self._clock.now())
+            else:
+                self.forget(block)
+                self._order.again(*self._blocks.layout.span(block))
             self._wake()
-        self._remotes.drop(number)
+        self._remotes.drop(int(self._blocks.layout.file_of[block]))
 
-    def _continue_after(self, error: TransientError, run: Run, budget: RetryBudget) -> None:
-        """Wait as long as the failure requires; end fetching if no connection has a try left."""
+    def _pause_after(self, error: TransientError, run: Run, budget: RetryBudget) -> None:
+        """Leave the rest to whichever connection is free, and wait as long as the failure requires; end fetching if no
+        connection has a try left."""
         with self.lock:
             assert self._order is not None
-            moved, come = run.position > run.begin, self._come
-            wait_s = budget.count(error, arrived=come, moved=moved)
+            moved = run.position > run.begin
+            wait_s = budget.count(error, arrived=self._come, moved=moved)
+            self._order.release(run, self._clock.now())
+            self._freed.notify_all()
             in_time = wait_s <= self._stall_timeout_s
-            spent = budget.is_spent or not in_time
-            last = spent and self._working - self._idle == 1
-            # Others that deliver take over from one that is refused.
-            if spent or (not moved and self._working - self._idle - self._paused > 1):
-                self._order.release(run, self._clock.now())
-                self._freed.notify_all()
-            if last and not (in_time and budget.is_patient):
-                self.fail(final_error(error, self._label, budget.tries))
+            is_spent = budget.is_spent or not in_time
+            is_last = is_spent and self._working - self._idle - self._spent == 1
+            if is_last and not (in_time and budget.is_patient):
+                self._fail(final_error(error, self._label, budget.tries))
                 return
-            resting = spent and not last
-            self._working -= resting
-            if last:
-                self._waits = budget.waits_for, come
-        if last:
+            if is_last:
+                self._waits = budget.waits_for, self._come
+        if is_last:
             # Outside the lock: whoever shows progress may be slow.
             self._on_wait(budget.waits_for)
         with self.lock:
-            self._paused += not resting
-            self._pause(min(wait_s, LONGEST_WAIT_S) if resting else wait_s)
-            self._paused -= not resting
-            # Its tries are used up: it does not retry before another connection has received something.
-            while resting and not self.has_ended() and self._come == come:
-                self._clock.wait(self._freed, LOOK_S)
-            self._working += resting
+            rests = is_spent and not is_last
+            self._spent += rests
+            self._pause(min(wait_s, LONGEST_WAIT_S) if rests else wait_s, until_moved=rests)
+            self._spent -= rests
 
-    def _pause(self, seconds: float) -> None:
-        """Wait with the lock held."""
-        deadline = self._clock.now() + seconds
+    def _pause(self, seconds: float, *, until_moved: bool) -> None:
+        """Wait with the lock held; one that has used up its tries does so until another connection receives something,
+        too."""
+        deadline, come = self._clock.now() + seconds, self._come
         while not self.has_ended() and not self._is_done():
             left_s = deadline - self._clock.now()
-            if left_s <= 0:
+            if left_s <= 0 and not (until_moved and self._come == come):
                 return
-            self._clock.wait(self._freed, min(left_s, LOOK_S))
+            self._clock.wait(self._freed, min(left_s, LOOK_S) if left_s > 0 else LOOK_S)
 
     def _is_done(self) -> bool:
         return not self._arriving and not bool((self._blocks.state == MISSING).any())
+
+
+def prove_rest(blocks: Blocks, fetcher: Fetcher) -> list[tuple[int, int]]:
+    """Hash what an earlier run has left of one file; return the ranges `(begin, end)` that are missing."""
+    for block in np.flatnonzero(blocks.state == UNPROVED).tolist():
+        if fetcher.has_ended():
+            break
+        blocks.prove(block)
+        fetcher.touch()
+    gaps: list[tuple[int, int]] = []
+    for block in np.flatnonzero(blocks.state != WHOLE).tolist():
+        begin, end = blocks.layout.span(block)
+        if gaps and gaps[-1][1] == begin:
+            begin, _ = gaps.pop()
+        gaps.append((begin, end))
+    return gaps
 
 
 def _without_frames(error: BaseException) -> BaseException:

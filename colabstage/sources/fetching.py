@@ -262,28 +262,19 @@ def settle_record(target: Path, record: FetchRecord) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _FetchCall:
-    """One call of `fetch_files`."""
+    """One call of `fetch_files`. `thorough`: whether content is compared, not only times; `began`: when the call began,
+    by the monotonic clock; `into`: whether the target ends in a slash, so that one file goes into it."""
 
     source: Source
-    """What is fetched."""
     target: Path
-    """Where it goes."""
     only: tuple[str, ...]
-    """Which part of it; nothing for all."""
     checksum: Checksum | None
-    """The hash that one file must have."""
     overwrite: bool
-    """Whether what is at the target is replaced, whatever it is."""
     thorough: bool
-    """Whether content is compared, not only times."""
     progress: Progress
-    """Where the steps are shown."""
     cancellation: Cancellation
-    """What stops it."""
     began: float
-    """When the call began, by the monotonic clock."""
     into: bool
-    """Whether the target ends in a slash, so that one file goes into it."""
 
     def reuse(self) -> FetchReport | None:
         """Return what is here, if it is whole and the source is still the same."""
@@ -339,11 +330,7 @@ class _FetchCall:
         return "" if verdict == "same" else None
 
     def run(self) -> FetchReport:
-        """Fetch.
-
-        Raises:
-            As `fetch_files`.
-        """
+        """Fetch, as `fetch_files`."""
         make_folder(self.target if self.into else self.target.parent)
         opening = Opening(self.target.parent, self.progress, self.cancellation, self.checksum, self.only)
         with open_source(self.source, opening, unpack=False) as source:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import mmap
-import os
 import threading
 import time
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -29,13 +28,11 @@ from colabstage.errors import (
     NotStagedError,
     OptionError,
     PackFormatError,
-    SourceChangedError,
     SourceError,
-    SourceReadError,
     error_from_json,
     error_to_json,
 )
-from colabstage.io.files import PATIENT, pwrite_exactly, typed_write_errors
+from colabstage.io.files import PATIENT, typed_write_errors
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import start_at
 from colabstage.io.units import format_bytes
@@ -64,11 +61,9 @@ from colabstage.sources.blocks import (
     follow_forks,
     take_lock,
 )
-from colabstage.sources.fetcher import Fetcher
-from colabstage.sources.order import NEVER, ConnectionTuner, Reader, Run, Visits, look_ahead, plan_misses
-from colabstage.sources.remote import TransientError
+from colabstage.sources.fetcher import Fetcher, Remotes
+from colabstage.sources.order import NEVER, ConnectionTuner, Order, Reader, Run, Visits, first_of, next_uses, victim_for
 from colabstage.sources.remote_files import remote_opener
-from colabstage.sources.retry import stopped_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -79,21 +74,19 @@ if TYPE_CHECKING:
     from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.sources.blocks import Edges
-    from colabstage.sources.order import Outlook
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import RemoteFacts, RemoteFile
 
 _log = logging.getLogger(__name__)
 
-# What another process has fetched is seen within this time.
-_LOOK_S, _FILL_LOOK_S = 0.01, 0.02
+# What another process has fetched, and whose turn it is, is seen within this time.
+_LOOK_S, _FILL_LOOK_S, _TURN_LOOK_S = 0.01, 0.02, 0.002
 # Later than anything that a reader will ask for.
 _FAR = 1 << 40
 # After what blocks of a pack that is to come whole are kept, because the next attempt may succeed: an interrupt, a
 # source or a mount that is back by then. Not after a full disk, of which they take a part, nor where the pack itself is
 # damaged.
 KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError)
-_STAGE_AGAIN = "Call stage_dataset with the same arguments again: it "
 # What is beside the blocks: the table, what readers expect, and what a file system needs for the file itself.
 _BESIDE_BYTES, _BESIDE_A_BLOCK = 2 * 1024 * 1024, 128
 # Part of the room that is for what is read now, and next: the rest keeps what the next epoch needs.
@@ -103,8 +96,6 @@ _MOST_CONNECTIONS, _FIRST_WINDOW = 8, 2
 # To a file that comes whole from a mount: one block is read while another is written. On the simulated Drive the first
 # batch came after 2.2 s with two readers and after 3.2 s with four, and all of 200 MB in 4.0 s and in 4.8 s.
 _WHOLE_CONNECTIONS = 2
-# Files that are open at once, of a pack that has many.
-_MOST_OPEN = 16
 
 
 def fixed_bytes(kept: int, blocks: int, files: int, block_bytes: int) -> int:
@@ -139,20 +130,16 @@ class FileSet(Layout):
         """
         self.files = tuple(files)
         self.label = label or self.files[0].source.label
-        lengths = {one.manifest.block_bytes for one in self.files}
+        manifests = [one.manifest for one in self.files]
+        lengths = {one.block_bytes for one in manifests}
         if len(lengths) > 1:
             msg = (
                 f"The files of '{self.label}' have blocks of {' and of '.join(f'{one:,}' for one in sorted(lengths))} "
                 "bytes, so they were not written together. Open each alone, or pack them again."
             )
             raise PackFormatError(msg)
-        manifests = [one.manifest for one in self.files]
-        super().__init__(
-            [one.name for one in self.files],
-            [one.size for one in manifests],
-            lengths.pop(),
-            [text for one in manifests for text in one.hashes],
-        )
+        hashes = [text for one in manifests for text in one.hashes]
+        super().__init__([one.name for one in self.files], [one.size for one in manifests], lengths.pop(), hashes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FileSet, (self.files, self.label)
@@ -188,26 +175,21 @@ class Expected:
 
     def __init__(self, folder: Path, visits: Visits) -> None:
         """Write the visits to a file in `folder`."""
-        self._path = temp_beside(folder / _NAME)
-        values = np.stack([visits.blocks, visits.first, visits.last]).astype(np.int64)
         # Written beside and then named, so that nobody reads a half. The first number is how far the reader is.
-        writing = temp_beside(folder / "expecting")
-        handle = os.open(writing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path, writing = temp_beside(folder / _NAME), temp_beside(folder / "expecting")
+        values = np.concatenate([[0], visits.blocks, visits.first, visits.last]).astype(np.int64)
         try:
             with typed_write_errors(self._path):
-                pwrite_exactly(handle, bytes(8) + values.tobytes(), 0)
-            self._map = mmap.mmap(handle, 8 + values.nbytes)
+                writing.write_bytes(values.tobytes())
+            self._values = np.memmap(writing, np.int64, "r+")
         except BaseException:
             remove_own(writing)
             raise
-        finally:
-            os.close(handle)
         rename_own(writing, self._path)
-        self._reached = np.frombuffer(self._map, np.int64, 1)
 
     def reached(self, rows: int) -> None:
         """Note that the first so many rows are done with."""
-        self._reached[0] = rows
+        self._values[0] = rows
 
     def close(self) -> None:
         """Withdraw it. Calling it twice is fine."""
@@ -220,7 +202,7 @@ class Readers:
     def __init__(self, folder: Path) -> None:
         self._folder, self._owner = folder, owner_token()
         self._seen_at = self._listed_at = -1
-        self._open: dict[str, tuple[Reader, mmap.mmap]] = {}
+        self._open: dict[str, tuple[Reader, NDArray[np.int64]]] = {}
         self.all: list[Reader] = []
         self.own: list[Reader] = []
 
@@ -232,20 +214,20 @@ class Readers:
         if written != self._seen_at or now - written < _TICK_NS or now - self._listed_at > _LIST_NS:
             self._seen_at, self._listed_at = written, now
             changed = self._list()
-        for reader, mapped in self._open.values():
-            reader.reached = int.from_bytes(mapped[:8], "little")
+        for reader, values in self._open.values():
+            reader.reached = int(values[0])
         return changed
 
     def _list(self) -> bool:
         found = {path.name: path for path in self._folder.iterdir() if _is_alive(path)}
-        gone = [name for name in self._open if name not in found]
+        gone, come = self._open.keys() - found, [name for name in found if name not in self._open]
         for name in gone:
             del self._open[name]
-        come = [path for name, path in found.items() if name not in self._open]
-        for path in come:
+        for name in come:
             # It may have been withdrawn this moment.
             with contextlib.suppress(FileNotFoundError):
-                self._open[path.name] = _map_visits(path)
+                values = np.asarray(np.memmap(found[name], np.int64, "r"))
+                self._open[name] = Reader(Visits(*values[1:].reshape(3, -1))), values
         self.all = [reader for reader, _ in self._open.values()]
         self.own = [reader for name, (reader, _) in self._open.items() if self._owner in name]
         return bool(gone or come)
@@ -262,138 +244,47 @@ def _is_alive(path: Path) -> bool:
     return False
 
 
-def _map_visits(path: Path) -> tuple[Reader, mmap.mmap]:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        mapped = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
-    finally:
-        os.close(handle)
-    return Reader(Visits(*np.frombuffer(mapped, np.int64, offset=8).reshape(3, -1))), mapped
-
-
-class OpenedFiles:
-    """The remote files of a set, opened when they are needed; not too many at once."""
-
-    def __init__(self, files: FileSet, openers: Sequence[Callable[[], RemoteFile]]) -> None:
-        self._files, self._openers = files, openers
-        self._lock = threading.Lock()
-        # By the number of the file, the one that was opened first in front.
-        self._open: dict[int, RemoteFile] = {}
-        self._users: dict[RemoteFile, int] = {}
-        self._closed = False
-
-    @contextlib.contextmanager
-    def lend(self, number: int) -> Iterator[RemoteFile]:
-        """Lend the file of a number. After an error that stays it is opened again, and closed once nobody reads it."""
-        remote = self._take(number)
-        try:
-            yield remote
-        except TransientError:
-            raise
-        except ColabstageError:
-            # Another one may not have what is wrong with this one.
-            with self._lock:
-                if self._open.get(number) is remote:
-                    del self._open[number]
-            raise
-        finally:
-            with self._lock:
-                self._users[remote] -= 1
-            self._close_unused([remote])
-
-    def _take(self, number: int) -> RemoteFile:
-        with self._lock:
-            # A thread that was left behind would open what nobody closes any more.
-            if self._closed:
-                raise stopped_error(self._files.label)
-            remote = self._open.get(number)
-            if remote is None:
-                remote = self._openers[number]()
-                size, expected = remote.facts.size, self._files.sizes[number]
-                if size is not None and size != expected:
-                    # No other thread knows of it yet.
-                    remote.close()
-                    msg = f"'{remote.facts.label}' has {size:,} bytes; expected {expected:,}: it is another file now."
-                    raise SourceChangedError(msg)
-                oldest = list(self._open)[: len(self._open) + 1 - _MOST_OPEN]
-                released = [self._open.pop(one) for one in oldest]
-                self._open[number] = remote
-            else:
-                released = []
-            self._users[remote] = self._users.get(remote, 0) + 1
-        self._close_unused(released)
-        return remote
-
-    def drop(self, number: int) -> None:
-        """Open a file again for the next request."""
-        with self._lock:
-            remote = self._open.pop(number, None)
-        self._close_unused([remote] if remote is not None else [])
-
-    def close(self) -> None:
-        """Close all, each once nobody reads it."""
-        with self._lock:
-            self._closed = True
-            remotes = list(self._open.values())
-            self._open.clear()
-        self._close_unused(remotes)
-
-    def _close_unused(self, remotes: list[RemoteFile]) -> None:
-        with self._lock:
-            open_now = list(self._open.values())
-            unused = [
-                one for one in remotes if not self._users.get(one) and all(one is not other for other in open_now)
-            ]
-            for one in unused:
-                self._users.pop(one, None)
-        for one in unused:
-            one.close()
-
-
-class Lookahead:
+class Lookahead(Order):
     """The order of blocks that readers will need: those that one waits for first, then what is needed next. Blocks
     that are needed last make way."""
 
+    # Another process may need a block, or be done with one; and readers may come again.
     look_s = 0.01
-    """How soon it is seen that another process needs a block, or is done with one."""
     is_endless = True
-    """Readers may come again."""
 
     def __init__(self, blocks: Blocks, readers: Readers, fetcher: Fetcher) -> None:
         self._blocks, self._readers, self._fetcher = blocks, readers, fetcher
-        self._planned_for = -1
         self._busy: set[int] = set()
-        self._outlook: tuple[tuple[int, ...], Outlook] | None = None
+        self._next_use = np.full(len(blocks.state), NEVER)
+        self._seen_for: tuple[int, ...] = (-1,)
         self._idle_at: tuple[int, ...] = ()
         # How many blocks may be on their way. Requests that begin together share the line and end together: so there
         # are few at first, and one more with each block that has come.
         self._window = _FIRST_WINDOW
-        self._has_readers = False
 
     def take(self, now: float) -> Run | None:
         """Return a block that no other process fetches; `None` if none is needed, or there is no memory for it."""
-        state, failures, wanted = self._blocks.state, self._fetcher.failures, self._blocks.wanted
-        outlook = self._look()
+        blocks, state, wanted = self._blocks, self._blocks.state, self._blocks.wanted
+        next_use, failures = self._look(), self._fetcher.failures
         # With many blocks a choice takes time, and mostly nothing has changed since the last.
-        so_far = self._blocks.counters[[FETCHED, EVICTED]].tolist()
-        reached = [reader.reached for reader in self._readers.all]
-        seen = (*so_far, *reached, len(self._fetcher.landed), len(self._busy), len(failures), int(now))
+        so_far = blocks.counters[[FETCHED, EVICTED]].tolist()
+        seen = (*so_far, *self._seen_for, len(self._fetcher.landed), len(self._busy), len(failures), int(now))
         if seen == self._idle_at and not wanted.any():
             return None
         candidates = (state != WHOLE) & (state != WRITING)
         candidates[list(self._busy)] = candidates[list(failures)] = False
         waited = np.flatnonzero(candidates & (wanted != 0))
-        for block in waited[np.argsort(outlook.next_use[waited], kind="stable")].tolist():
+        for block in waited[np.argsort(next_use[waited], kind="stable")].tolist():
             if (run := self._claim(block, now)) is not None:
                 return run
         # In memory there are as many blocks, with or without room, as keep the connections busy.
         if len(self._busy) >= min(self._window, self._fetcher.connections):
             return None
-        own = look_ahead(self._readers.own, len(state))
-        while (ahead := own.first_of(candidates)) is not None:
-            if (run := self._claim(ahead, now)) is not None:
+        own = next_uses(self._readers.own, len(state))
+        while (block := first_of(own, candidates)) is not None:
+            if (run := self._claim(block, now)) is not None:
                 return run
-            candidates[ahead] = False
+            candidates[block] = False
         self._idle_at = seen
         return None
 
@@ -401,12 +292,14 @@ class Lookahead:
         assert self._blocks.locks is not None
         if not self._blocks.locks.claim(block):
             return None
-        if self._blocks.state[block] in (WHOLE, WRITING):
-            # Another process has brought it a moment ago.
+        begin, end = self._blocks.layout.span(block)
+        # What has come before a connection was cut is not fetched again; another process may have fetched all of it.
+        missing = self._fetcher.first_missing(begin, end)
+        if missing is None or self._blocks.state[block] == WRITING:
             self._blocks.locks.unclaim(block)
             return None
         self._busy.add(block)
-        return Run(*self._blocks.layout.span(block), now)
+        return Run(missing, end, now)
 
     def advance(self, run: Run, position: int, now: float) -> None:
         """Note that the bytes of a run before `position` have arrived."""
@@ -417,11 +310,13 @@ class Lookahead:
             self.done(block)
 
     def release(self, run: Run, now: float) -> None:
-        """Note that a run is no longer being fetched; its block is handed out again, from its beginning."""
+        """Note that a run is no longer being fetched; the rest of its block is handed out again."""
         run.end = run.position
-        block = run.begin // self._blocks.layout.block_bytes
-        self._fetcher.forget(block)
-        self.done(block)
+        self.done(run.begin // self._blocks.layout.block_bytes)
+
+    def again(self, begin: int, end: int) -> None:
+        """Hand out a block again that has arrived wrong."""
+        self.done(begin // self._blocks.layout.block_bytes)
 
     def done(self, block: int) -> None:
         """Note that a block is here, or will not come."""
@@ -438,11 +333,11 @@ class Lookahead:
 
     def place(self, landed: Sequence[int]) -> int | None:
         """Return the first block that is needed of those that have landed, once there is room for it."""
-        outlook, wanted = self._look(), self._blocks.wanted
-        for block in sorted(landed, key=lambda block: (not wanted[block], outlook.next_use[block])):
-            if self._make_room(block, outlook):
+        next_use, wanted = self._look(), self._blocks.wanted
+        for block in sorted(landed, key=lambda block: (not wanted[block], next_use[block])):
+            if self._make_room(block, next_use):
                 return block
-            if outlook.next_use[block] != NEVER or wanted[block]:
+            if next_use[block] != NEVER or wanted[block]:
                 # Nothing can go for this one, so nothing can for those that are needed later.
                 return None
             # The reader that expected it has gone. It has come all the same, and is counted.
@@ -451,58 +346,52 @@ class Lookahead:
             self.done(block)
         return None
 
-    def _look(self) -> Outlook:
-        changed, readers, blocks = self._readers.look(), self._readers.all, self._blocks
-        capacity = int(blocks.counters[CAPACITY])
-        if (changed or self._planned_for != capacity) and readers and capacity:
-            self._planned_for = capacity
-            # What is read, and what takes its place; what is on its way waits in memory.
-            ahead = max(1, min(_MOST_AHEAD, max(capacity // _AHEAD_PART, _LEAST_AHEAD)))
-            here = set(np.flatnonzero((blocks.state == WHOLE) | (blocks.state == UNPROVED)).tolist())
-            plan_misses(readers, max(1, capacity - ahead), here)
-            self._outlook = None
-            if not self._has_readers:
-                self._window = _FIRST_WINDOW
-        self._has_readers = bool(self._readers.own)
-        reached = tuple(reader.reached for reader in readers)
-        if changed or self._outlook is None or self._outlook[0] != reached:
-            self._outlook = reached, look_ahead(readers, len(blocks.state))
-        return self._outlook[1]
+    def _look(self) -> NDArray[np.int64]:
+        """Return when each block is needed next."""
+        had_own, changed = bool(self._readers.own), self._readers.look()
+        if not had_own and self._readers.own:
+            self._window = _FIRST_WINDOW
+        reached = tuple(reader.reached for reader in self._readers.all)
+        if changed or self._seen_for != reached:
+            self._seen_for, self._next_use = reached, next_uses(self._readers.all, len(self._blocks.state))
+        return self._next_use
 
-    def _sooner(self, block: int, outlook: Outlook) -> int:
-        """Count blocks that are on their way and needed before this one: room is theirs first."""
-        if self._blocks.wanted[block]:
-            return 0
-        coming = [one for one in self._busy if self._blocks.state[one] not in (WHOLE, WRITING, UNPROVED)]
-        return int((outlook.next_use[coming] < outlook.next_use[block]).sum())
-
-    def _make_room(self, block: int, outlook: Outlook) -> bool:
+    def _make_room(self, block: int, next_use: NDArray[np.int64]) -> bool:
         """Let go what is needed later, and reserve the room; return whether that was possible."""
         blocks, capacity = self._blocks, int(self._blocks.counters[CAPACITY])
-        if blocks.gives_back:
-            with blocks.making_room():
-                # What is kept has its own room; before the room is known, nothing is fetched but that.
-                if not blocks.kept[block] and capacity and blocks.state[block] != UNPROVED:
-                    if int(blocks.taken().sum()) >= capacity:
-                        blocks.reclaim(self._fetcher.writing)
-                    taken = blocks.taken()
-                    candidates = taken & (blocks.state != WRITING)
-                    used = int(taken.sum()) + self._sooner(block, outlook)
-                    while used >= capacity:
-                        victim = outlook.victim(candidates, block, needed_now=bool(blocks.wanted[block]))
-                        if victim is None:
-                            return False
-                        candidates[victim] = False
-                        used -= blocks.let_go(victim)
-                blocks.state[block] = WRITING
+        if not blocks.gives_back:
+            return True
+        with blocks.making_room():
+            # What is kept has its own room; before the room is known, nothing is fetched but that.
+            if not blocks.kept[block] and capacity and blocks.state[block] != UNPROVED:
+                if int(blocks.taken().sum()) >= capacity:
+                    blocks.reclaim(self._fetcher.writing)
+                taken, is_wanted = blocks.taken(), bool(blocks.wanted[block])
+                used, candidates = int(taken.sum()), taken & (blocks.state != WRITING)
+                if not is_wanted:
+                    # Room is first for blocks that are on their way and needed before this one.
+                    coming = [one for one in self._busy if blocks.state[one] not in (WHOLE, WRITING, UNPROVED)]
+                    used += int((next_use[coming] < next_use[block]).sum())
+                ahead = min(_MOST_AHEAD, max(capacity // _AHEAD_PART, _LEAST_AHEAD))
+                while used >= capacity:
+                    victim = victim_for(block, next_use, candidates, ahead=ahead, needed_now=is_wanted)
+                    if victim is None:
+                        return False
+                    candidates[victim] = False
+                    used -= blocks.let_go(victim)
+            blocks.state[block] = WRITING
         return True
+
+
+_NONE: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class BlockwiseFile:
     """Read files of which some blocks are here. Pickles, and works after a fork.
 
     `paths`: the sparse local files, each of the whole's length and layout. `limit`: bytes on the disk for all of them,
-    never exceeded; `None` where all of it is to come, and nothing is ever let go.
+    never exceeded; `None` where all of it is to come, and nothing is ever let go. `step`: shows what is fetched while
+    this process waits for it; `None` for nothing.
     """
 
     def __init__(
@@ -514,14 +403,10 @@ class BlockwiseFile:
         openers: Sequence[Callable[[], RemoteFile]] | None = None,
         stall_timeout_s: float = 180.0,
     ) -> None:
-        """Open what is in `folder`, which exists.
+        """Open what is in `folder`, which exists and is for these files and this content of them alone.
 
-        Args:
-            files: where the files are, and what they hold.
-            folder: for these files and this content of them alone.
-            limit: bytes, or `None`.
-            openers: open each of the files; by default by its source.
-            stall_timeout_s: seconds in which something has to arrive while a reader waits.
+        `openers` open each of the files; by default by its source. Something has to arrive in `stall_timeout_s` seconds
+        while a reader waits.
         """
         self.files, self._folder, self.limit = files, folder, limit
         self._openers = openers or [remote_opener(one.source) for one in files.files]
@@ -529,12 +414,12 @@ class BlockwiseFile:
         self._blocks = Blocks(folder, files, files.digest, shared=True, gives_back=limit is not None)
         # By it, too, a folder is known as a part.
         (folder / FETCHER).touch()
-        self.paths = self._blocks.paths
+        self.paths, self.blocks = self._blocks.paths, files.blocks
         # The table counts on from one call to the next.
-        self._before = [int(count) for count in self._blocks.counters[[FETCHED, EVICTED]]]
+        self._before = self._blocks.counters[[FETCHED, EVICTED]]
         self._kept = int(files.lengths[self.state].sum())
         self._ended: BaseException | None = None
-        self._step: ProgressStep | None = None
+        self.step: ProgressStep | None = None
         self._shown_bytes = 0
         # In lists that the finalizer has, which must not hold this object.
         self._fetchers: list[Fetcher] = []
@@ -551,11 +436,6 @@ class BlockwiseFile:
         self._lock = threading.RLock()
         self._fetchers.clear()
         close_all(self._lock_handles)
-
-    @property
-    def blocks(self) -> int:
-        """Count the blocks of the whole."""
-        return self.files.blocks
 
     @property
     def capacity(self) -> int:
@@ -582,14 +462,9 @@ class BlockwiseFile:
     def figures(self) -> dict[str, int]:
         """Return bytes: `fetched` and `evicted` by all readers since this was opened, `kept` from before, `here` and on
         the `disk`."""
-        blocks = self._blocks
-        return {
-            "fetched": int(blocks.counters[FETCHED]) - self._before[0],
-            "evicted": int(blocks.counters[EVICTED]) - self._before[1],
-            "kept": self._kept,
-            "here": int(self.files.lengths[self.state].sum()),
-            "disk": blocks.disk_bytes,
-        }
+        fetched, evicted = (self._blocks.counters[[FETCHED, EVICTED]] - self._before).tolist()
+        here, disk = int(self.files.lengths[self.state].sum()), self._blocks.disk_bytes
+        return {"fetched": fetched, "evicted": evicted, "kept": self._kept, "here": here, "disk": disk}
 
     @property
     def waits_for(self) -> str:
@@ -599,24 +474,18 @@ class BlockwiseFile:
     def settle(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> None:
         """Say which blocks are always kept and what stays of others; from then on others are fetched and let go.
 
-        Args:
-            kept: of each block whether it stays.
-            edges: what stays of those that do not.
-            least: how many others have to find room.
-
-        Raises:
-            NotEnoughSpaceError: the limit is too low for that; the message says what would do.
+        A limit that leaves no room for `least` others is refused with one that would do.
         """
         self._blocks.settle(kept, edges, self.check_room(kept, edges, least=least))
         for fetcher in self._fetchers:
-            fetcher.wake()
+            fetcher.touch()
 
     def check_room(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> int:
         """Return how many blocks may be here beside those that are kept; raises as `settle`."""
         if self.limit is None:
             return self.blocks
         block_bytes = self.files.block_bytes
-        fixed = edges.nbytes + fixed_bytes(int(kept.sum()), self.blocks, len(self.files.files), block_bytes)
+        fixed = edges.nbytes + fixed_bytes(int(kept.sum()), self.blocks, len(self.paths), block_bytes)
         others = int((~kept).sum())
         # Whole blocks alone: part of one could not be verified.
         capacity = min(others, (self.limit - fixed) // block_bytes)
@@ -638,10 +507,12 @@ class BlockwiseFile:
         try:
             expected = Expected(self._folder, visits)
         except FileNotFoundError:
-            self._check_whole()
+            # The files have moved to their place, or are gone before all of them was here.
+            if not self.complete:
+                raise self._gone() from None
             return None
         if not self.complete:
-            self._running().wake()
+            self._running().touch()
         return expected
 
     def fill(
@@ -654,14 +525,8 @@ class BlockwiseFile:
     ) -> int:
         """Wait until all of it is here: in `order`, which names every block, but what readers need sooner comes first.
 
-        `begun` is called while the first blocks come; what it raises ends the filling.
-
-        Returns:
-            The number of bytes that were fetched since this was opened.
-
-        Raises:
-            ColabstageError: a block cannot be fetched; the message says what is here.
-            CancelledError: `cancellation` was used.
+        `begun` is called while the first blocks come; what it raises ends the filling. Returns the number of bytes that
+        were fetched since this was opened.
         """
         shown = self.figures["here"]
         start_at(step, shown)
@@ -685,15 +550,6 @@ class BlockwiseFile:
             if expected is not None:
                 expected.close()
 
-    @contextlib.contextmanager
-    def shown(self, step: ProgressStep | None) -> Iterator[None]:
-        """Show in a step what is fetched while this process waits for it, until the context is left."""
-        self._step = step
-        try:
-            yield
-        finally:
-            self._step = None
-
     def end(self, error: BaseException) -> None:
         """Fetch nothing more, and raise this in readers of this process that wait."""
         self._ended = error
@@ -711,30 +567,25 @@ class BlockwiseFile:
         """Ask for blocks without waiting for them."""
         self._blocks.wanted[blocks] = 1
         if not self.state[blocks].all():
-            self._running().wake()
+            self._running().touch()
 
     def read(self, address: int, length: int) -> bytes:
         """Return bytes of one file, once they are here."""
         block_bytes = self.files.block_bytes
-        needed = np.arange(address // block_bytes, (address + length - 1) // block_bytes + 1)
-        with self.hold(needed):
+        with self.hold(np.arange(address // block_bytes, (address + length - 1) // block_bytes + 1)):
             return self._blocks.read(address, length)
 
     @contextlib.contextmanager
     def hold(
         self,
         blocks: NDArray[np.int64],
-        edges: NDArray[np.int64] | None = None,
+        edges: NDArray[np.int64] = _NONE,
         cancellation: Cancellation | None = None,
     ) -> Iterator[None]:
         """Wait until blocks are here, and of `edges` at least the edges; keep them here until the context is left.
 
-        Raises:
-            ColabstageError: they cannot be fetched; the message says what is here. Asking again tries again.
-            OptionError: they are more than may be here at once.
-            CancelledError: `cancellation` was used.
+        An error says what is here; asking again tries again. More than may be here at once is an `OptionError`.
         """
-        edges = np.empty(0, np.int64) if edges is None else edges
         if self.limit is None:
             # Nothing that is here goes again, so nothing has to be kept.
             self._wait_for(blocks, edges, cancellation)
@@ -750,7 +601,8 @@ class BlockwiseFile:
                 # A reader that waits for room must not take it from another that does. So one waits at a time, on this
                 # whole computer.
                 stack.close()
-                with locks.turn(self._patience(cancellation)):
+                self._wait(_NONE, locks.begin_turn, cancellation, look_s=_TURN_LOOK_S)
+                try:
                     while True:
                         with locks.held(blocks.tolist()):
                             self._wait_for(blocks, edges, cancellation)
@@ -758,6 +610,8 @@ class BlockwiseFile:
                         if not len(self._missing(blocks, edges)):
                             break
                         stack.close()
+                finally:
+                    locks.end_turn()
             yield
 
     def close(self) -> None:
@@ -775,22 +629,6 @@ class BlockwiseFile:
             in_thread(lambda: _close_once_written(fetchers, handles), "colabstage-blocks")
         else:
             close_all(handles)
-
-    def _patience(self, cancellation: Cancellation | None) -> Callable[[], None]:
-        """Return what raises, when it is called while another reader waits, once nothing has come for too long."""
-        fetched, moved_at = -1, time.monotonic()
-
-        def check() -> None:
-            nonlocal fetched, moved_at
-            if cancellation is not None:
-                cancellation.check()
-            if fetched != (fetched := self.figures["fetched"]):
-                moved_at = time.monotonic()
-            if time.monotonic() - moved_at > self._stall_timeout_s:
-                msg = f"Nothing has come from '{self.files.label}' for {self._stall_timeout_s:.0f} s."
-                raise self._with_what_is_here(SourceReadError(msg))
-
-        return check
 
     def _missing(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
         state = self._blocks.state
@@ -814,7 +652,10 @@ class BlockwiseFile:
             missing = self._missing(blocks, edges)
             # Each time, because what has come may have been let go.
             self._blocks.wanted[missing] = 1
-            self._show()
+            if self.step is not None:
+                fetched = self.figures["fetched"]
+                self.step.advance(fetched - self._shown_bytes)
+                self._shown_bytes = fetched
             return not len(missing)
 
         if len(self._missing(blocks, edges)):
@@ -843,7 +684,7 @@ class BlockwiseFile:
                 raise fetcher.failures.pop(block)
             return False
 
-        fetcher.wake()
+        fetcher.touch()
         try:
             fetcher.wait_until(is_over_or_failed, cancellation, look_s=look_s)
         except CancelledError:
@@ -854,11 +695,6 @@ class BlockwiseFile:
         finally:
             # A block must not come again because a reader once waited for it.
             self._blocks.wanted[needed] = 0
-
-    def _show(self) -> None:
-        if self._step is not None and (fetched := self.figures["fetched"]) > self._shown_bytes:
-            self._step.advance(fetched - self._shown_bytes)
-            self._shown_bytes = fetched
 
     def _with_what_is_here(self, error: Exception) -> Exception:
         here, size = int(self.state.sum()), format_bytes(self.figures["here"])
@@ -892,19 +728,14 @@ class BlockwiseFile:
             fetcher = Fetcher(
                 self.files.label,
                 blocks,
-                OpenedFiles(self.files, self._openers),
-                _connections_to if self.limit is not None else _whole_connections_to,
+                Remotes(self.files.label, self.files.sizes, self._openers),
+                partial(_tuned_for, _WHOLE_CONNECTIONS if self.limit is None else _MOST_CONNECTIONS),
                 policy=PATIENT,
                 stall_timeout_s=self._stall_timeout_s,
             )
             self._fetchers.append(fetcher)
             fetcher.start(lambda: Lookahead(blocks, readers, fetcher))
             return fetcher
-
-    def _check_whole(self) -> None:
-        """Refuse a part whose folder is gone before all of it was here."""
-        if not self.complete:
-            raise self._gone()
 
     def _gone(self) -> Exception:
         msg = f"'{self._folder}', where '{self.files.label}' was on its way to, is gone."
@@ -920,8 +751,7 @@ class WholeFile:
     waits_for: ClassVar[str] = ""
 
     def __init__(self, path: Path, files: FileSet) -> None:
-        self.path, self.files = path, files
-        self.paths = (path,)
+        self.files, self.paths = files, (path,)
         self.blocks = self.capacity = files.blocks
         self.state = np.ones(files.blocks, np.bool_)
         self.figures = {"fetched": 0, "evicted": 0, "kept": files.size, "here": files.size, "disk": files.size}
@@ -932,7 +762,7 @@ class WholeFile:
 
     def read(self, address: int, length: int) -> bytes:
         """Return bytes."""
-        with self.path.open("rb") as file:
+        with self.paths[0].open("rb") as file:
             file.seek(address)
             return file.read(length)
 
@@ -959,13 +789,8 @@ class WholeFile:
         """Do nothing: nothing is open."""
 
 
-def _connections_to(facts: RemoteFacts) -> ConnectionTuner:
-    count = max(1, min(_MOST_CONNECTIONS, facts.connections))
-    return ConnectionTuner(count, count)
-
-
-def _whole_connections_to(facts: RemoteFacts) -> ConnectionTuner:
-    count = max(1, min(_MOST_CONNECTIONS if facts.eager else _WHOLE_CONNECTIONS, facts.connections))
+def _tuned_for(most_to_mount: int, facts: RemoteFacts) -> ConnectionTuner:
+    count = max(1, min(_MOST_CONNECTIONS if facts.eager else most_to_mount, facts.connections))
     return ConnectionTuner(count, count)
 
 
@@ -986,4 +811,5 @@ def _remedy_of(kind: type[BaseException]) -> str:
     """Say what to do after an error that ended the copying of all of a pack."""
     if issubclass(kind, DamagedPackError):
         return "Call stage_dataset with refresh=True: it makes the pack from the source again."
-    return _STAGE_AGAIN + ("continues from there." if issubclass(kind, KEPT_AFTER) else "copies them again.")
+    how = "continues from there." if issubclass(kind, KEPT_AFTER) else "copies them again."
+    return f"Call stage_dataset with the same arguments again: it {how}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import ColabstageError, SourceReadError, said_by
@@ -30,7 +30,8 @@ from colabstage.sources.remote_files import open_remote
 from colabstage.trees.folder import FolderTree, folder_stamps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    import os
+    from collections.abc import Sequence
     from pathlib import Path
 
     from colabstage.sources.identity import SourceIdentity
@@ -43,8 +44,6 @@ _ASKERS = 16
 
 # Who is not there now counts as absent; nobody waits for that.
 _ONE_TRY = RetryPolicy(attempts=1)
-
-Heard = Callable[[], object]
 
 
 class Look(NamedTuple):
@@ -69,117 +68,159 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, s
     silence = silence_of(*paths_of(source))
     if silence is not None:
         return Look("silent", str(silence))
-    last = time.monotonic()
-
-    def heard() -> None:
-        nonlocal last
-        last = time.monotonic()
-
+    asker = _Asker(workers)
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
-    answer = in_thread(lambda: _look_typed(source, recorded, workers, heard), "colabstage-look")
+    answer = in_thread(lambda: asker.ask_typed(source, recorded), "colabstage-look")
     patience_s = _SILENCE_S if silence_s is None else silence_s
-    while not wait([answer], max(0.01, last + patience_s - time.monotonic())).done:
-        if time.monotonic() - last >= patience_s:
+    while not wait([answer], max(0.01, asker.heard_at + patience_s - time.monotonic())).done:
+        if time.monotonic() - asker.heard_at >= patience_s:
             return Look("silent", f"nothing arrived from it for {patience_s:.0f} s")
     return answer.result()
 
 
-def _look_typed(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
-    try:
-        return _ask_source(source, recorded, workers, heard)
-    # A source that cannot be asked does not count as changed; the caller decides what to do with local data.
-    except (OSError, ColabstageError) as error:
-        if isinstance(error, ColabstageError):
+class _Asker:
+    """Ask sources whether they are the recorded ones; `heard_at`: when the latest answer came."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers, self.heard_at = workers, time.monotonic()
+
+    def heard(self) -> None:
+        """Note that something has come."""
+        self.heard_at = time.monotonic()
+
+    def ask_typed(self, source: Source, recorded: SourceIdentity) -> Look:
+        """Ask one source. One that cannot be asked does not count as changed: the caller decides what to do with local
+        data."""
+        try:
+            return self._ask(source, recorded)
+        except ColabstageError as error:
             return Look("gone", str(error))
-        named = f"'{error.filename}': " if error.filename else ""
-        return Look("gone", f"{named}{said_by(error)}.")
-    finally:
-        heard()
+        except OSError as error:
+            named = f"'{error.filename}': " if error.filename else ""
+            return Look("gone", f"{named}{said_by(error)}.")
+        finally:
+            self.heard()
 
+    def _ask(self, source: Source, recorded: SourceIdentity) -> Look:
+        match source:
+            case LocalSource():
+                return self._ask_local(source, recorded)
+            case WebSource() | ObjectSource():
+                return _ask_service(source, recorded)
+            case ShareSource():
+                return _ask_shared(source, recorded)
+            case KaggleSource():
+                return self._ask_kaggle(source, recorded)
+            case ManySource():
+                return self._ask_many(source.parts, recorded)
+            case TreeSource():
+                return Look("unsure")
 
-def _ask_source(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
-    match source:
-        case LocalSource():
-            expanded = expand_pattern(source)
-            whole = whole_of(expanded)
-            # What was fetched was copied as it is; what was staged, as the whole.
-            if recorded.kind == "many" and isinstance(whole, ManySource):
-                answer = _ask_many(whole.parts, recorded, workers, heard)
-            elif isinstance(whole, LocalSource) and whole.pieces and _size_of(whole.pieces) == recorded.nbytes:
-                latest = max(piece.stat().st_mtime_ns for piece in whole.pieces)
-                seen = "the sizes and times of its parts are unchanged"
-                answer = Look("same", seen) if latest == recorded.mtime_ns else Look("unsure")
-            elif isinstance(expanded, ManySource):
-                answer = _ask_many(expanded.parts, recorded, workers, heard)
-            else:
-                answer = _ask_disk(source.path, recorded, workers, heard, source.leave_out)
-        case WebSource() | ObjectSource():
-            answer = _ask_service(source, recorded)
-        case ShareSource():
-            answer = _ask_shared(source, recorded)
-        case KaggleSource():
-            answer = _ask_kaggle(source, recorded, workers, heard)
-        case ManySource():
-            answer = _ask_many(source.parts, recorded, workers, heard)
-        case TreeSource():
-            answer = Look("unsure")
-    return answer
+    def _ask_local(self, source: LocalSource, recorded: SourceIdentity) -> Look:
+        expanded = expand_pattern(source)
+        whole = whole_of(expanded)
+        # What was fetched was copied as it is; what was staged, as the whole.
+        if recorded.kind == "many" and isinstance(whole, ManySource):
+            return self._ask_many(whole.parts, recorded)
+        if isinstance(whole, LocalSource) and whole.pieces:
+            found = [piece.stat() for piece in whole.pieces]
+            if sum(one.st_size for one in found) == recorded.nbytes:
+                return _judge(recorded, mtime_ns=max(one.st_mtime_ns for one in found))
+        if isinstance(expanded, ManySource):
+            return self._ask_many(expanded.parts, recorded)
+        return self._ask_disk(source.path, recorded, source.leave_out)
 
-
-def _size_of(paths: Iterable[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
-
-
-def _ask_disk(
-    place: Path, recorded: SourceIdentity, workers: int, heard: Heard, leave_out: frozenset[str] = frozenset()
-) -> Look:
-    found = place.stat()
-    if recorded.kind in ("archive", "file"):
-        # Another length is proof enough, whatever else agrees.
-        if not place.is_file() or found.st_size != recorded.nbytes:
+    def _ask_disk(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str] = frozenset()) -> Look:
+        found = path.stat()
+        if recorded.kind in ("archive", "file"):
+            return _ask_file(path, found, recorded) if path.is_file() else Look("changed")
+        if not path.is_dir():
             return Look("changed")
-        return _ask_file(place, recorded, found.st_mtime_ns)
-    if not place.is_dir():
+        # Listing everything would take minutes there, so its folders speak for it.
+        if is_slow_mount(path) or not recorded.trusts_times:
+            return self._ask_mounted(path, recorded, leave_out)
+        now = identify_by_times(
+            FolderTree(path, heard=self.heard, leave_out=leave_out, keeps_inodes=True), address=recorded.address
+        )
+        seen = "names, sizes and times of all files are unchanged"
+        return Look("same", seen) if compare_states(recorded, now) == "same" else Look("changed")
+
+    def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
+        """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
+        workers, heard, stamps = self._workers, self.heard, None
+        if recorded.stamps:
+            stamps = folder_stamps(path, recorded.stamps, workers=workers, heard=heard)
+        # A remount may give folders new times, so others prove no change.
+        if stamps is None or stamps != recorded.stamps:
+            return Look("unsure")
+        if not recorded.md5:
+            seen = "the times of its folders are unchanged; a file rewritten under its name would not be noticed"
+            return Look("same", seen)
+        with Md5Questions(workers=workers, heard=heard) as questions:
+            # Both wait for the client, and its answers are all that is wanted.
+            tree = FolderTree(path, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
+            md5s, why = drive_md5s(tree, questions)
+        now = identify_tree(tree, address=recorded.address, md5s=md5s)
+        if compare_states(recorded, now) != "same":
+            # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists
+            # again.
+            return Look("changed" if md5s and now.listing == recorded.listing else "unsure")
+        seen = f"names, sizes and times of all files are unchanged; {_untold(why)}"
+        return Look("same", MD5_PROOF if md5s else seen)
+
+    def _ask_kaggle(self, source: KaggleSource, recorded: SourceIdentity) -> Look:
+        from colabstage.sources.kaggle import find_kaggle_folder, newest_version
+
+        mounted = find_kaggle_folder(source.dataset)
+        if mounted is not None and not mounted.version:
+            return self._ask_disk(mounted.path, recorded)
+        if source.dataset.version is not None:
+            return Look("same", "a version of a dataset on Kaggle does not change")
+        if not recorded.version:
+            return Look("silent", "which version was staged is not known")
+        newest = newest_version(source.dataset)
+        if newest is None:
+            return Look("silent", "Kaggle did not tell which version is the newest")
+        return Look("same", f"version {newest} is the newest") if recorded.version == newest else Look("changed")
+
+    def _ask_many(self, parts: Sequence[SingleSource], recorded: SourceIdentity) -> Look:
+        # Another list is another dataset, in whatever state its parts are.
+        if [part.address for part in parts] != [part.address for part in recorded.parts]:
+            return Look("changed")
+        with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
+            pairs = list(zip(parts, recorded.parts, strict=True))
+            looks = pool.run(lambda pair: self.ask_typed(*pair), pairs, stall_timeout_s=float("inf"))
+        found = {look.state: look for look in reversed(looks)}
+        order: tuple[str, ...] = ("changed", "unsure", "silent", "gone")
+        return next((found[state] for state in order if state in found), looks[0])
+
+
+def _ask_file(path: Path, found: os.stat_result, recorded: SourceIdentity) -> Look:
+    # Another length is proof enough, whatever else agrees, so the client need not be asked.
+    told = ask_client(path) if recorded.md5 and found.st_size == recorded.nbytes else None
+    md5 = "" if told is None else told.md5
+    # The version of one file of a list is its time.
+    known = replace(recorded, version="")
+    look = _judge(known, size=found.st_size, mtime_ns=found.st_mtime_ns, md5=md5)
+    if told is not None and not md5 and look.state == "same":
+        return Look("same", f"{look.detail}; {_untold(told.why)}")
+    return look
+
+
+def _judge(
+    recorded: SourceIdentity, *, size: int | None = None, version: str = "", mtime_ns: int = 0, md5: str = ""
+) -> Look:
+    """Compare what is known of one file now with its record; nothing that is unknown speaks against it."""
+    if size is not None and size != recorded.nbytes:
         return Look("changed")
-    # Listing everything would take minutes there, so its folders speak for it.
-    if is_slow_mount(place) or not recorded.trusts_times:
-        return _ask_mounted(place, recorded, workers, heard, leave_out)
-    now = identify_by_times(
-        FolderTree(place, heard=heard, leave_out=leave_out, keeps_inodes=True), address=recorded.address
-    )
-    seen = "names, sizes and times of all files are unchanged"
-    return Look("same", seen) if compare_states(recorded, now) == "same" else Look("changed")
-
-
-def _ask_file(place: Path, recorded: SourceIdentity, mtime_ns: int) -> Look:
-    seen = "its size and time are unchanged"
-    if recorded.md5:
-        told = ask_client(place)
-        if told.md5:
-            return Look("same", MD5_PROOF) if told.md5 == recorded.md5 else Look("changed")
-        seen = f"{seen}; {_untold(told.why)}"
-    return Look("same", seen) if mtime_ns == recorded.mtime_ns else Look("unsure")
-
-
-def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Heard, leave_out: frozenset[str]) -> Look:
-    """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
-    stamps = folder_stamps(place, recorded.stamps, workers=workers, heard=heard) if recorded.stamps else None
-    # A remount may give folders new times, so others prove no change.
-    if stamps is None or stamps != recorded.stamps:
-        return Look("unsure")
-    if not recorded.md5:
-        seen = "the times of its folders are unchanged; a file rewritten under its name would not be noticed"
-        return Look("same", seen)
-    with Md5Questions(workers=workers, heard=heard) as questions:
-        # Both wait for the client, and its answers are all that is wanted.
-        tree = FolderTree(place, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
-        md5s, why = drive_md5s(tree, questions)
-    now = identify_tree(tree, address=recorded.address, md5s=md5s)
-    if compare_states(recorded, now) != "same":
-        # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists again.
-        return Look("changed" if md5s and now.listing == recorded.listing else "unsure")
-    seen = f"names, sizes and times of all files are unchanged; {_untold(why)}"
-    return Look("same", MD5_PROOF if md5s else seen)
+    # Where only one of them has a version, the service speaks otherwise than it did: another state, or another server.
+    if version or recorded.version:
+        same = version == recorded.version
+        return Look("same", "its service reports the recorded version") if same else Look("changed")
+    if md5 and recorded.md5:
+        return Look("same", MD5_PROOF) if md5 == recorded.md5 else Look("changed")
+    same = bool(mtime_ns) and mtime_ns == recorded.mtime_ns
+    return Look("same", "its size and time are unchanged") if same else Look("unsure")
 
 
 def _untold(why: str) -> str:
@@ -196,17 +237,11 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
         facts = file.facts
     finally:
         file.close()
-    if facts.size is not None and facts.size != recorded.nbytes:
-        return Look("changed")
-    # Where only one of them has a version, the service speaks otherwise than it did: another state, or another server.
-    if facts.version or recorded.version:
-        same = facts.version == recorded.version
-        return Look("same", "its service reports the recorded version") if same else Look("changed")
-    if facts.mtime_ns or facts.ranges:
-        same = bool(facts.mtime_ns) and facts.mtime_ns == recorded.mtime_ns
-        return Look("same", "its size and time are unchanged") if same else Look("unsure")
-    # A server that tells neither a version nor a time and gives no parts could only be asked for everything again.
-    return Look("same", "its server reports neither a version nor a time, so new content would not be noticed")
+    look = _judge(recorded, size=facts.size, version=facts.version, mtime_ns=facts.mtime_ns)
+    if look.state == "unsure" and not facts.mtime_ns and not facts.ranges:
+        # A server that tells neither and gives no parts could only be asked for everything again.
+        return Look("same", "its server reports neither a version nor a time, so new content would not be noticed")
+    return look
 
 
 def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
@@ -226,31 +261,3 @@ def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
     if isinstance(found, SharedFolder):
         return Look("same", "the same files are shared; one that was replaced in place would not be noticed")
     return Look("same", "Drive reports the recorded version")
-
-
-def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
-    from colabstage.sources.kaggle import find_kaggle_folder, newest_version
-
-    mounted = find_kaggle_folder(source.dataset)
-    if mounted is not None and not mounted.version:
-        return _ask_disk(mounted.path, recorded, workers, heard)
-    if source.dataset.version is not None:
-        return Look("same", "a version of a dataset on Kaggle does not change")
-    if not recorded.version:
-        return Look("silent", "which version was staged is not known")
-    newest = newest_version(source.dataset)
-    if newest is None:
-        return Look("silent", "Kaggle did not tell which version is the newest")
-    return Look("same", f"version {newest} is the newest") if recorded.version == newest else Look("changed")
-
-
-def _ask_many(parts: Sequence[SingleSource], recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
-    # Another list is another dataset, in whatever state its parts are.
-    if [part.address for part in parts] != [part.address for part in recorded.parts]:
-        return Look("changed")
-    with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
-        pairs = list(zip(parts, recorded.parts, strict=True))
-        looks = pool.run(lambda pair: _look_typed(*pair, workers, heard), pairs, stall_timeout_s=float("inf"))
-    found = {look.state: look for look in reversed(looks)}
-    order: tuple[str, ...] = ("changed", "unsure", "silent", "gone")
-    return next((found[state] for state in order if state in found), looks[0])

@@ -54,18 +54,9 @@ class Folder(NamedTuple):
 
 
 def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence[Member], folder: Folder) -> str:
-    """Unpack, verify and write small members; return the hash of their content.
+    """Unpack, verify and write small members that are neighbours in an archive; return the hash of their content.
 
-    Args:
-        source: the archive.
-        begin: where `data` is in it.
-        data: the bytes that hold all these members.
-        members: neighbours in the archive.
-        folder: where they go; their folders exist.
-
-    Raises:
-        CorruptArchiveError, SourceReadError: a member is damaged, or the archive ends early.
-        NotEnoughSpaceError, TargetNotWritableError: it cannot be written.
+    `data` holds all of them, and begins at `begin` in the archive `source`. Their folders exist.
     """
     import xxhash
 
@@ -157,12 +148,7 @@ class Processes(Closing):
             raise ProcessesNotStartedError from error
 
     def write(self, begin: int, end: int, members: Sequence[Member]) -> str:
-        """Have members written that lie between two positions of the archive; return the hash of their content.
-
-        Raises:
-            SourceReadError: a process died.
-            Exception: as `write_members`.
-        """
+        """Have members written that lie between two positions of the archive; as `write_members`."""
         process = self._idle.get()
         try:
             answer = _ask(process, (begin, end, members))

@@ -164,7 +164,7 @@ class Cost:
 
 @dataclass(eq=False)
 class Part(Closing):
-    """One open source. At most one of `file` and `tree` is set; neither if the source is opened for each read."""
+    """One open source: a file or a tree."""
 
     source: SingleSource
     """What was opened."""
@@ -187,6 +187,8 @@ class Part(Closing):
     questions: Md5Questions | None = None
     """Asks Drive's client for MD5s: of each file of a folder before the file is read, of a zip while its directory is
     read; otherwise `None`."""
+    loose: tuple[SingleSource, ...] = ()
+    """The single files of a list, if the tree is of these; `source` then stands for the slowest of them."""
     in_place: bool = False
     """Whether an archive is read in place although each answer takes time, because there is no room for a copy."""
     copy: StreamingCopy | None = None
@@ -314,12 +316,7 @@ class Part(Closing):
         return folder
 
     def verify(self, checksum: Checksum) -> None:
-        """Hash the whole file, which requires reading all of it.
-
-        Raises:
-            OptionError: it is a folder.
-            ChecksumMismatchError: it is not the requested file; nothing was made from it.
-        """
+        """Hash the whole file, which requires reading all of it; another one than asked for is an error."""
         if self.file is None:
             raise _not_one_file(self.source.label)
         content, walk = self.content, None
@@ -346,9 +343,8 @@ class Part(Closing):
     def open_tree(self, spool: Path, *, alone: bool = True) -> Tree:
         """Open the files. An archive that can only be read in order starts to be copied.
 
-        Args:
-            spool: a folder on the local disk for the unpacked form of a compressed tar.
-            alone: whether it is the whole source, so that a single file of arrays or records is accepted too.
+        A compressed tar is unpacked to `spool`, on the local disk. `alone`: whether it is the whole source, so that a
+        single file of arrays or records is accepted too.
         """
         if self.tree is not None:
             return self.tree
@@ -374,8 +370,9 @@ class Part(Closing):
     def _walk(self, verb: str) -> ArchiveWalk:
         """Return the bytes of a remote file, for reading it once from beginning to end."""
         assert self.file is not None
+        assert self.copy is not None
         step = LateStep(self.opening.progress, f"{verb} {self.file.facts.name}", self.content.size)
-        return ArchiveWalk(self.content, self.file, self._stack.enter_context(step), self.opening.cancellation)
+        return ArchiveWalk(self.copy, self._stack.enter_context(step))
 
     def changes(self) -> str:
         """Look for changes that reading cannot notice: list a folder on a slow mount again, and compare the time of a
@@ -388,7 +385,7 @@ class Part(Closing):
                 return ""
             return f"'{self.path}' was written to while it was being read; wait until whatever writes it is done."
         # A mounted Drive sometimes lists only a part of a folder, without an error.
-        if self.tree is None or self.path is None or not self.slow:
+        if self.tree is None or self.path is None or not self.slow or self.loose:
             return ""
         leave_out = self.source.leave_out if isinstance(self.source, LocalSource) else frozenset()
         again = FolderTree(self.path, workers=SLOW_LISTERS, leave_out=leave_out)
@@ -429,7 +426,8 @@ class Part(Closing):
 class OpenedSource(Closing):
     """Read one or several sources as one; a context manager that releases everything.
 
-    `parts`: the sources. `files`: the single files among them, each opened when it is read; `None` if there are none.
+    `parts`: the sources. `files`: the tree of the single files among them, which is a part, too; `None` if there are
+    none.
     """
 
     def __init__(self, source: Source, opening: Opening, *, unpack: bool) -> None:
@@ -456,65 +454,72 @@ class OpenedSource(Closing):
             undo.pop_all()
 
     def _open(self, sources: Sequence[SingleSource]) -> None:
-        def open_one(source: SingleSource) -> Part:
-            # What is meant is a part of all of them together.
-            part = _open_part(source, self._opening)
-            self._stack.callback(part.close)
-            if self._closed:  # another one failed meanwhile, and nobody waits for this one
-                part.close()
-            return part
-
         if len(sources) == 1:
-            self.parts.append(open_one(sources[0]))
+            self.parts.append(self._open_one(sources[0]))
             return
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
             # Many at once, because opening an archive on a server or a mount is two round trips of waiting.
-            self.parts += pool.run(open_one, sources, cancellation=self._opening.cancellation)
+            self.parts += pool.run(self._open_one, sources, cancellation=self._opening.cancellation)
+
+    def _open_one(self, source: SingleSource) -> Part:
+        part = _open_part(source, self._opening)
+        self._stack.callback(part.close)
+        if self._closed:  # another one failed meanwhile, and nobody waits for this one
+            part.close()
+        return part
 
     def _open_archives(self, source: ManySource) -> None:
         _refuse_table(source)
         first, *others = source.parts
-        self._open([first])
-        opened = self.parts[0]
+        opened = self._open_one(first)
         # The first source determines the kind of list. Single files are opened when they are read, because there may be
         # thousands of addresses.
         have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
-        is_file = opened.file is not None and recognise_archive(opened.content) is None
-        if is_file and have_addresses:
+        if have_addresses and opened.file is not None and recognise_archive(opened.content) is None:
             self._stack.pop_all().close()
-            self.parts = [_unopened(part, self._opening) for part in source.parts]
-            self._whole = self.files = self._list_files()
-        elif others:
+            self._whole = self._list([(part.label, part) for part in source.parts])
+        else:
+            self.parts.append(opened)
             self._open(others)
 
     def _open_as_they_are(self, source: ManySource) -> None:
         # Before anything is touched, because every call on a hanging mount would block.
         require_answer(*paths_of(source))
-        for part in source.parts:
-            if isinstance(part, WebSource) or (isinstance(part, LocalSource) and part.path.is_file()):
-                self.parts.append(_unopened(part, self._opening))
-            else:
-                self._open([part])
-        self.files = self._list_files()
+        loose: list[tuple[str, SingleSource]] = []
+        for one in source.parts:
+            name = one.label
+            if not (isinstance(one, WebSource) or (isinstance(one, LocalSource) and one.path.is_file())):
+                part = self._open_one(one)
+                if part.file is None:
+                    self.parts.append(part)
+                    continue
+                # A share link's address says nothing about the file.
+                name = part.file.facts.name if isinstance(one, ShareSource | KaggleSource) else name
+                part.close()
+            loose.append((name, one))
         folders = [(name_in_list(part.source), part.tree) for part in self.parts if part.tree is not None]
+        files = self._list(loose)
         if not folders:
-            self._whole = self.files
+            self._whole = files
             return
-        tops = sorted({entry.name.partition("/")[0] for entry in self.files.entries})
+        tops = sorted({entry.name.partition("/")[0] for entry in files.entries})
         # Files keep their names at the top, so a folder with the same name as a file gets a number.
         stems = ("", *distinct_names([*tops, *(name for name, _ in folders)])[len(tops) :])
-        joined = list(zip(stems, [self.files, *(tree for _, tree in folders)], strict=True))
+        joined = list(zip(stems, [files, *(tree for _, tree in folders)], strict=True))
         self._whole = JoinedTree(source.label, joined, joining=Joining(stems, ""))
 
-    def _list_files(self) -> RemoteFileTree:
-        """Return the single files among the parts as one tree."""
-        files: list[tuple[str, SingleSource]] = []
-        for part in self.parts:
-            if part.tree is None:
-                # A share link's address says nothing about the file.
-                is_named = part.file is not None and isinstance(part.source, ShareSource | KaggleSource)
-                files.append((part.file.facts.name if is_named and part.file else part.source.label, part.source))
-        return list_files(self._source.label, files, cancellation=self._opening.cancellation)
+    def _list(self, loose: list[tuple[str, SingleSource]]) -> RemoteFileTree:
+        """Add single files, each with the address that names it, as one part."""
+        self.files = list_files(self._source.label, loose, cancellation=self._opening.cancellation)
+        if loose:
+            sources = tuple(source for _, source in loose)
+            reached = [_reached(source) for source in sources]
+            slowest = next((number for number, (_, slow) in enumerate(reached) if slow), 0)
+            shown = sources[slowest]
+            path = shown.path if isinstance(shown, LocalSource) else None
+            files = Part(shown, *reached[slowest], self._opening, tree=self.files, path=path, loose=sources)
+            self.parts.append(files)
+        return self.files
 
     @property
     def notes(self) -> list[str]:
@@ -550,36 +555,39 @@ class OpenedSource(Closing):
         return next((one.waits_for for one in waiting if one is not None and one.waits_for), "")
 
     @property
+    def _asked_later(self) -> Tree | None:
+        """A folder on Drive, which has been listed; the MD5 of each file is asked for right before the file is read."""
+        return self.one.tree if self.one is not None and self.one.questions is not None else None
+
+    @property
     def extent(self) -> tuple[int, int]:
         """The number of its files, counting an archive as one, and their total size; known without a client's
         answers."""
-        if self.one is not None and self.one.tree is not None and self.one.questions is not None:
-            return len(self.one.tree.entries), total_size(self.one.tree.entries)
+        if self._asked_later is not None:
+            return len(self._asked_later.entries), total_size(self._asked_later.entries)
         return self.identity.files, self.identity.nbytes
 
     def take_state(self) -> None:
-        """Collect the facts that identify its state, before it is read.
-
-        A folder on Drive has been listed already, and the MD5 of each file is asked for right before the file is read:
-        `identity` waits for missing ones.
-        """
-        if self.one is None or self.one.tree is None or self.one.questions is None:
+        """Collect the facts that identify its state, before it is read; `identity` waits for those that come later."""
+        if self._asked_later is None:
             _ = self.identity
 
     @cached_property
     def _state(self) -> SourceIdentity:
-        address = self._source.address
         if self.one is not None:
-            return replace(self.one.identify(), address=address)
-        listed = [part for part in self.parts if self.files is not None and part.tree is None]
-        states = [] if self.files is None else self.files.identities([part.source for part in listed])
-        found = dict(zip(map(id, listed), states, strict=True))
-        others = [part for part in self.parts if id(part) not in found]
+            return replace(self.one.identify(), address=self._source.address)
+        assert isinstance(self._source, ManySource)
+        found: dict[str, SourceIdentity] = {}
+        opened = [part for part in self.parts if not part.loose]
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
             # A part's state may take a request, and lists have thousands of parts.
-            states = pool.run(Part.identify, others, cancellation=self._opening.cancellation)
-        found.update(zip(map(id, others), states, strict=True))
-        return identify_many([found[id(part)] for part in self.parts], address=address)
+            states = pool.run(Part.identify, opened, cancellation=self._opening.cancellation)
+        found.update(zip((part.source.address for part in opened), states, strict=True))
+        for part in self.parts:
+            if part.loose and self.files is not None:
+                addresses = [source.address for source in part.loose]
+                found.update(zip(addresses, self.files.identities(part.loose), strict=True))
+        return identify_many([found[part.address] for part in self._source.parts], address=self._source.address)
 
     @property
     def identity(self) -> SourceIdentity:
@@ -596,15 +604,7 @@ class OpenedSource(Closing):
         self._checksum = str(checksum)
 
     def open_tree(self, spool: Path) -> Tree:
-        """Return all files. Archives that can only be read in order start to be copied.
-
-        Args:
-            spool: a folder on the local disk for the unpacked form of compressed tars.
-
-        Raises:
-            ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
-            SourceNotFoundError: `only=` fits nothing in it.
-        """
+        """Return all files, as `Part.open_tree` does of each part; `only=` that fits nothing is an error."""
         if self._tree is None:
             joined = self._whole or self._join(spool)
             self._tree = OnlyTree(joined, self._opening.only) if self._opening.only else joined
@@ -667,12 +667,7 @@ class OpenedSource(Closing):
 
 
 def _refuse_table(source: ManySource) -> None:
-    """Refuse a table anywhere in a list of folders or archives.
-
-    Raises:
-        LayoutError: there is one.
-        DriveDisconnectedError: the mount of a source is dead, or does not answer.
-    """
+    """Refuse a table anywhere in a list of folders or archives."""
     tables = [part for part in source.parts if isinstance(part, LocalSource) and part.path.suffix in _TABLES]
     others = [part for part in source.parts if part not in tables]
     if not tables or not others:
@@ -694,12 +689,13 @@ def _refuse_table(source: ManySource) -> None:
     raise LayoutError(msg)
 
 
-def _unopened(source: SingleSource, opening: Opening) -> Part:
-    """Return a single file of a list, of which there may be thousands: each is opened when it is read."""
-    if not isinstance(source, LocalSource):
-        return Part(source, "http" if isinstance(source, WebSource) else "object store", True, opening)
-    slow = is_slow_mount(source.path)
-    return Part(source, "mount" if slow else "local disk", slow, opening, path=source.path)
+def _reached(source: SingleSource) -> tuple[Transport, bool]:
+    """Return how a file with an address is reached, and whether each answer takes time."""
+    if isinstance(source, LocalSource):
+        slow = is_slow_mount(source.path)
+        return ("mount" if slow else "local disk"), slow
+    kinds: dict[type, Transport] = {WebSource: "http", ShareSource: "share link", KaggleSource: "kaggle"}
+    return kinds.get(type(source), "object store"), True
 
 
 def _not_one_file(label: str) -> OptionError:
@@ -710,17 +706,7 @@ def _not_one_file(label: str) -> OptionError:
 def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenedSource:
     """Open a source by reading a folder's listing, both ends of an archive, or what a service reports about it.
 
-    Args:
-        source: the source; a pattern is expanded.
-        opening: what else opening needs.
-        unpack: whether an archive in a list stands for its files, not for itself.
-
-    Raises:
-        SourceNotFoundError: there is nothing.
-        SourceReadError, SourceAccessError, DriveDisconnectedError, DriveQuotaError: it cannot be read.
-        MissingDependencyError: its kind needs a package; the message has the install line.
-        ArchiveError: it is a file but not an archive; the message says what it is.
-        OptionError: it is a folder, and a checksum was given.
+    A pattern is expanded. `unpack`: whether an archive in a list stands for its files, not for itself.
     """
     opened = expand_pattern(source) if isinstance(source, LocalSource) else source
     # Copying takes files as they are.

@@ -6,10 +6,10 @@ what is not requested yet. When everything is requested, a free connection takes
 otherwise finish last. Ranges are handed out from the front, so that readers in order are served while it arrives; or
 preferred ranges first, and the rest once these have come.
 
-`find_misses` and `Outlook` serve readers of files that are larger than their room here. The order of this epoch and the
-next is known, so nothing is guessed from what was used last. Belady's rule (1966) says which visits will find their
-block here, if of all that is here the block whose next visit is farthest is let go each time: no rule fetches less. A
-block that will not be here at its next visit may go at once, which makes room to fetch ahead without fetching more.
+`Visits` serve readers of files that are larger than their room here. The order of this epoch and the next is known, so
+nothing is guessed from what was used last. Belady's rule (1966) says that the block whose next visit is farthest makes
+way: no rule fetches less. What comes ahead of need takes the place of another only if it is among the next few that
+are visited; fetched sooner, it would cost a block that is here for the next epoch.
 
 Not thread-safe: callers hold their own lock.
 """
@@ -17,7 +17,6 @@ Not thread-safe: callers hold their own lock.
 from __future__ import annotations
 
 import bisect
-import heapq
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -94,13 +93,43 @@ class Run:
         self.first_byte_at = self.moved_at = None
 
 
-class RangeOrder:
-    """What is still to be fetched of one file, and by which connection."""
+class Order:
+    """Which bytes are fetched next. Every method is called with the fetcher's lock held."""
 
     look_s = 0.05
-    """How often a free connection looks for another that has become slow."""
+    """How often a free connection looks whether there is something to do by now."""
     is_endless = False
-    """It ends when all of the file is here."""
+    """Whether more may be wanted when all of it is here."""
+
+    def take(self, now: float) -> Run | None:
+        """Return bytes for a free connection; `None` if nothing is worth a request now."""
+        raise NotImplementedError
+
+    def advance(self, run: Run, position: int, now: float) -> None:
+        """Note that the bytes of a run before `position` have arrived."""
+        raise NotImplementedError
+
+    def release(self, run: Run, now: float) -> None:
+        """Note that a run is no longer being fetched; the rest of it is handed out again."""
+        raise NotImplementedError
+
+    def again(self, begin: int, end: int) -> None:
+        """Hand out bytes again that have arrived wrong."""
+        raise NotImplementedError
+
+    def place(self, landed: Sequence[int]) -> int | None:
+        """Return which of the blocks that have landed is to be written; any, where there is room for all."""
+        return landed[0]
+
+    def done(self, block: int) -> None:
+        """Note that a block is written, or will not be."""
+
+    def close(self) -> None:
+        """Note that nothing more is fetched."""
+
+
+class RangeOrder(Order):
+    """What is still to be fetched of one file, and by which connection."""
 
     def __init__(self, gaps: Iterable[tuple[int, int]], *, connections: int, block_bytes: int) -> None:
         """Plan to fetch the ranges `(begin, end)` in `gaps`, which are sorted and disjoint.
@@ -181,15 +210,9 @@ class RangeOrder:
             bisect.insort(self._gaps, (run.position, run.end))
             run.end = run.position
 
-    def place(self, landed: Sequence[int]) -> int | None:
-        """Return which of the blocks that have landed is to be written: any, because there is room for all."""
-        return landed[0]
-
-    def done(self, block: int) -> None:
-        """Do nothing: what has arrived is not handed out again."""
-
-    def close(self) -> None:
-        """Do nothing: no other process waits for it."""
+    def again(self, begin: int, end: int) -> None:
+        """Hand out bytes again that have arrived wrong."""
+        bisect.insort(self._gaps, (begin, end))
 
     def _must_wait(self, now: float) -> bool:
         """Tell whether the remaining gaps have to wait: nobody needs them, or they would share the line with the last
@@ -366,38 +389,6 @@ def find_visits(places: NDArray[np.int64], blocks: NDArray[np.int64], gap: int) 
     return Visits(found.blocks[order], found.first[order], found.last[order])
 
 
-def find_misses(blocks: Sequence[int], capacity: int, here: set[int]) -> NDArray[np.bool_]:
-    """Tell which visits will have to fetch their block, by Belady's rule.
-
-    Args:
-        blocks: the block of each visit, in order.
-        capacity: how many blocks can be here at once, at least 1.
-        here: those that are here now.
-    """
-    # From the end to the beginning: the next use of each visit is the one seen last.
-    following = [NEVER] * len(blocks)
-    seen: dict[int, int] = {}
-    for place in range(len(blocks) - 1, -1, -1):
-        following[place] = seen.get(blocks[place], NEVER)
-        seen[blocks[place]] = place
-    # Of each block that is here the next visit; the heap has the farthest first, and entries that are out of date.
-    cached = {block: seen.get(block, NEVER) for block in sorted(here)}
-    farthest = [(-following_one, block) for block, following_one in cached.items()]
-    heapq.heapify(farthest)
-    misses = np.zeros(len(blocks), np.bool_)
-    for place, block in enumerate(blocks):
-        if block not in cached:
-            misses[place] = True
-            while len(cached) >= capacity:
-                key, victim = heapq.heappop(farthest)
-                # An entry that is out of date is dropped here, which is cheaper than finding it in the heap before.
-                if cached.get(victim) == -key:
-                    del cached[victim]
-        cached[block] = following[place]
-        heapq.heappush(farthest, (-following[place], block))
-    return misses
-
-
 @dataclass(eq=False, slots=True)
 class Reader:
     """The visits of one reader and how far it is."""
@@ -406,73 +397,40 @@ class Reader:
     """All of them."""
     reached: int = 0
     """Rows that it is done with."""
-    misses: NDArray[np.bool_] | None = None
-    """Which of its visits have to fetch, as it was planned; `None` before that."""
 
 
-def plan_misses(readers: Sequence[Reader], capacity: int, here: set[int]) -> None:
-    """Plan which visits of all readers will find their block here; noted in each."""
-    starts = [int(np.searchsorted(reader.visits.first, reader.reached)) for reader in readers]
-    owner = np.concatenate(
-        [np.full(len(r.visits.first) - s, n) for n, (r, s) in enumerate(zip(readers, starts, strict=True))]
-    )
-    blocks = np.concatenate([reader.visits.blocks[start:] for reader, start in zip(readers, starts, strict=True)])
-    away = np.concatenate([r.visits.first[s:] - r.reached for r, s in zip(readers, starts, strict=True)])
-    # Readers are taken to be equally fast, so rows from now are their common clock.
-    order = np.argsort(away, kind="stable")
-    misses = np.empty(len(blocks), np.bool_)
-    misses[order] = find_misses(blocks[order].tolist(), capacity, here)
-    for number, (reader, start) in enumerate(zip(readers, starts, strict=True)):
-        # Visits that are over count as fetched, so that numbers of visits stay those of the reader.
-        reader.misses = np.concatenate([np.ones(start, np.bool_), misses[owner == number]])
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Outlook:
-    """What all readers will need, as of now; made by `look_ahead`."""
-
-    next_use: NDArray[np.int64]
-    """Of each block how many rows away its next visit is, 0 while one is under way; `NEVER` where none is known."""
-    stays: NDArray[np.bool_]
-    """Whether it should be here until then."""
-
-    def first_of(self, candidates: NDArray[np.bool_]) -> int | None:
-        """Return the candidate that is needed first, `None` where nobody will need any of them."""
-        needed = np.where(candidates, self.next_use, NEVER)
-        block = int(needed.argmin())
-        return block if needed[block] != NEVER else None
-
-    def victim(self, candidates: NDArray[np.bool_], for_block: int | None, *, needed_now: bool) -> int | None:
-        """Return the candidate to let go for another block; `None` where none should.
-
-        The farthest next visit goes first, and none that comes before the other block's. Blocks that are to stay go
-        only for one that a reader waits for (`needed_now`).
-        """
-        allowed = candidates.copy()
-        if for_block is not None:
-            allowed[for_block] = False
-            if not needed_now:
-                # To let go what is needed sooner than what comes would be to fetch it twice.
-                allowed &= ~self.stays & (self.next_use > self.next_use[for_block])
-        if not allowed.any():
-            return None
-        return int(np.where(allowed, self.next_use, -1).argmax())
-
-
-def look_ahead(readers: Sequence[Reader], blocks: int) -> Outlook:
-    """Return what all readers will need of so many blocks."""
-    next_use, stays = np.full(blocks, NEVER), np.zeros(blocks, np.bool_)
+def next_uses(readers: Sequence[Reader], blocks: int) -> NDArray[np.int64]:
+    """Return of so many blocks how many rows away the next visit of any reader is, 0 while one is under way; `NEVER`
+    where none is known."""
+    found = np.full(blocks, NEVER)
     for reader in readers:
         visits = reader.visits
         # A visit that is under way has begun before and has not ended.
-        left = np.flatnonzero(visits.last >= reader.reached)[::-1]
-        own = np.full(blocks, NEVER)
-        # Backwards, so that of several visits of a block the first is what remains.
-        own[visits.blocks[left]] = np.maximum(0, visits.first[left] - reader.reached)
-        sooner = own < next_use
-        next_use[sooner] = own[sooner]
-        hits = np.zeros(blocks, np.bool_)
-        if reader.misses is not None:
-            hits[visits.blocks[left]] = ~reader.misses[left]
-        stays[sooner] = hits[sooner]
-    return Outlook(next_use, stays)
+        left = np.flatnonzero(visits.last >= reader.reached)
+        # Readers are taken to be equally fast, so rows from now are their common clock.
+        np.minimum.at(found, visits.blocks[left], np.maximum(0, visits.first[left] - reader.reached))
+    return found
+
+
+def first_of(next_use: NDArray[np.int64], candidates: NDArray[np.bool_]) -> int | None:
+    """Return the candidate that is needed first, `None` where nobody will need any of them."""
+    needed = np.where(candidates, next_use, NEVER)
+    block = int(needed.argmin())
+    return block if needed[block] != NEVER else None
+
+
+def victim_for(
+    block: int, next_use: NDArray[np.int64], candidates: NDArray[np.bool_], *, ahead: int, needed_now: bool
+) -> int | None:
+    """Return the candidate that is to make way for a block, the one whose next visit is farthest; `None` where none is.
+
+    What nobody will need may always go. Others go for a block that a reader waits for (`needed_now`), and for one of
+    the next `ahead` blocks that are needed, but not before it is needed again themselves.
+    """
+    allowed = candidates.copy()
+    allowed[block] = False
+    if not needed_now:
+        # Those of visits that are under way are here already.
+        is_next = int(((next_use > 0) & (next_use < next_use[block])).sum()) < ahead
+        allowed &= (next_use > next_use[block]) if is_next else (next_use == NEVER)
+    return int(np.where(allowed, next_use, -1).argmax()) if allowed.any() else None

@@ -67,18 +67,9 @@ def _address_steps(address: str) -> list[str]:
 class RemoteFileTree(Tree):
     """A tree of files anywhere, each opened when it is read. Their sizes are requested when it is made.
 
-    Args:
-        label: its address, for messages.
-        files: the name of each in the tree, and what opens it, any number of times; in the order in which to read.
-        policy: how often a file is asked for again when it fails in a transient way.
-        cancellation: looked at while the files are asked for.
-        askers: how many are asked at once.
-        stamp: what is the same while no file is added, removed or renamed; "" if nothing tells.
-        facts: what is known of each file already, as from a listing; otherwise each is opened for it.
-
-    Raises:
-        As the files' `open`.
-        UnsafeArchiveError: a name is one that no folder can hold.
+    `files`: the name of each in the tree, and what opens it, any number of times; in the order in which to read.
+    `stamp`: what is the same while no file is added, removed or renamed; "" if nothing tells. `facts`: what is known of
+    each file already, as from a listing; otherwise each is opened for it.
     """
 
     kind = "folder"
@@ -137,26 +128,26 @@ class RemoteFileTree(Tree):
         return RequestedBytes(lambda length, offset: self.read_part(entry, offset, length), entry.size, label=label)
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one file.
-
-        Raises:
-            SourceReadError: it is not `entry.size` bytes long any more, or not what its service's checksum says.
-            As the file's service answers.
-        """
-        data = self.read_part(entry, 0, entry.size) if self.gives_parts(entry) else b"".join(self.chunks(entry))
-        checksum = self.facts[entry.name].checksum
-        if checksum is not None:
-            self._check(entry, checksum.digest_of([data]))
+        """Return the whole content of one file, compared with its service's checksum."""
+        if not self.gives_parts(entry):
+            return b"".join(self.chunks(entry))
+        data = self.read_part(entry, 0, entry.size)
+        self.verify(entry, [data])
         return data
 
     def verify(self, entry: FileEntry, pieces: Iterable[bytes]) -> None:
-        checksum = self.facts[entry.name].checksum
-        if checksum is not None:
-            self._check(entry, checksum.digest_of(pieces))
+        for _ in self._verified(entry, pieces):
+            pass
 
-    def _check(self, entry: FileEntry, digest: str) -> None:
+    def _verified(self, entry: FileEntry, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the content of a file, and compare it at the end with its service's checksum."""
         checksum = self.facts[entry.name].checksum
-        if checksum is not None and digest != checksum.digest:
+        hasher = None if checksum is None else checksum.new_hasher()
+        for piece in pieces:
+            if hasher is not None:
+                hasher.update(piece)
+            yield piece
+        if checksum is not None and hasher is not None and hasher.hexdigest() != checksum.digest:
             msg = f"'{entry.name}' of '{self.label}' is damaged: its {checksum.algorithm} is not {checksum.digest}."
             raise SourceReadError(msg)
 
@@ -173,16 +164,10 @@ class RemoteFileTree(Tree):
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
         """Yield the content in pieces of at most a megabyte, as they come; compared at the end as by `read`."""
-        checksum = self.facts[entry.name].checksum if entry.name in self.facts else None
-        hasher = None if checksum is None else checksum.new_hasher()
         with self._at_service(entry) as file:
-            for piece in read_through(file, policy=self._policy, tell=self._wait_for):
+            for piece in self._verified(entry, read_through(file, policy=self._policy, tell=self._wait_for)):
                 self._wait_for("")
-                if hasher is not None:
-                    hasher.update(piece)
                 yield piece
-        if hasher is not None:
-            self._check(entry, hasher.hexdigest())
 
     def _wait_for(self, why: str) -> None:
         self.waits_for = why
@@ -248,11 +233,7 @@ def list_files(
 
 
 def remote_opener(source: SingleSource, *, along_bytes: int = 0) -> Callable[[], RemoteFile]:
-    """Return how to open one file that has an address, any number of times; `along_bytes` as of `open_remote`.
-
-    Raises:
-        OptionError: it is a source of another kind.
-    """
+    """Return how to open one file that has an address, any number of times; `along_bytes` as of `open_remote`."""
     if isinstance(source, FileSource):
         return lambda: open_remote(source, along_bytes=along_bytes)
     msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
@@ -264,15 +245,8 @@ def open_remote(
 ) -> RemoteFile:
     """Open one file that has an address: the only place that maps sources to transports.
 
-    Args:
-        source: where it is.
-        checksum: what a web server's or a bucket's file should have, when the caller knows.
-        policy: how often a web server is asked again.
-        along_bytes: what a web server is asked for at both ends, for `RemoteFile.known`.
-
-    Raises:
-        SourceReadError: it is a folder.
-        As `MountedFile`, `open_http`, `open_object`, `open_shared_file` and `open_kaggle`.
+    `checksum`: what the file should have, when the caller knows. `policy`: how often a web server is asked again, and
+    `along_bytes` what it is asked for at both ends, for `RemoteFile.known`.
     """
     if not isinstance(source, LocalSource):
         require_online(source.label)
@@ -311,14 +285,7 @@ def open_remote(
 
 def read_small_file(source: SingleSource) -> bytes:
     """Return the whole content of a file that fits into memory, in one round trip if it is short and its service allows
-    that.
-
-    It is not checked for changes while it is read.
-
-    Raises:
-        OptionError: it is a source of another kind.
-        As `open_remote`, and `RemoteFile.read_range`.
-    """
+    that. It is not checked for changes while it is read."""
     if isinstance(source, ObjectSource):
         from colabstage.sources.objects import read_at_once
 

@@ -137,35 +137,21 @@ def read_directly(
     clock: Clock = SYSTEM_CLOCK,
     tell: Callable[[str], object] = lambda _: None,
 ) -> bytes:
-    """Return a part of a source with a separate request; the retry budget starts over with every byte. If the policy is
-    patient, `tell` is called with what it waits for.
+    """Return a part of a source that gives ranges, with a separate request, as `read_through` reads all of one."""
 
-    Raises:
-        As `RemoteFile.read_range`, but no `TransientError`.
-    """
-    # Its buffer becomes the result without a copy.
-    data = io.BytesIO()
-    got = 0
-    budget = RetryBudget(policy, clock)
+    def check() -> None:
+        if stopped():
+            raise stopped_error(source.facts.label)
 
     def sleep(seconds: float) -> None:
         deadline = clock.now() + seconds
         while (left_s := deadline - clock.now()) > 0 and not stopped():
             clock.sleep(min(left_s, LOOK_S))
 
-    while got < length:
-        try:
-            with closing_pieces(source.read_range(offset + got, length - got)) as pieces:
-                for piece in pieces:
-                    got += data.write(piece[: length - got])
-                    if got < length and stopped():
-                        raise stopped_error(source.facts.label)
-            if got < length:
-                raise ended_early(source.facts, offset + got)
-        except TransientError as error:
-            budget.rest(error, source.facts.label, arrived=got, sleep=sleep, tell=tell)
-            if stopped():
-                raise stopped_error(source.facts.label) from error
+    # Its buffer becomes the result without a copy.
+    data = io.BytesIO()
+    for piece in _pieces(source, offset, length, RetryBudget(policy, clock), sleep=sleep, check=check, tell=tell):
+        data.write(piece)
     return data.getvalue()
 
 
@@ -177,43 +163,55 @@ def read_through(
     clock: Clock = SYSTEM_CLOCK,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[bytes]:
-    """Yield all of a source in one pass; the retry budget starts over with every byte. `tell` as of `read_directly`.
+    """Yield all of a source in one pass; the retry budget starts over with every byte. If the policy is patient, `tell`
+    is called with what it waits for.
 
     If it breaks off, a source without ranges sends the received bytes again. They are compared by their hash, so that
-    they need not be kept, and skipped.
-
-    Raises:
-        SourceChangedError: the file has changed meanwhile.
-        CancelledError: the caller asked to stop.
-        As `RemoteFile.read_range`, but no `TransientError`.
+    they need not be kept, and skipped; another content is a `SourceChangedError`.
     """
+    sleep, check = (clock.sleep, lambda: None) if cancellation is None else (cancellation.sleep, cancellation.check)
+    budget = RetryBudget(policy, clock)
+    return _pieces(source, 0, source.facts.size, budget, sleep=sleep, check=check, tell=tell)
+
+
+def _pieces(
+    source: RemoteFile,
+    offset: int,
+    length: int | None,
+    budget: RetryBudget,
+    *,
+    sleep: Callable[[float], object],
+    check: Callable[[], object],
+    tell: Callable[[str], object],
+) -> Iterator[bytes]:
     import xxhash
 
-    sleep = clock.sleep if cancellation is None else cancellation.sleep
-    facts, budget = source.facts, RetryBudget(policy, clock)
-    seen, done = xxhash.xxh3_64(), 0
-    while True:
+    facts, done, seen = source.facts, 0, xxhash.xxh3_64()
+    while length is None or done < length:
         begin = at = done if facts.ranges else 0
         again = xxhash.xxh3_64()
-        length = None if facts.size is None else facts.size - begin
         try:
-            with closing_pieces(source.read_range(begin, length)) as pieces:
+            with closing_pieces(
+                source.read_range(offset + begin, None if length is None else length - begin)
+            ) as pieces:
                 for piece in pieces:
-                    if cancellation is not None:
-                        cancellation.check()
+                    check()
                     known, at = piece[: max(0, done - at)], at + len(piece)
                     again.update(known)
                     if known and at >= done and again.digest() != seen.digest():
                         msg = f"'{facts.label}' became another file while it was read. Wait until it is complete."
                         raise SourceChangedError(msg)
-                    if new := piece[len(known) :]:
+                    new = piece[len(known) : None if length is None else len(known) + length - done]
+                    if not facts.ranges:
                         seen.update(new)
-                        done += len(new)
+                    done += len(new)
+                    if new:
                         yield new
-            if at >= (done if facts.size is None else facts.size):
+            if at >= (done if length is None else length):
                 return
             # A proxy may have cut it short, which is worth another try.
-            failure = ended_early(facts, at)
+            failure = ended_early(facts, offset + at)
         except TransientError as error:
             failure = error
         budget.rest(failure, facts.label, arrived=done, sleep=sleep, tell=tell)
+        check()

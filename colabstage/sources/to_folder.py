@@ -95,12 +95,7 @@ class Part(NamedTuple):
 
 
 def plan_parts(tree: Tree, entries: Sequence[FileEntry]) -> list[Part]:
-    """Cut the files of a tree into parts. Pure, but for opening large files of a folder.
-
-    Args:
-        tree: whose they are.
-        entries: all or some of them, by ascending position, so that a slow source is read from front to back.
-    """
+    """Cut files of a tree into parts, by ascending position, so that a slow source is read from front to back."""
     if tree.source is not None and tree.unpacked is None:
         return list(_parts_of_archive(entries, _ends(tree, entries)))
     parts = []
@@ -184,9 +179,6 @@ def make_folders(root: Path, names: Iterable[str]) -> None:
     ext4 puts subfolders into the group of inodes of their parent, unless the parent is flagged as one with unrelated
     subfolders. In one group, every new file waits for those of other processes and skips the inodes of recently deleted
     files: 130 µs per file instead of 35. The flag is set only meanwhile; other file systems refuse it.
-
-    Raises:
-        NotEnoughSpaceError, TargetNotWritableError: the disk failed.
     """
     folders = sorted(parent_folders(names))
     children = Counter(folder.rpartition("/")[0] for folder in folders)
@@ -233,10 +225,6 @@ def check_names_fit(label: str, names: Sequence[str], folder: Path) -> None:
     """Refuse names that cannot coexist below `folder`, which exists.
 
     Only a disk that treats "A" as "a", or two encodings of an accent as one, refuses any; Linux's own do not.
-
-    Raises:
-        UnsafeArchiveError: two names differ only in what the disk does not tell apart.
-        TargetNotWritableError: the disk cannot be asked.
     """
     try:
         # The disk is asked only if it matters, because the probe writes a file.
@@ -301,13 +289,6 @@ def write_folder(
         overwrite: whether to replace what is there even if it is not ours, or was changed since we made it.
         consumes: whether the tree is not needed afterwards: what was unpacked to the disk is moved or given back.
         announce: called with the digest of its inventory right before the folder is renamed to `target`.
-
-    Raises:
-        TargetExistsError: something is there that is not ours, or was changed since we made it.
-        UnsafeArchiveError: two names differ only in case, and the disk does not tell them apart.
-        SourceReadError, SourceNotFoundError, DriveDisconnectedError, CorruptArchiveError: the source failed.
-        NotEnoughSpaceError, TargetNotWritableError: the target failed; what was at `target` is unchanged.
-        CancelledError: the caller asked to stop.
     """
     entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
     with open_workspace(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PIECE = 256 * 1024
 MIB = 1024 * 1024
+# Enough for what fails once.
+POLICY = RetryPolicy(attempts=2)
 
 
 def random_bytes(count: int, seed: int = 0) -> bytes:
@@ -139,7 +141,7 @@ def main() -> None:
     """Fetch: remotes.py TARGET SIZE SEED BYTES_PER_S prints bytes as they come, then "kept BYTES sent BYTES"."""
     target, size, seed, bytes_per_s = sys.argv[1:]
     source = MemoryFile(random_bytes(int(size), int(seed)), bytes_per_s=float(bytes_per_s), connections=2)
-    done = fetch_file(source, Path(target), step=_Saying(), cancellation=Cancellation(), policy=RetryPolicy(attempts=2))
+    done = fetch_file(source, Path(target), step=_Saying(), cancellation=Cancellation(), policy=POLICY)
     sys.stdout.write(f"kept {done.kept_bytes} sent {source.sent}\n")
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.io.progress import Cancellation, LateStep, NullProgress
-from colabstage.sources.arriving import STRETCH_BYTES, ArchiveWalk
+from colabstage.io.progress import LateStep, NullProgress
+from colabstage.sources.arriving import STRETCH_BYTES, ArchiveWalk, StreamingCopy
 from colabstage.sources.http_file import open_http
-from colabstage.trees.bytes import LocalBytes, RequestedBytes
+from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.tar import scan_members
+from tests.sources.remotes import POLICY
 from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
@@ -38,12 +39,10 @@ def test_headers_are_found_with_few_requests(tmp_path: Path, kind: str) -> None:
     size = path.stat().st_size
     with WebServer({"photos.tar": path}) as server:
         file = open_http(server.url("photos.tar"))
-
-        def ask(length: int, offset: int) -> bytes:
-            return b"".join(file.read_range(offset, min(length, size - offset)))
-
-        step = LateStep(NullProgress(), "look", size)
-        with ArchiveWalk(RequestedBytes(ask, size, label="photos.tar"), file, step, Cancellation()) as walk:
+        copy = StreamingCopy(
+            file, tmp_path / "copy", step=NullProgress().step("copy", total=size, unit="B"), policy=POLICY
+        )
+        with ArchiveWalk(copy, LateStep(NullProgress(), "look", size)) as walk:
             found = list(scan_members(walk))
             walk.end()
             assert walk.pread(512, 0) == path.read_bytes()[:512]

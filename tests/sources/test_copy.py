@@ -192,27 +192,11 @@ def test_missing_source_leaves_the_target_alone(tmp_path: Path, target: Path, co
     assert target.read_bytes() == b"precious"
 
 
-def test_full_target_is_a_lack_of_space(source: Path, small_disk: Path, copy: Callable[..., list[str]]) -> None:
-    """The disk fills up midway: the error names the folder."""
-    source.write_bytes(random_bytes(40 * BLOCK))
-    with pytest.raises(NotEnoughSpaceError, match=r"small' is full"):
-        copy(source, small_disk / "copy")
-    assert threads_named("colabstage-pipeline") == []
-
-
-def test_target_that_cannot_be_made_is_named(source: Path, tmp_path: Path, copy: Callable[..., list[str]]) -> None:
-    """A folder that is not there, or is a file, gives a typed error that names the target."""
-    with pytest.raises(TargetNotWritableError, match=r"no/such/copy"):
-        copy(source, tmp_path / "no" / "such" / "copy")
-    with pytest.raises(TargetNotWritableError, match=r"source\.bin/copy"):
-        copy(source, source / "copy")
-
-
 def test_cancelling_between_blocks_stops_the_copy(
     source: Path, target: Path, copy: Callable[..., list[str]], step: Any
 ) -> None:
     """A request to stop, made while blocks pass, is followed before the end of a long file."""
-    source.write_bytes(random_bytes(64 * BLOCK))
+    source.write_bytes(random_bytes(256 * BLOCK))
     cancellation = Cancellation()
 
     def cancel_then_dawdle(total: int) -> None:
@@ -223,24 +207,8 @@ def test_cancelling_between_blocks_stops_the_copy(
     step.notice = cancel_then_dawdle
     with pytest.raises(CancelledError):
         copy(source, target, cancellation=cancellation)
-    assert 2 * BLOCK <= step.total < 30 * BLOCK
-    assert threads_named("colabstage-pipeline") == []
-
-
-def test_source_that_hangs_is_an_error_within_the_deadline(
-    tmp_path: Path, target: Path, source: Path, copy: Callable[..., list[str]], step: Any
-) -> None:
-    """When nothing moves for the deadline, the copy ends in a typed error instead of waiting for ever."""
-    release = threading.Event()
-
-    def hang(total: int) -> None:
-        if total >= 5 * BLOCK:
-            release.wait(30)
-
-    step.notice = hang
-    threading.Timer(2.0, release.set).start()
-    with pytest.raises(SourceReadError, match=r"hangs"):
-        copy(source, target, stall_timeout_s=0.5)
+    assert 2 * BLOCK <= step.total < 160 * BLOCK
+    assert threads_named("colabstage-fetch") == []
 
 
 @pytest.fixture
@@ -278,59 +246,6 @@ def test_zeros_that_stay_are_damage(
     drive.set_faults(DriveFaults(contents=(fault,)))
     with pytest.raises(DamagedPackError, match=r"from 655,360 on"):
         copy(on_drive, target, expected=hashes_of(source))
-
-
-@pytest.mark.fuse
-def test_source_that_ends_early_is_an_error(
-    drive: SimulatedDrive, on_drive: Path, target: Path, copy: Callable[..., list[str]]
-) -> None:
-    """Bytes that run out before the listed size do not make a short copy that counts."""
-    fault = ContentFault(pattern="*.h5", kind="truncate", tail_bytes=100_000)
-    drive.set_faults(DriveFaults(contents=(fault,)))
-    with pytest.raises(SourceReadError, match=r"pack\.h5' ends at byte 577,360"):
-        copy(on_drive, target)
-
-
-@pytest.mark.fuse
-def test_passing_read_errors_are_tried_again(
-    drive: SimulatedDrive, on_drive: Path, source: Path, target: Path, copy: Callable[..., list[str]]
-) -> None:
-    """Two failing reads and two failing opens in a row cost two more tries each, and nothing else."""
-    drive.set_faults(DriveFaults(ops=(OpFault(op="open", first=2), OpFault(op="read", first=2))))
-    assert copy(on_drive, target) == hashes_of(source)
-    assert drive.stats().errors_injected == 4
-
-
-@pytest.mark.fuse
-@pytest.mark.parametrize(("number", "wanted"), [(errno.EIO, SourceReadError), (errno.ENOTCONN, DriveDisconnectedError)])
-def test_read_errors_that_stay_are_typed(
-    drive: SimulatedDrive,
-    on_drive: Path,
-    target: Path,
-    copy: Callable[..., list[str]],
-    number: int,
-    wanted: type[Exception],
-) -> None:
-    """A read that fails on every try, or a mount that died, ends the copy with the error that says what to do."""
-    drive.set_faults(DriveFaults(ops=(OpFault(op="read", errno=number),)))
-    with pytest.raises(wanted, match=r"pack\.h5"):
-        copy(on_drive, target)
-
-
-@pytest.mark.fuse
-def test_drive_that_dies_midway_is_said_to_be_dead(
-    drive: SimulatedDrive, on_drive: Path, target: Path, copy: Callable[..., list[str]], step: Any
-) -> None:
-    """The error says how to mount again, although a dead mount fails even the closing of the file."""
-    (drive.cloud / "MyDrive" / "large.h5").write_bytes(random_bytes(64 * BLOCK))
-
-    def kill(total: int) -> None:
-        if total == 2 * BLOCK:
-            drive.kill()
-
-    step.notice = kill
-    with pytest.raises(DriveDisconnectedError, match=r"large\.h5.*mount_drive\(\)"):
-        copy(on_drive.with_name("large.h5"), target)
 
 
 @pytest.mark.fuse

@@ -13,14 +13,15 @@ import h5py
 import pytest
 
 from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
-from colabstage.io.files import close_quietly, pread_exactly
+from colabstage.io.files import close_quietly
 from colabstage.machine import mounts, watched
-from colabstage.sources import copy
+from colabstage.sources import remote
+from colabstage.sources.remote import MountedFile
 from colabstage.stage import run
 from colabstage.stage.run import make_local, stage_dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from colabstage.sources.opening import OpenedSource
@@ -72,13 +73,15 @@ class Hanging:
             (watched, "_DIES_S", 0.3),
         ):
             monkeypatch.setattr(module, name, value)
-        read, close = pread_exactly, close_quietly
+        read, close = MountedFile.read_range, close_quietly
 
-        def read_or_hang(handle: int, length: int, offset: int) -> bytes:
-            if offset >= HANGS_AT and not self.met.is_set() and self._is_restore():
-                self._hang()
-                self._awake.wait(AWAKE_S)  # what the kernel has read ahead would be there at once
-            return read(handle, length, offset)
+        def read_or_hang(file: MountedFile, offset: int, length: int | None) -> Iterator[bytes]:
+            for piece in read(file, offset, length):
+                if offset + len(piece) >= HANGS_AT and not self.met.is_set() and self._is_restore():
+                    self._hang()
+                    self._awake.wait(AWAKE_S)  # what the kernel has read ahead would be there at once
+                offset += len(piece)
+                yield piece
 
         def close_or_hang(handle: int) -> None:
             try:
@@ -89,9 +92,9 @@ class Hanging:
                 close(handle)
 
         if place == "at a block":
-            monkeypatch.setattr(copy, "pread_exactly", read_or_hang)
+            monkeypatch.setattr(MountedFile, "read_range", read_or_hang)
         else:
-            monkeypatch.setattr(copy, "close_quietly", close_or_hang)
+            monkeypatch.setattr(remote, "close_quietly", close_or_hang)
 
     def awake(self) -> None:
         """Let the client answer again."""

@@ -222,8 +222,8 @@ class Step:
     left = int(sys.argv[3])
     def step(self, *_, **__): return self
     def advance(self, amount=1):
-        self.left -= 1
-        if self.left == 0:
+        self.left -= amount
+        if self.left <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
     def __enter__(self): return self
     def __exit__(self, *_): pass
@@ -238,7 +238,9 @@ colabstage.publish_file(sys.argv[1], sys.argv[2], progress=Step())
 def test_an_interrupted_publish_continues_with_its_blocks(model: Path, my_drive: Path, drive: SimulatedDrive) -> None:
     target = my_drive / "checkpoints of today" / model.name
     target.parent.mkdir()
-    died = subprocess.run([sys.executable, "-c", _DIES, str(model), str(target), "2"], check=False, timeout=60)
+    died = subprocess.run(
+        [sys.executable, "-c", _DIES, str(model), str(target), str(2 * BLOCK)], check=False, timeout=60
+    )
     assert (died.returncode, target.exists()) == (-9, False)
     written = drive.stats().bytes_written
     assert publish(model, target).kept_bytes == 2 * BLOCK
