@@ -332,7 +332,8 @@ def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
     if several is None or isinstance(several, list | tuple):
         given = tuple(several or ())
     parts = tuple(posixpath.normpath(part) if isinstance(part, str) and part.strip() else "" for part in given)
-    if any(part in ("", ".") or part.startswith("/") or ".." in part.split("/") for part in parts):
+    # A list that a program made, and that came out empty, does not mean the whole source.
+    if several == [] or any(part in ("", ".") or part.startswith("/") or ".." in part.split("/") for part in parts):
         msg = (
             f"only={only!r} names no part of a source. Give a path below it or a pattern, or a list of these: "
             "only='train/images', only='*/color', only=['train', 'labels.csv']."

@@ -18,7 +18,16 @@ from colabstage.layouts.faults import broken
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Boxes, Images, SampleTable, known_splits, offsets_of
-from colabstage.layouts.words import is_label_name, plain_name, split_name, split_of_path, split_of_word, stem_of
+from colabstage.layouts.words import (
+    IMAGES,
+    is_label_name,
+    normal,
+    plain_name,
+    split_name,
+    split_of_path,
+    split_of_word,
+    stem_of,
+)
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
@@ -168,8 +177,11 @@ def records_beside(
     files: Sequence[FileEntry | None],
     parse: Callable[[str, bytes], Record],
     what: str,
+    *,
+    labels: Iterable[str],
 ) -> tuple[list[Placed], list[str]]:
-    """Return each image with what its file states, and a note on those that have none, called `what`, and no boxes."""
+    """Return each image with what its file states; and notes on images that have none, called `what`, and no boxes, and
+    on those of all `labels` that are of no image."""
     there = [file for file in files if file is not None]
     found = source.parse(there, lambda file, content: parse(file.name, content))
     nothing = Record("", ())
@@ -179,7 +191,15 @@ def records_beside(
     ]
     bare = len(images) - len(there)
     kept = f"{counted(bare, 'images', 'have')} no {what}, and {'is' if bare == 1 else 'are'} kept without boxes."
-    return placed, [kept] if bare else []
+    # Others in folders without a label are of other things.
+    folders = {posixpath.dirname(name) for name in found}
+    stems = {normal(stem_of(name)) for name in source.ending_in(IMAGES).names}
+    others = (name for name in labels if name not in found and posixpath.dirname(name) in folders)
+    alone = sorted(name for name in others if normal(stem_of(name)) not in stems)
+    return placed, [
+        *([kept] if bare else []),
+        *left_out_notes((len(alone), "label files", f"of no image (first '{alone[0] if alone else ''}')")),
+    ]
 
 
 def join_records(

@@ -7,7 +7,7 @@ well; where nothing does, any file that is not harmless.
 
 from __future__ import annotations
 
-import difflib
+import itertools
 import posixpath
 import re
 from collections import defaultdict
@@ -84,7 +84,7 @@ def judge(
             f"The {table.unit} of '{source.label}' may have the classes {listed(table.classes)}, by {found.who}, but "
             f'{why} layout="{table.layout}" takes them anyway.'
         )
-    checks = (_spelled_twice, _split_twice, _boxes_lost)
+    checks = (_spelled_twice, _split_twice, _split_misspelt, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "") or _left_over(source, found)
     if why:
         return refuse(f'{why} layout="{table.layout}" takes the {table.unit} as they are.')
@@ -123,6 +123,35 @@ def _split_twice(table: SampleTable) -> str:
                 f"'{name}' is in the splits '{split_of[name]}' and '{split}', so it would be trained and tested on. "
                 "Take it out of one."
             )
+    return ""
+
+
+def _split_misspelt(table: SampleTable) -> str:
+    """Find a folder called almost like a split beside one that is: what is in it would be trained on."""
+    source = table.inputs.source
+    if not isinstance(source, TreeFiles):
+        return ""
+    folders, folder_of = source.entries.folders
+    inside: dict[str, set[str]] = defaultdict(set)
+    for folder in folders:
+        for path in itertools.accumulate(folder.split("/"), posixpath.join):
+            inside[posixpath.dirname(path)].add(posixpath.basename(path))
+    for above, names in sorted(inside.items()):
+        splits = {words.split_name(name).split for name in names if words.is_split(name)}
+        for name in sorted(names - {*table.classes}) if splits else ():
+            split = words.misspelt_split(name)
+            # invalid beside valid is a word of its own.
+            if not split or split in splits:
+                continue
+            path = posixpath.join(above, name)
+            within = [number for number, folder in enumerate(folders) if f"{folder}/".startswith(f"{path}/")]
+            samples = np.flatnonzero(np.isin(folder_of, within)).tolist()
+            # A list or a column may say of each sample what its folder does not.
+            if table.splits is None or not any(words.same_split(table.splits[one], split) for one in samples):
+                return (
+                    f"Did you mean '{split}' by '{path}', which holds {table.unit} beside folders of splits? "
+                    "Rename it, or move it away."
+                )
     return ""
 
 
@@ -203,7 +232,7 @@ class _ClassFolders:
             meant = "".join(
                 f" Did you mean '{split}' by '{one}'?"
                 for one in sorted({*self.classes}.difference(named))
-                for split in difflib.get_close_matches(one.lower(), words.SPLITS, 1, 0.8)
+                if (split := words.misspelt_split(one))
             )
             what = f"{'is a name' if len(named) == 1 else 'are names'} of parts of a dataset"
             return f"{listed(named)} {what}.{meant} {self._say(outer=min(self.classes), parts=sorted(self.classes))}"
@@ -216,9 +245,12 @@ class _ClassFolders:
         stem = self._shared_stem()
         if not stem:
             return ""
+        # With folders inside they may be variants of one dataset as well, of which one is meant.
+        is_outer = any(posixpath.basename(folder) not in self.classes for folder in self.folders)
+        ways = self._say(outer=min(self.classes) if is_outer else "", parts=sorted(self.classes))
         return (
             f"the {self.table.unit} in {listed(sorted(self.classes))} have the same names ('{stem}', …): they may be "
-            f"parts of each sample, such as an image and its mask. {self._say(parts=sorted(self.classes))}"
+            f"parts of each sample, such as an image and its mask. {ways}"
         )
 
     def _called_parts(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import posixpath
 import re
@@ -158,6 +159,13 @@ def is_split(name: str) -> bool:
     """Tell whether a folder's name is only a split: train, Training_set, val2017, test_images."""
     found = split_name(name)
     return bool(found.split) and not found.rest
+
+
+@functools.lru_cache(maxsize=4096)
+def misspelt_split(name: str) -> str:
+    """Return the split that a name may mean that names none: vaild, trian; "" for none."""
+    close = [] if split_name(name).split else difflib.get_close_matches(name.lower(), SPLITS, 1, 0.8)
+    return SPLITS[close[0]] if close else ""
 
 
 def split_of_path(name: str) -> str:

@@ -86,6 +86,7 @@ MANIFEST_SUFFIX, UNFINISHED_SUFFIX = ".json", ".unfinished"
 _READERS = 8
 # The note of another process is waited for so long, and looked at so often.
 _PLACING_S, _LOOK_S = 2.0, 0.02
+_NO_MANIFEST = "is not a manifest that colabstage wrote, which has to go there"
 # Services whose addresses begin with a bucket, which somebody has to make first.
 _WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
@@ -306,7 +307,7 @@ class Place(ABC):
         # The previous version makes room for this one, and is checked too.
         for file in (name, name + PREVIOUS_SUFFIX) if name in there else (name,):
             for note in {file + MANIFEST_SUFFIX, file + UNFINISHED_SUFFIX} & there.keys() - {*self._notes(file, there)}:
-                raise self.occupied(note, "is not a manifest that colabstage wrote, which has to go there")
+                raise self.occupied(note, _NO_MANIFEST)
             if file in there and self.written(file, there) is None:
                 why = "no manifest beside it describes it as it is now: it is damaged, or something else wrote it"
                 raise self.occupied(file, why if there[file].ours else "is a link, a folder, or somebody else's")
@@ -359,9 +360,12 @@ class Place(ABC):
         except TargetExistsError:
             there = self.read(beside)
             known = read_note(there, beside)
-            if known is None or known.hashes != new.manifest.hashes:
+            if not _is_manifest(there):
+                raise self.occupied(beside, _NO_MANIFEST) from None
+            if known is not None and known.hashes != new.manifest.hashes:
                 raise self.occupied(beside, "another process wrote it meanwhile") from None
-            # The same file, perhaps made of another state of the source.
+            # The same file, perhaps made of another state of the source; or the first part of a manifest, which counts
+            # for nothing.
             if there != content:
                 self.write(beside, content, create=False)
         for note in self._notes(new.name, self.entries([new.name + UNFINISHED_SUFFIX])):

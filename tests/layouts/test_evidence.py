@@ -30,7 +30,7 @@ from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
 from colabstage.trees.open import open_tree
 from tests.layouts.described import described
-from tests.layouts.known import PETS, WAV, MemoryTree, known, pets, rows
+from tests.layouts.known import PETS, WAV, YOLO_BOX, MemoryTree, known, pets, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,6 +112,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "copies of the images": ("a/{0..3}.png b/{0..3}.png", {"l.csv": rows("path,label", "{0..3}.png,{a,b}")}, r"'0.png' in 'l.csv' may be 'a/0.png', 'b/0.png'"),
     "two labels of one image": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog}")}, r"'images/0\.jpg', one with the label 'cat' and one with 'dog'"),
     "a table against folders": ("cat/{1,2}.jpg dog/{3,4}.jpg", {"l.csv": rows("file,label", "{1,2,3,4}.jpg,{cat,dog,dog,dog}")}, r"says 'dog' for 'cat/2\.jpg'.*\"table\" or layout=\"image_folder\""),
+    "a split that is misspelt": ("{train,vaild}/{images,masks}/{0..3}.png", {}, r"Did you mean 'valid' by 'vaild'"),
+    "a split that is misspelt beside others": ("images/{train,test,vaild}/{0..3}.png", {"labels/{train,test,vaild}/{0..3}.txt": YOLO_BOX}, r"Did you mean 'valid' by 'images/vaild'"),
     "queries and a gallery": ("{query,gallery,train}/{0,1}.png", {}, r"'gallery', 'query', 'train' are names of parts of a dataset"),
     "clips in folders of roles": ("", {"{labels,train}/1.wav": WAV}, r"'labels', 'train' are names of parts.*layout=\"audio\" takes"),
     "paths of another form": (SIX, {"l.csv": rows("file,label", "{00000,00001}.png,cat")}, r"The first row of 'l\.csv' is '00000.png', 'cat', and a file is called 'images/0\.jpg'"),
@@ -130,6 +132,7 @@ NOTED: dict[str, tuple[Any, ...]] = {
     "numbers with a gap": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{0,1,3}")}, r"stay the numbers 0 to 3;"),
     "test images without labels": (SIX, {"train.csv": rows("id,label", "{0..3},{a,b}"), "test.csv": rows("id", "{4,5}")}, r"2 images of 'test.csv', which has no 'label', were left out"),
     "folds that are not read": (FOOD, listed(train1=TRAIN, train2=TEST, test1=TEST), r"list images of splits, and are not read"),
+    "labels of no image": ("images/{0..3}.png", {"labels/{0..4}.txt": YOLO_BOX}, r"1 label file of no image \(first 'labels/4\.txt'\)"),
     "what no list names": (FOOD, listed(train="pie/10000 ribs/20000", test=TEST), r"2 images that no list names were left out"),
     "what is trained on": (FOOD, listed(test=TEST), r"The split 'train' has 4 images that no list names"),
 }

@@ -111,12 +111,13 @@ def states() -> dict[str, dict[str, bytes]]:
         "the file and its note": {NAME: NEW, f"{NAME}.unfinished": new},
         "another file and its note": {NAME: OLD, f"{NAME}.unfinished": old},
         "the same bytes without anything": {NAME: NEW},
+        "the same bytes and the beginning of a manifest": {NAME: NEW, f"{NAME}.json": new[:20]},
         "the previous version alone": {f"{NAME}.previous": OLD, f"{NAME}.previous.json": old},
         "both, before the old one has its name": {NAME: OLD, f"{NAME}.json": old, f"{NAME}.previous.json": old},
     }
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", range(11))
 def test_what_was_left_is_gone_on_with(kept: Kept, number: int) -> None:
     name, before = list(states().items())[number]
     for one, content in before.items():

@@ -71,7 +71,7 @@ def kitti_state(source: Source) -> Evidence:
     if not any(files):
         msg = f"'{source.label}' has no folder label_2 with a text for each image in a folder image_2 beside it."
         raise LayoutError(msg)
-    placed, notes = records_beside(source, images, files, parse_kitti, "file in label_2")
+    placed, notes = records_beside(source, images, files, parse_kitti, "file in label_2", labels=texts.names)
     # In the order of KITTI's list, as other programs number them.
     order = {kind: number for number, kind in enumerate(_TYPES)} | {_DONT_CARE: len(_TYPES) + 1}
     found = {kind for one in placed for kind, _ in one.record.shapes}
@@ -144,7 +144,7 @@ def voc_state(source: Source) -> Evidence:
     if not chosen:
         raise broken(source.label, f"the lists in {_LISTS} name none of its images")
     files = [labels.get(name) for name in chosen.names]
-    placed, notes = records_beside(source, chosen, files, parse_voc, "XML file")
+    placed, notes = records_beside(source, chosen, files, parse_voc, "XML file", labels=annotations.names)
     if split_of:
         placed = [one._replace(split=split_of[_listed_as(one.file.name)]) for one in placed]
     # Files that were numbered again keep the old name inside, so their own names count.
@@ -330,7 +330,8 @@ def yolo_state(source: Source) -> Evidence:
         found = rows[name] = parse_yolo(name, content, pose=pose)
         return Record("", [(int(row[0]), _corners(row[1:])) for row in found])
 
-    placed, notes = records_beside(source, images, files, parse, "label file")
+    labels = {entry.name for entry in texts.values()}.difference(lists)
+    placed, notes = records_beside(source, images, files, parse, "label file", labels=labels)
     every = [row for found in rows.values() for row in found]
     splits, more = _stated_splits(images, classes)
     if splits:
