@@ -265,7 +265,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> Sta
         done = publish_pack(call, cache, record)
         return _finish(call, lambda _: done)
     if caches and record.published:
-        return _finish(call, lambda _: find_published(request), "yes")
+        return _finish(call, lambda _: find_published(request), "yes, copied there by an earlier call")
     return _finish(call, None, cache.why_not())
 
 
