@@ -705,7 +705,8 @@ class BucketPlace(Place):
             new.cancellation.check()
             new.step.advance(nbytes)
 
-        if not (new.name in there and earlier and self._replace(new, earlier, advance)):
+        is_replaced = new.name in there and earlier is not None and self._replace(new, earlier, advance)
+        if not is_replaced:
             # Only what was judged: another process may have put its own there meanwhile.
             for one in {new.name, new.name + MANIFEST_SUFFIX} & there.keys():
                 self.remove(one)
@@ -715,6 +716,9 @@ class BucketPlace(Place):
             # Only what was written here a moment ago.
             if self._store.look(path) == written:
                 self.remove(new.name)
+            if is_replaced:
+                # The blocks of the earlier version were damaged, so none is taken from there.
+                return self.bring(new, {})
             msg = f"What was written to '{show_address(self.at(new.name))}' reads back differently. Try again."
             raise DamagedPackError(msg)
         new.check_unchanged()

@@ -83,7 +83,8 @@ def test_a_part_is_staged_alone_and_has_a_key_of_its_own(source: str | list[str]
     assert few.splits == {"train": 2}
     with pytest.raises(SourceNotFoundError, match="only='plants/color'"):
         stage("color")()
-    for none in ("/plants", []):
+    nothing: list[str] = []
+    for none in ("/plants", nothing):
         with pytest.raises(OptionError, match="only="):
             stage(none)()
 

@@ -157,7 +157,11 @@ def voc_state(source: Source) -> Evidence:
         )
     # With lists, unlisted images were left out on purpose; a note still counts them.
     unlisted = len(labels.keys() - set(chosen.names))
-    notes += left_out_notes((unlisted, "images", f"with boxes that no list in {_LISTS} names"))
+    missing = len(split_of.keys() - set(map(_listed_as, chosen.names)))
+    notes += left_out_notes(
+        (unlisted, "images", f"with boxes that no list in {_LISTS} names"),
+        (missing, "images", f"that a list in {_LISTS} names and that are not there"),
+    )
     # The files have only class names; sorted, so that all machines number them alike.
     classes = sorted({kind for one in placed for kind, _ in one.record.shapes})
     used = [*(file.name for file in files if file is not None), *lists]
