@@ -194,7 +194,7 @@ def _why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
             "labels beside the images, or their class in the files' names: layout=file_names(PATTERN)."
         )
     folders = _ClassFolders(table)
-    return folders.parts() or folders.depth() or folders.strange_split()
+    return folders.parts() or folders.depth() or folders.same_stems() or folders.strange_split()
 
 
 class _ClassFolders:
@@ -226,7 +226,7 @@ class _ClassFolders:
         return f"Say which is meant, from colabstage.options: {'; '.join(filter(None, ways))}."
 
     def parts(self) -> str:
-        """Find folders that hold parts of a dataset, or of each sample: by their names, or by the stems in them."""
+        """Find folders that are called after parts of a dataset, or of each sample."""
         named = self._called_parts()
         if named:
             meant = "".join(
@@ -242,6 +242,10 @@ class _ClassFolders:
         below = sorted(folder for folder in folders - above - set(self.classes) if words.is_role(folder))
         if len(below) > 1:
             return f"{listed(below)} hold parts of each sample. {self._say(parts=below)}"
+        return ""
+
+    def same_stems(self) -> str:
+        """Find folders that may hold parts of each sample by the names of the files in them."""
         stem = self._shared_stem()
         if not stem:
             return ""
