@@ -326,6 +326,8 @@ def with_flags(flags: Mapping[str, Any]) -> Callable[[Callable[..., None]], Call
 
         def run(**given: Any) -> None:
             taken = {name: given.pop(name) for name in flags}
+            if "only" in taken:
+                taken["only"] = taken["only"] or None
             if "cache_dir" in taken:
                 taken["cache_dir"] = read_cache_dir(taken["cache_dir"])
             command(**given, flags=taken)

@@ -249,12 +249,9 @@ class _ClassFolders:
         stem = self._shared_stem()
         if not stem:
             return ""
-        # With folders inside they may be variants of one dataset as well, of which one is meant.
-        is_outer = any(posixpath.basename(folder) not in self.classes for folder in self.folders)
-        ways = self._say(outer=min(self.classes) if is_outer else "", parts=sorted(self.classes))
         return (
             f"the {self.table.unit} in {listed(sorted(self.classes))} have the same names ('{stem}', …): they may be "
-            f"parts of each sample, such as an image and its mask. {ways}"
+            f"parts of each sample, such as an image and its mask. {self._say(parts=sorted(self.classes))}"
         )
 
     def _called_parts(self) -> list[str]:
