@@ -152,9 +152,17 @@ def publish_file(
     def work() -> PublishReport[Path]:
         with required_to_stay(source, where):
             check_is_file(source)
-            copy = _file_at(where, target, source)
+            copy = target_file(where, source.name)
             if place_in(copy, source) is not None:
                 msg = f"target='{copy}' is the very file that is to be copied. Choose another folder, or another name."
+                raise OptionError(msg)
+            # A `Path` drops the slash with which a folder would have been named, and as a file three checkpoints
+            # published to it would replace each other.
+            if not isinstance(target, str) and source.suffix and not copy.suffix and not os.path.lexists(copy):
+                msg = (
+                    f"target={target!r} may name a file or a folder. For a folder make it first, or write "
+                    f"'{copy}/'; for a file write it as text, '{copy}'."
+                )
                 raise OptionError(msg)
             return publish(FolderPlace(copy.parent), source, copy.name, keep_previous=keep_previous, progress=shown)
 
@@ -169,20 +177,6 @@ def _read_target(target: str | os.PathLike[str]) -> tuple[Path, str]:
     """Return a target as a path, and as text that ends in a slash if it did: that names a folder, there or not."""
     place = absolute_path(target, "target")
     return place, f"{place}{os.sep}" if os.fspath(target).endswith(os.sep) else str(place)
-
-
-def _file_at(where: str, given: str | os.PathLike[str], file: Path) -> Path:
-    """Return where a copy of `file` goes; raises `OptionError` where `given` may name that or a folder for it."""
-    copy = target_file(where, file.name)
-    # A `Path` drops the slash with which a folder would have been named, and as a file three checkpoints published to
-    # it would replace each other.
-    if not isinstance(given, str) and file.suffix and not copy.suffix and not os.path.lexists(copy):
-        msg = (
-            f"target={given!r} may name a file or a folder. For a folder make it first, or write '{copy}/'; for a file "
-            f"write it as text, '{copy}'."
-        )
-        raise OptionError(msg)
-    return copy
 
 
 def publish(
@@ -317,8 +311,7 @@ def restore_file(
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
-        OptionError: `published` or `target` is an address; `published` is a file that something else wrote; or `target`
-            is a `Path` that may name a file or a folder.
+        OptionError: `published` or `target` is an address, or `published` is a file that something else wrote.
         SourceNotFoundError: nothing has been published under that name.
         DamagedPackError: no version there is complete; the message says what is wrong with each.
         TargetExistsError: there is another file at `target`.
@@ -334,7 +327,7 @@ def restore_file(
 
     def work() -> RestoreReport:
         with required_to_stay(newest, where):
-            return _restore_newest(newest, _file_at(where, target, newest), overwrite=overwrite, shown=shown)
+            return _restore_newest(newest, target_file(where, newest.name), overwrite=overwrite, shown=shown)
 
     return run_with_one_remount(
         work, place=newest if drive_root(newest) is not None else place, touches=(newest, place)
