@@ -295,9 +295,10 @@ def _listed_classes(source: Source, names: list[str], classes: list[str]) -> dic
 def _notes(found: list[_ClassFolder], classes: list[str], noun: str) -> Iterator[str]:
     """Say what of the folders a loss, or a list of names, may not expect."""
     by_split = _classes_by_split(found)
-    names = sorted(set().union(*by_split.values()))
+    held = set[str]().union(*by_split.values())
+    names = sorted(held)
     for split, own in by_split.items():
-        lacks = sorted({*names} - own)
+        lacks = sorted(held - own)
         if lacks:
             yield f"The split '{split}' has no {noun} of {format_count(len(lacks), 'classes')}: {listed(lacks)}."
     # 10 is sorted before 2, and names that count from 1 get labels from 0.
@@ -308,7 +309,7 @@ def _notes(found: list[_ClassFolder], classes: list[str], noun: str) -> Iterator
             "The folders have numbers as names, and labels are other numbers: positions in the text order of these "
             f"names, in which '{names[odd]}' is {odd}. classes[label] is the folder's name."
         )
-    empty = [name for name in classes if name not in names]
+    empty = [name for name in classes if name not in held]
     if empty:
         yield f"The folders {listed(empty)} hold no {noun}; they still count as classes, as in torchvision."
 
