@@ -155,10 +155,9 @@ def has_role(name: str) -> bool:
 def first_with_role(files: FileEntries) -> str | None:
     """Return the first file of some that `has_role`, by its bare name; `None` where none has."""
     # No role has digits in its name, and names of samples mostly differ in digits only.
-    seen: dict[str, str] = {}
-    for name in files.names:
-        seen.setdefault(name.rpartition("/")[2].translate(_SAME_DIGIT), name)
-    return next((name for base, name in seen.items() if has_role(base)), None)
+    texts = "\0".join(files.names).translate(_SAME_DIGIT).split("\0")
+    first = dict(zip(reversed(texts), reversed(files.names), strict=True))
+    return next((first[text] for text in dict.fromkeys(texts) if has_role(text.rpartition("/")[2])), None)
 
 
 def _split_and_role(name: str) -> tuple[str, str]:
