@@ -35,6 +35,7 @@ from colabstage.trees.listing import FileEntries, FileEntry, Tree, as_tree, tota
 from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import OnlyTree, open_archive
 from colabstage.trees.zip import ZipTree
+from tests.support.archives import seven_bytes
 from tests.trees.conftest import RecordingBytes
 
 if TYPE_CHECKING:
@@ -96,19 +97,10 @@ def pack_tar(files: Mapping[str, bytes], kind: str = "") -> bytes:
     return _PACKERS[kind](buffer.getvalue()) if kind else buffer.getvalue()
 
 
-def pack_7z(files: Mapping[str, bytes]) -> bytes:
-    py7zr = pytest.importorskip("py7zr", reason="needs py7zr: pip install py7zr")
-    buffer = io.BytesIO()
-    with py7zr.SevenZipFile(buffer, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(content, name)
-    return buffer.getvalue()
-
-
 def pack(kind: str, files: Mapping[str, bytes]) -> bytes:
     """An archive of one of `ARCHIVES`, or a 7z."""
     if kind == "7z":
-        return pack_7z(files)
+        return seven_bytes(files)
     if kind.startswith("zip"):
         return pack_zip(files, kind.partition(" ")[2])
     return pack_tar(files, kind.partition(".")[2])
