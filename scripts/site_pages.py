@@ -28,7 +28,9 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, f"reference/{name}.md", content=page.markdown))
     for path, name in _FROM_ROOT.items():
         content = (_ROOT / path).read_text(encoding="utf-8").replace("](docs/", "](")
-        files.append(File.generated(config, name, content=re.sub(r"\]\(((?:SECURITY|CHANGELOG)\.md)", r"](../\1", content)))
+        files.append(
+            File.generated(config, name, content=re.sub(r"\]\(((?:SECURITY|CHANGELOG)\.md)", r"](../\1", content))
+        )
     return files
 
 

@@ -254,7 +254,9 @@ def test_every_command_is_shown_on_some_page() -> None:
 def test_what_is_made_of_something_else_is_up_to_date(path: Path, text: str) -> None:
     """`python -m scripts.pages` writes it; its links lead somewhere."""
     assert path.read_text(encoding="utf-8") == text
-    assert [link for link in links(path) if "://" not in link and not (path.parent / link.partition("#")[0]).exists()] == []
+    assert [
+        link for link in links(path) if "://" not in link and not (path.parent / link.partition("#")[0]).exists()
+    ] == []
 
 
 def test_the_pages_for_agents_are_short_and_complete() -> None:
@@ -266,7 +268,9 @@ def test_the_pages_for_agents_are_short_and_complete() -> None:
 
 def test_every_error_says_what_to_do() -> None:
     """Each class has a row; only the bases of others have nothing to advise."""
-    rows = dict(re.findall(r"^\| `(\w+Error)` \|.*\| (.*?) ?\|$", page("errors").read_text(encoding="utf-8"), re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| `(\w+Error)` \|.*\| (.*?) ?\|$", page("errors").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     classes = {name: one for name, one in vars(errors).items() if isinstance(one, type)}
     assert rows.keys() == classes.keys()
     assert all(rows[name] or classes[name].__subclasses__() for name in classes)

@@ -27,7 +27,13 @@ class DyingDrive:
 
     def __init__(self, home: Path, *, upload_bytes_per_s: float, seed: int) -> None:
         quick = dict.fromkeys(["stream_bytes_per_s", "total_bytes_per_s", "warm_bytes_per_s"], 1e9)
-        waits = ["cold_open_latency_s", "warm_open_latency_s", "listing_latency_s", "listing_per_entry_s", "warm_listing_s"]
+        waits = [
+            "cold_open_latency_s",
+            "warm_open_latency_s",
+            "listing_latency_s",
+            "listing_per_entry_s",
+            "warm_listing_s",
+        ]
         knobs = {**quick, **dict.fromkeys(waits, 0.0), "upload_bytes_per_s": upload_bytes_per_s, "visibility_s": 0.1}
         self.chance = random.Random(seed)
         self.place = home / "content" / "drive"
@@ -67,6 +73,15 @@ def name_of(number: int) -> str:
     return "latest.pt" if number % 2 else f"epoch {number}.pt"
 
 
+def answers(home: Path) -> bool:
+    """Tell whether the Drive of this machine answers."""
+    try:
+        (home / "content/drive/MyDrive").stat()
+    except OSError:
+        return False
+    return True
+
+
 def work(what: str, home: str, folder: str, first: int, after_s: float) -> int:
     """Publish the checkpoints from `first` on, or train to the end; die after so many seconds, if they are not 0."""
     if after_s:
@@ -77,7 +92,7 @@ def work(what: str, home: str, folder: str, first: int, after_s: float) -> int:
     try:
         (publish_all if what == "publish" else train_all)(place, Path(folder), first, lambda: os.write(log, b"."))
     except (ColabstageError, OSError) as error:
-        if os.path.exists(f"{folder}/.."):
+        if answers(place):
             raise
         # The client died; so does this notebook, and the next one takes over.
         (place / "failed").write_text(str(error), encoding="utf-8")
@@ -102,7 +117,9 @@ def train_all(home: Path, folder: Path, _: int, note: Callable[[], object]) -> N
 
     def on_step(_: int) -> None:
         note()
-        if (home / "mortal").exists() and not os.path.exists(f"{folder}/.."):
+        if (home / "mortal").exists() and not answers(home):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    train(folder, home / "rows.h5", home / "weights.pt", every=f"{EVERY} steps", step_s=0.02, calm=True, on_step=on_step)
+    train(
+        folder, home / "rows.h5", home / "weights.pt", every=f"{EVERY} steps", step_s=0.02, calm=True, on_step=on_step
+    )

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.fuse
 # So many kills in every run of the tests, and in the long form.
 FEW, MANY = 3, 60
-KILLS = [pytest.param(FEW, marks=pytest.mark.slow), pytest.param(MANY, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
+KILLS = [
+    pytest.param(FEW, marks=pytest.mark.slow),
+    pytest.param(MANY, marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
+]
 # No kill comes later in a run, or at a later change of a name.
 WITHIN_S, WITHIN_CHANGES = 4.0, 60
 KILLS_A_ROUND = 6
@@ -113,7 +116,9 @@ def is_whole(place: Path) -> bool:
 
 
 @pytest.mark.parametrize("kills", KILLS)
-def test_a_checkpoint_that_was_reported_as_uploaded_is_in_the_cloud(kills: int, tmp_path: Path, dying: Processes) -> None:
+def test_a_checkpoint_that_was_reported_as_uploaded_is_in_the_cloud(
+    kills: int, tmp_path: Path, dying: Processes
+) -> None:
     checkpoints, chance = Checkpoints(tmp_path, 4 if kills == FEW else 20), random.Random(kills)
     killed = number = 0
     try:

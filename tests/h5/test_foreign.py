@@ -9,9 +9,9 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.h5.foreign import ForeignFileError, check_foreign_files
 from colabstage.layouts import stored
 from colabstage.load.reading.reader import SplitReader
+from tests.h5.foreign import ForeignFileError, check_foreign_files
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -109,7 +109,12 @@ def test_lightnings_trainer_trains_with_the_data_module_of_the_page(
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 0.01)
 
-    options = {"image_size": 32, "splits": {"train": 0.8, "test": 0.2}, "cache_dir": None, "local_dir": tmp_path / "fast"}
+    options = {
+        "image_size": 32,
+        "splits": {"train": 0.8, "test": 0.2},
+        "cache_dir": None,
+        "local_dir": tmp_path / "fast",
+    }
     quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
     trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet)
     trainer.fit(Model(), datamodule=names["StagedData"]("photos", 8, **options))
