@@ -62,9 +62,9 @@ def by_turns(contenders: Mapping[str, Callable[[], float | None]], rounds: int, 
 
 def show_rates(unit: str, rates: Rates, *, base: str = "", column: str = "", title: str = "") -> None:
     """Print a table; beside it, with `column` above, how many times as fast each is as `base`."""
-    print(f"\n{f'{title}, ' if title else ''}{unit:46}{'median':>14}{'lowest':>14}{'highest':>14}{column:>12}")
+    print(f"\n{f'{title}, ' if title else ''}{unit:46}{'median':>14}{'lowest':>14}{'highest':>14}{column:>14}")
     for name, values in rates.items():
-        ratio = f"{median_ratio(values, rates[base]):12.2f}" if base else ""
+        ratio = f"{median_ratio(values, rates[base]):14.2f}" if base else ""
         figures = "".join(f"{figure:14,.0f}" for figure in (statistics.median(values), min(values), max(values)))
         print(f"{name:46}{figures}{ratio}", flush=True)
 

@@ -76,10 +76,10 @@ def name_of(number: int) -> str:
 def answers(home: Path) -> bool:
     """Tell whether the Drive of this machine answers."""
     try:
-        (home / "content/drive/MyDrive").stat()
+        # The kernel may still know a folder's attributes, but not what is in it.
+        return any((home / "content/drive").iterdir())
     except OSError:
         return False
-    return True
 
 
 def work(what: str, home: str, folder: str, first: int, after_s: float) -> int:
@@ -91,10 +91,10 @@ def work(what: str, home: str, folder: str, first: int, after_s: float) -> int:
     place, log = Path(home), os.open(Path(home) / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         (publish_all if what == "publish" else train_all)(place, Path(folder), first, lambda: os.write(log, b"."))
-    except (ColabstageError, OSError) as error:
-        if answers(place):
+    except ColabstageError as error:
+        if what == "publish" and answers(place):
             raise
-        # The client died; so does this notebook, and the next one takes over.
+        # The client died, or a disk is full; so does this notebook, and the next one takes over.
         (place / "failed").write_text(str(error), encoding="utf-8")
         os.kill(os.getpid(), signal.SIGKILL)
     return 0
