@@ -87,7 +87,7 @@ def main() -> int:
         found[part] = importlib.import_module(f"benchmarks._fetch_{part}").measure()
         print(table(found[part]), flush=True)
     print(f"\n{time.monotonic() - began:.0f} s in all\n")
-    return judge(promised(part, *rest, found[part]) for part, *rest in PROMISES if part in found)  # type: ignore[arg-type]
+    return judge(promised(part, tool, least, found[part]) for part, tool, least in PROMISES if part in found)
 
 
 if __name__ == "__main__":

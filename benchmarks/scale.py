@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--place", type=Path, help="a folder with room for 3 GB; the temporary one by default")
     arguments = parser.parse_args()
     print(f"\n{HEAD}")
-    promises = []
+    promises: list[Promise] = []
     for form in arguments.forms:
         both = []
         for count in arguments.counts:
