@@ -25,6 +25,7 @@ Cause = Literal["work", "prefetch", "cores", "start"]
 # A smaller loss is noise, and not worth changing a line; nor is one that a few lines of Python take.
 _LOST = 0.10
 _LEAST_LOST_S = 50e-6
+_TICK_S = 1e-9
 # A loader this close to the step's time would be the next limit.
 _NEXT_LIMIT = 0.80
 _SLOWER = 1.15
@@ -72,7 +73,8 @@ class ProfileFacts:
     @property
     def batch_s(self) -> float:
         """Return the seconds from batch to batch, including each batch's share of the epoch's start."""
-        return self.both_s + self.epoch_start_s
+        # A clock that ticks slowly may not have moved.
+        return max(self.both_s + self.epoch_start_s, _TICK_S)
 
     @property
     def alone_s(self) -> float:

@@ -61,7 +61,7 @@ def test_samples_that_are_waited_for_get_several_processes() -> None:
     assert len(tuned.table) == len(stock_candidates(len(psutil.Process().cpu_affinity() or [1])))
     assert torch.equal(torch.get_rng_state(), state)
     assert str(tuned).startswith(tuned.call)
-    assert len(tuned.bars) == len(tuned.table)
+    assert len(tuned.tables[0].rows) == len(tuned.table)
     assert json.loads(json.dumps(tuned.to_dict()))["options"] == tuned.options
 
 

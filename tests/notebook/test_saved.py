@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
 
 from colabstage.io.page import new_figure
-from colabstage.notebook.form import as_images
+from colabstage.notebook.saved import as_images
 
 
 def test_drawings_become_images() -> None:
