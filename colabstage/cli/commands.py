@@ -14,9 +14,10 @@ from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from colabstage.diagnose.gpu import GpuMonitor
+    from colabstage.stage.purge import StoredDataset
 
 _REDRAW_S = 0.5
 
@@ -109,7 +110,7 @@ def purge(
 
     places: dict[str, Any] = {"local_dir": local_dir, "cache_dir": cache_dir}
     # Chosen before anything is removed, so that the list without --yes is exactly the same.
-    chosen = select_datasets(
+    chosen: Sequence[StoredDataset] = select_datasets(
         list_datasets(**places), names=names or (), older_than_days=older_than, everything=everything, place=only
     )
     verb, advice, failure = "Would remove", "Add --yes to remove them." if chosen else "", ""

@@ -187,9 +187,6 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
     several = transform_s > 0.5 * one_s
     if kind == "torch":
         yield from _processes(facts, cause, count, max(one_s / count, step_s))
-    elif kind == "iterable" and facts.workers > 1 and several:
-        why = "its threads wait for each other where Python's own code is the work, and processes do not"
-        yield _torch(why, max(one_s / facts.cores, step_s), num_workers=facts.cores, persistent_workers=True)
     elif kind == "iterable" and not facts.workers and facts.has_gpu:
         yield Advice("CudaDataLoader(loader, device)", f"{_MEANWHILE}, by a thread", beside_s)
     elif kind == "keras" and count > facts.workers:

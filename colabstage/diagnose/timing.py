@@ -140,8 +140,8 @@ def time_loop(
             break
     synchronise()
     first = ahead if len(busy) > 3 * ahead else len(busy) // 3
-    means = (sum(some[first:]) / max(1, len(some) - first) for some in (waits, busy))
-    return Shares(*means, gave_up)
+    wait_s, busy_s = (sum(some[first:]) / max(1, len(some) - first) for some in (waits, busy))
+    return Shares(wait_s, busy_s, gave_up)
 
 
 def time_step(step: Callable[[Any], object], batch: Any, seconds: float, clock: Clock) -> float:

@@ -237,10 +237,10 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
             "stage_dataset does the same without it."
         )
         raise MissingDependencyError(msg) from error
-    for part in source if isinstance(source, list | tuple) else (source,):
+    sources = list(source) if isinstance(source, list | tuple) else [source]
+    for part in sources:
         check_argument("source", part, "path")
-    several = isinstance(source, list | tuple)
-    start = {"source": list(source) if several else source, **defaults(make_request, FormArguments), **arguments}
+    start = {"source": sources, **defaults(make_request, FormArguments), **arguments}
     # As the fields write them; invalid values are refused here already.
     fractions = split_fractions(arguments.get("splits"))
     start["image_size"] = square(arguments.get("image_size"))

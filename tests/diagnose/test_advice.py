@@ -69,7 +69,6 @@ def test_the_verdict_follows_from_loader_alone_step_alone_and_both(
         ({"kind": "keras", "packed": 'dataset_h5("a.h5")'}, 'to_keras(dataset_h5("a.h5"), 8)'),
         ({"kind": "tf.data", "stages": {}}, ".prefetch(tf.data.AUTOTUNE)"),
         ({"kind": "tf.data", "stages": {}}, "num_parallel_calls=tf.data.AUTOTUNE"),
-        ({"kind": "iterable", "workers": 2, "stages": {"transform": 0.08}}, "num_workers=2"),
         ({"kind": "iterable", "has_gpu": True}, "CudaDataLoader(loader, device)"),
     ],
 )
