@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from colabstage.io.report import Row, Table
+from colabstage.io.report import Row, Table, json_values
 from colabstage.io.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -73,25 +73,7 @@ class DemoResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {
-            "images": self.images,
-            "image_bytes": self.image_bytes,
-            "knobs": asdict(self.knobs),
-            "sessions": [
-                {
-                    "name": session.name,
-                    **asdict(session.training),
-                    "later_epoch_s": session.training.later_s,
-                    "images_per_s": session.training.images_per_s,
-                    "report": None if session.report is None else session.report.to_dict(),
-                }
-                for session in self.sessions
-            ],
-            "zip": self.zip_report.to_dict(),
-            "zip_s": self.zip_s,
-            "upload_s": self.upload_s,
-            "broken_claims": self.broken_claims,
-        }
+        return dict(json_values(self))
 
 
 def broken_claims(result: DemoResult, size: DemoSize) -> list[str]:

@@ -123,6 +123,9 @@ def test_it_can_be_read_where_nothing_can_be_pressed(tmp_path: Path) -> None:
     bundle = browse(PACKS["masks"](tmp_path / "a.h5"))._repr_mimebundle_()
     assert bundle["text/html"].count("<img") == 24, "what is not trusted loses drawings, and keeps images"
     assert "<svg" not in bundle["text/html"]
+    assert bundle["text/html"].count("src='data:image/svg+xml;base64,") == 24
+    # A row begins where the tallest cell of the one before ends, which floats would not wait for.
+    assert bundle["text/html"].count("<div class='cs-cell' style='display:inline-block;vertical-align:top;") == 24
     assert "30 samples in train" in bundle["text/plain"]
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"]
 
