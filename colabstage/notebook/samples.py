@@ -7,6 +7,7 @@ And the classes of a split's samples: their names, how many samples each has, an
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -20,12 +21,14 @@ from colabstage.h5.parts import find_parts
 from colabstage.h5.schema import OFFSETS
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.pipeline import ThreadPool
+from colabstage.io.progress import Cancellation
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.resources import usable_cores
 from colabstage.stage.dataset import StagedDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -46,6 +49,8 @@ _MOST_MULTI_HOT_BYTES = 1 << 28
 # Masks are searched for classes if they have at most this many pixels, which takes a third of a second.
 _MOST_MASK_BYTES = 1 << 28
 _TARGET_BYTES = 1 << 24
+# Rows whose boxes are read at once.
+_BOXED_ROWS = 1 << 16
 # The value for "no class" in masks.
 _NO_CLASS = 255
 
@@ -269,7 +274,7 @@ def read_labels(source: ShownSplits, split: str) -> SplitClasses:
     """Read the targets of a split, and sort its rows by them."""
     reader = source.reader(split)
     if reader.has_boxes:
-        return _of_boxes(source, split, reader.classes) if reader.arrival is None else _of_boxes_in_part(reader)
+        return _of_boxes(source, split)
     targets = source.targets(split)
     if not targets:
         return SplitClasses(why_none="the file has no targets")
@@ -330,37 +335,33 @@ def _of_masks(reader: SplitReader) -> SplitClasses:
     return _sorted(rows, labels, reader.classes)
 
 
-def _of_boxes_in_part(reader: SplitReader) -> SplitClasses:
-    """Return the classes of the boxes of each row, where they have to be brought first."""
-    labels: list[NDArray[np.int64]] = []
-    for row in range(len(reader)):
-        boxes: Any = reader.read_y([row])[0]
-        if "labels" not in boxes:
-            return SplitClasses(why_none="boxes have no classes")
-        labels.append(np.unique(boxes["labels"]).astype(np.int64))
-    rows = np.repeat(np.arange(len(labels)), [len(one) for one in labels])
-    return _sorted(rows, np.concatenate(labels) if labels else rows, reader.classes)
-
-
-def _of_boxes(source: ShownSplits, split: str, classes: Sequence[str]) -> SplitClasses:
-    """Return the classes of the boxes of each row."""
-    rows: list[NDArray[np.int64]] = []
-    labels: list[NDArray[np.int64]] = []
+def _of_boxes(source: ShownSplits, split: str) -> SplitClasses:
+    """Return the classes of the boxes of each row. Only the labels are read: boxes would need their images' sizes."""
+    reader = source.reader(split)
+    rows, labels = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     before = 0
     for path, info in source.targets(split):
         if "labels" not in info.columns:
             return SplitClasses(why_none="boxes have no classes")
-        with open_h5(path) as file:
-            offsets = np.asarray(file[info.name][OFFSETS][()], np.int64)
-            values = np.asarray(file[info.name]["labels"][()], np.int64)
-        # Entries after the last offset belong to no row.
-        labels.append(values[: int(offsets[-1])] if len(offsets) else values[:0])
-        rows.append(before + np.repeat(np.arange(info.rows), np.diff(offsets)))
+        for start in range(0, info.rows, _BOXED_ROWS):
+            own = np.arange(start, min(start + _BOXED_ROWS, info.rows))
+            # Opened for each part, because HDF5 keeps bytes beside those that it reads, which may not be here yet.
+            with _held(reader, before + own), open_h5(path, in_part=reader.arrival is not None) as file:
+                offsets = np.asarray(file[info.name][OFFSETS][start : start + len(own) + 1], np.int64)
+                labels.append(np.asarray(file[info.name]["labels"][offsets[0] : offsets[-1]], np.int64))
+            rows.append(before + np.repeat(own, np.diff(offsets)))
         before += info.rows
-    joined = np.concatenate(labels) if labels else np.empty(0, np.int64)
     # A row with three boxes of a class counts once.
-    pairs = np.unique(np.stack([joined, np.concatenate(rows) if rows else joined]), axis=1)
-    return _sorted(pairs[1], pairs[0], classes)
+    pairs = np.unique(np.stack([np.concatenate(labels), np.concatenate(rows)]), axis=1)
+    return _sorted(pairs[1], pairs[0], reader.classes)
+
+
+def _held(reader: SplitReader, rows: NDArray[np.intp]) -> AbstractContextManager[None]:
+    """Wait until the targets of rows are here, and keep them while they are read."""
+    arrival = reader.arrival
+    if arrival is None or arrival.complete:
+        return nullcontext()
+    return arrival.hold(reader.split, rows, side="targets", cancellation=Cancellation())
 
 
 def _of_texts(reader: SplitReader) -> SplitClasses:
