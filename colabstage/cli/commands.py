@@ -225,7 +225,7 @@ def pack(
 
     places: dict[str, Any] = {"shards": shards, "append_to": append_to, "overwrite": overwrite}
     report = pack_dataset(source, out, **flags, **places, progress=shows_progress())
-    return Output(report, f"{report}\nWritten to '{report.path}'")
+    return Output(report, f"{o.spell_options(str(report))}\nWritten to '{report.path}'")
 
 
 @command(kept=NOTHING_DONE)
@@ -299,7 +299,7 @@ def doctor_(
     report = doctor(path, num_workers=workers, batch_size=batch_size, timeout_s=timeout)
     # Being slow is not a failure, so that a script can check whether this machine works at all.
     broken = [finding.title for finding in report.findings if finding.status == "fail"]
-    return Output(report, str(report), f"Broken: {', '.join(broken)}." if broken else "")
+    return Output(report, o.spell_options(str(report)), f"Broken: {', '.join(broken)}." if broken else "")
 
 
 @command(kept=NOTHING_LEFT)

@@ -94,13 +94,13 @@ def _say(line: str) -> None:
 
 def print_result(found: Any, *, as_json: bool) -> None:
     """Print what a command returned, as JSON or as text, and end with exit code 1 if it failed."""
-    output = found if isinstance(found, Output) else Output(found, str(found))
+    # Results give advice, as errors do.
+    output = found if isinstance(found, Output) else Output(found, spell_options(str(found)))
     if as_json:
         value = output.value.to_dict() if hasattr(output.value, "to_dict") else output.value
         print(json.dumps(asdict(value) if is_dataclass(value) else value, indent=2, default=str))  # type: ignore[arg-type]
     elif output.text:
-        # Results give advice, as errors do.
-        show(spell_options(output.text))
+        show(output.text)
     if output.failure:
         _end(output.failure, FAILED)
 
