@@ -255,6 +255,7 @@ class _Trying:
     def __init__(self, makers: Mapping[str, Callable[..., Any]], step: Callable[[Any], object] | None) -> None:
         self.steps = 0
         self._makers, self._step = makers, step
+        self._failed: BaseException | None = None
 
     def try_out(self, candidate: Trial, seconds: float, best_s: float) -> Trial:
         """Run one candidate for a while, or until it is clearly worse than `best_s`; an error in it is its result."""
@@ -269,12 +270,15 @@ class _Trying:
                 # Otherwise the first batch's memory would be held while the others are timed.
                 del batch
                 ahead = trial.processes * int(trial.options.get("prefetch_factor") or 2)
-                worse_s, single = _CLEARLY_WORSE * best_s, len(loader) == 1
-                loop = time_loop(feed, self._take_step, seconds, ahead=ahead, epochs_of_one=single, give_up_s=worse_s)
+                worse_s = _CLEARLY_WORSE * best_s
+                loop = time_loop(feed, self._take_step, seconds, ahead=ahead, with_starts=True, give_up_s=worse_s)
         except StopIteration:
             return replace(trial, problem="the dataset has no batch of this size")
         # A dataset may work without processes and fail to pickle, for example.
         except (ColabstageError, RuntimeError, ValueError, OSError, TypeError, AttributeError) as error:
+            # An error of the caller's own code is no fault of a loader.
+            if error is self._failed:
+                raise
             return replace(trial, problem=said_by(error).partition("\n")[0])
         finally:
             if hasattr(loader, "close"):
@@ -282,6 +286,11 @@ class _Trying:
         return replace(trial, batch_s=loop.both_s, problem="clearly worse, ended early" if loop.gave_up else "")
 
     def _take_step(self, batch: Any) -> None:
-        if self._step is not None:
-            self.steps += 1
+        if self._step is None:
+            return
+        self.steps += 1
+        try:
             self._step(batch)
+        except Exception as error:
+            self._failed = error
+            raise

@@ -223,7 +223,8 @@ class Runs:
                 # The first step compiles, allocates and warms up.
                 self._take_step(whole)
                 ahead = facts.workers * facts.prefetch
-                loop = time_loop(feed, self._take_step, both_s, ahead=ahead, epochs_of_one=facts.batches == 1)
+                # The start of an epoch is counted separately, unless nothing else is left.
+                loop = time_loop(feed, self._take_step, both_s, ahead=ahead, with_starts=facts.batches == 1)
                 facts = replace(
                     facts,
                     both_s=loop.both_s or load_s,

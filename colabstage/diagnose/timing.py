@@ -109,13 +109,13 @@ def time_loop(
     seconds: float,
     *,
     ahead: int,
-    epochs_of_one: bool = False,
+    with_starts: bool,
     give_up_s: float = math.inf,
 ) -> Shares:
     """Take batches and do the step with each, as a training loop does, until the mean exceeds `give_up_s`.
 
-    `ahead` batches were prepared in advance, and do not count if enough others are left. Nor does the start of an
-    epoch, unless each epoch is one batch.
+    `ahead` batches were prepared in advance, and do not count if enough others are left. `with_starts`: whether the
+    first batch of an epoch counts, for which a loader may have to start threads or processes.
     """
     waits, busy = array("d"), array("d")
     firsts, now, began = 0, feed.now, feed.now()
@@ -130,12 +130,13 @@ def time_loop(
         step(batch)
         done = now()
         del batch
-        # Unless epochs are so short that nothing else is left.
         firsts += feed.first
-        if not feed.first or epochs_of_one:
+        if not feed.first or with_starts:
             waits.append(given - asked)
             busy.append(done - given)
-        gave_up = len(busy) > LEAST_BATCHES and sum(waits) + sum(busy) > give_up_s * len(busy)
+        # Not at once: the first batches may have waited for threads to start.
+        fair = len(busy) > LEAST_BATCHES and done - began > seconds / 4
+        gave_up = fair and sum(waits) + sum(busy) > give_up_s * len(busy)
         if firsts > _MOST_EPOCHS and done - began > seconds:
             break
     synchronise()

@@ -62,7 +62,7 @@ class Table:
     def __str__(self) -> str:
         rows = (Row(self.head), *self.rows) if self.head else self.rows
         widths = [max(map(len, column)) for column in zip(*(row.cells for row in rows), strict=True)]
-        lines = []
+        lines, advises = [], any(row.below for row in rows)
         for row in rows:
             aligned = [
                 cell.rjust(width) if at in self.numbers else cell.ljust(width)
@@ -74,7 +74,7 @@ class Table:
             if row.bar is not None:
                 length = max(1, round(_BAR_WIDTH * row.bar / self._longest)) if row.bar > 0 else 0
                 lines.append(f"{start}{aligned[-1]}  {'#' * length}")
-            elif row.status is not None:
+            elif row.status is not None and advises:
                 lines += _wrap(aligned[-1].rstrip(), start, indent)
             else:
                 # Values, such as paths, stay on one line, so that they can be copied.

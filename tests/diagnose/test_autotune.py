@@ -138,6 +138,17 @@ def test_the_reason_is_told_when_nothing_works() -> None:
         autotune_loader(Broken(0.0), 8, budget_s=1)
 
 
+def test_an_error_of_the_step_is_its_own() -> None:
+    """And not a way of loading that does not work."""
+
+    def step(_: object) -> None:
+        msg = "no such layer"
+        raise ValueError(msg)
+
+    with pytest.raises(ValueError, match="no such layer"):
+        autotune_loader(Numbers(0.0), 8, step=step, restore=(), budget_s=1)
+
+
 @pytest.mark.parametrize(("dataset", "budget"), [(iter([1]), 1.0), (Numbers(0.0), 0.0)])
 def test_what_cannot_work_is_refused(dataset: Any, budget: float) -> None:
     """A dataset without samples by number, and no time."""

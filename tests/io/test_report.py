@@ -72,7 +72,7 @@ def test_text_has_everything_in_order() -> None:
 def test_a_path_is_never_broken() -> None:
     """Long text is wrapped at spaces only, and a plain value not at all."""
     path = "/content/" + "folder-" * 20
-    assert path in str(Table((Row(("a", f"word {path} " * 2), status="ok"),)))
+    assert path in str(Table((Row(("a", f"word {path} " * 2), "what to do", "warn"),)))
     assert f"a  word {path}" in str(facts([("a", f"word {path}")]))
 
 
