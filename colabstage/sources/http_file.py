@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -101,8 +102,9 @@ def open_http(
     session = HttpSession(url, timeout_s, clock, resolve=resolve, label=label, agent=agent)
     try:
         tail = in_thread(lambda: _ask_for_tail(session, along_bytes), "colabstage-end") if along_bytes else None
-        length = max(_LOOK_BYTES, along_bytes)
-        return with_retries(lambda: _look(session, checksum, length, tail), policy or RetryPolicy(), clock.sleep)
+        # Again for less: a server that cuts each connection early never sends what is asked for along.
+        lengths = itertools.chain([max(_LOOK_BYTES, along_bytes)], itertools.repeat(_LOOK_BYTES))
+        return with_retries(lambda: _look(session, checksum, next(lengths), tail), policy or RetryPolicy(), clock.sleep)
     # Nobody else uses the session yet.
     except BaseException:
         session.close()

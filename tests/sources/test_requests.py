@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage import fetch_files, stage_dataset
+from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
 from tests.support.images import in_classes, make_tree, noise
 
@@ -100,3 +101,20 @@ def test_a_file_on_the_web_comes_once(tmp_path: Path, zipped: bytes, way: str) -
         server.forget_requests()
         call()
         assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("way", ["fetch", "stage"])
+def test_a_server_that_cuts_every_connection_early_is_read_all_the_same(
+    tmp_path: Path, zipped: bytes, way: str
+) -> None:
+    """Also what is asked for first, which is longer than a connection lives."""
+    with WebServer({"photos.zip": zipped}) as server:
+        server.set_faults(WebFault(kind="truncate", at_byte=200_000))
+        if way == "fetch":
+            fetch_files(server.url("photos.zip"), tmp_path / "copy.zip", progress=False)
+            assert (tmp_path / "copy.zip").read_bytes() == zipped
+        else:
+            staged = stage_dataset(
+                server.url("photos.zip"), local_dir=tmp_path, cache_dir=None, image_size=8, progress=False
+            )
+            assert staged.splits == {"train": 40}
