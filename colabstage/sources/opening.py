@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from colabstage.errors import ChecksumMismatchError, LayoutError, OptionError
 from colabstage.io.environment import require_online
-from colabstage.io.files import PATIENT, Closing, RetryPolicy, read_json, read_with_retry, write_json
+from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import LateStep
@@ -66,7 +66,7 @@ from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree, Joining
 from colabstage.trees.listing import total_size
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, distinct_names
-from colabstage.trees.open import OnlyTree, open_archive, recognise, recognise_archive
+from colabstage.trees.open import OnlyTree, is_folder, open_archive, recognise_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -457,7 +457,8 @@ class OpenedSource(Closing):
                 self._open_as_they_are(source)
             if unpack:
                 for part in self.parts:
-                    part.recognise()
+                    if part.kind is None:
+                        part.recognise()
             undo.pop_all()
 
     def _open(self, sources: Sequence[SingleSource]) -> None:
@@ -756,9 +757,7 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
     slow = is_slow_mount(path)
     if slow and transport == "local disk":
         transport = "mount"
-    # Recognising a file reads its beginning, which may fail on a mount like any read.
-    kind = read_with_retry(lambda: recognise(path), str(path), policy=RetryPolicy())
-    if kind == "folder":
+    if is_folder(path):
         leave_out = source.leave_out if isinstance(source, LocalSource) else frozenset()
         if slow and is_on_drive(source):
             questions = Md5Questions(workers=SLOW_LISTERS)
@@ -780,9 +779,11 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
     if opening.checksum is not None and isinstance(source, LocalSource):
         file.facts = replace(file.facts, checksum=opening.checksum)
     part = Part(source, transport, slow, opening, file=file, path=path)
-    if kind == "zip" and slow and is_on_drive(source):
-        part.questions = Md5Questions(workers=1)
-        part.questions.ask([str(path)])
+    if slow and is_on_drive(source):
+        part.recognise()
+        if part.kind == "zip":
+            part.questions = Md5Questions(workers=1)
+            part.questions.ask([str(path)])
     return part
 
 
