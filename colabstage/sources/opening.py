@@ -271,7 +271,9 @@ class Part(Closing):
     def open_content(self) -> ByteSource:
         """Return the bytes of a file, which is downloaded now if necessary."""
         if self._content is None:
-            self._content = self._stack.enter_context(self._opened_content())
+            content = self._opened_content()
+            self._stack.callback(content.close)
+            self._content = content
         return self._content
 
     def _opened_content(self) -> LocalBytes | JoinedBytes | StreamingCopy:

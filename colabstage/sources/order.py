@@ -335,6 +335,8 @@ def _moving_mean(before: float | None, value: float) -> float:
 # A limit of the bytes in flight is worth it below this share of what all connections would have in flight; and only
 # while the rate stays above this share of what it was without.
 _WORTH_LIMITING, _KEPT_RATE = 0.6, 0.8
+# The first rate is soon wanted; others have to be sure.
+_FIRST_MEASURE_S = 0.5
 
 
 class FlightLimit:
@@ -353,12 +355,12 @@ class FlightLimit:
     def look(self, now: float, come: int, round_trip_s: float, stretch_bytes: int, worth_bytes: float) -> None:
         """Decide, if it is time to, with so many bytes arrived so far."""
         if self._from is None:
-            self._from = now + max(_SETTLE_S, 2 * round_trip_s), come
+            self._from = now + round_trip_s, come
         began, before = self._from
         if now < began:
             self._from = began, come
             return
-        if now - began < _MEASURE_S or self._has_failed:
+        if self._has_failed or now - began < (_MEASURE_S if self._rate else _FIRST_MEASURE_S):
             return
         rate = (come - before) / (now - began)
         self._from = now, come

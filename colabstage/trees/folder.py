@@ -460,10 +460,9 @@ class _Walk:
 
     def _list_some(self, folders: list[_Folder]) -> list[_Listed | None]:
         listed = _at_once(self._list, folders, self._listers)
-        _results([look for one in listed if one is not None for look in one.looks])
-        for one in listed:
-            for look in [] if one is None else one.looks:
-                one.found.add(look.result())
+        looks = [(one.found, look) for one in listed if one is not None for look in one.looks]
+        for (found, _), more in zip(looks, _results([look for _, look in looks]), strict=True):
+            found.add(more)
         return listed
 
     def _take(self, folder: _Folder, listed: _Listed | None, leave_out: Mapping[str, str]) -> Iterator[_Folder]:
