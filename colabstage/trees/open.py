@@ -193,6 +193,7 @@ def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
 
 def is_folder(path: Path) -> bool:
     """Tell whether a path leads to a folder, not to a file; anything else is an error."""
+
     def mode_of() -> int | None:
         try:
             return path.stat().st_mode
