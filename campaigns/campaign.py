@@ -100,11 +100,11 @@ def same_bytes(one: Path, other: Path) -> bool:
 def leftovers(folder: Path) -> list[str]:
     """What of colabstage's own is below a folder and has no business there once a call has succeeded.
 
-    One inventory for each folder that was put in its place stays; no temporary does, no lock, and no second inventory.
+    One receipt beside each thing that was put in its place stays; no temporary does, no lock, and no second receipt.
     """
     found = sorted(folder.rglob(".colabstage-*"))
-    inventories = [path for path in found if path.suffix == ".deed"]
-    rightful = {(path.parent, path.name.rsplit(".", 3)[0]): path for path in inventories}.values()
+    receipts = [path for path in found if path.suffix == ".receipt"]
+    rightful = {(path.parent, path.name.rsplit(".", 3)[0]): path for path in receipts}.values()
     return [str(path.relative_to(folder)) for path in found if path not in rightful]
 
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import ast
 import errno
+import functools
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from colabstage.errors import TargetExistsError
-from colabstage.io import ownership, workspace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from colabstage.io import ownership, receipts, workspace
 
 # The simulated Drive is a file system: what it removes, a user asked it to. The demo clears its own temporary machine,
 # and fsspec's stores have no names of ours.
 _MAY_REMOVE = ("sources/buckets.py",)
+MADE_BY_TEST = functools.partial(receipts.Receipt, "test")
 _REMOVE = {"unlink", "rmtree", "rmdir", "truncate", "ftruncate", "rename", "renames", "removedirs"}
 
 
@@ -137,34 +134,6 @@ class TestSweep:
         assert ownership.sweep_orphans(tmp_path) == []
         os.utime(folder / "deep" / "file", (0, 0))
         assert ownership.sweep_orphans(tmp_path) == [folder]
-
-    @pytest.mark.parametrize("name", ["photos", "ü" * 120])
-    @pytest.mark.parametrize("moment", ["before the inventory is whole", "before the old inventory goes"])
-    def test_a_death_while_a_folder_is_put_in_place_leaves_one_inventory(
-        self, moment: str, name: str, tmp_path: Path
-    ) -> None:
-        target = tmp_path / name
-        code = f"""
-            import os, pathlib, sys
-            from colabstage.io import ownership, workspace
-            target = pathlib.Path(sys.argv[1])
-            for content in ("old", "newer"):
-                made = workspace.temp_beside(target)
-                made.mkdir()
-                (made / "file").write_text(content)
-                if content == "newer" and {moment!r} == "before the inventory is whole":
-                    ownership.sync_file = lambda _: (print(flush=True), os._exit(0))
-                if content == "newer":
-                    ownership.remove_named = lambda _: (print(flush=True), os._exit(0))
-                ownership.put_folder(made, target)
-        """
-        run_python(code, target)
-        # An unfinished folder may be gone on with, so whoever sweeps has asked for it before.
-        ownership.sweep_orphans(tmp_path, name=name)
-        inventories = [path for path in tmp_path.iterdir() if path != target]
-        assert [path.suffix for path in inventories] == [".deed"]
-        assert ownership.look_at(target).is_as_made
-        assert (target / "file").read_text() == ("old" if "whole" in moment else "newer")
 
 
 class TestAdoption:
@@ -286,91 +255,16 @@ def test_what_another_process_removes_meanwhile_is_gone(tmp_path: Path, vouches:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def make_folder(target: Path, files: dict[str, str]) -> Path:
-    """A finished folder that is to become `target`."""
-    made = workspace.temp_beside(target)
-    for name, text in files.items():
-        (made / name).parent.mkdir(parents=True, exist_ok=True)
-        (made / name).write_text(text, encoding="utf-8")
-    return made
-
-
-def names_and_bytes(folder: Path) -> dict[str, bytes | None]:
-    """What is in a folder; of folders their names."""
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
-
-
-def make_link(path: Path) -> None:
-    """Keep a file elsewhere, as somebody does whose disk is full."""
-    path.symlink_to(path.rename(path.parent.parent / path.name))
-
-
-MADE = {"a": "1", "b": "2", "deep/c": "3"}
-EDITS: dict[str, Callable[[Path], object]] = {
-    "a file is added": lambda folder: (folder / "deep" / "mine").write_text("mine"),
-    "an empty folder is added": lambda folder: (folder / "mine").mkdir(),
-    "a file is longer": lambda folder: (folder / "a").write_text("longer"),
-    "a file has another time": lambda folder: os.utime(folder / "b", ns=(0, 5)),
-    "a file is a link": lambda folder: make_link(folder / "a"),
-    "a file is gone": lambda folder: (folder / "b").unlink(),
-    "a folder is gone": lambda folder: shutil.rmtree(folder / "deep"),
-}
-
-
-class TestFolders:
-    """A folder that colabstage made is replaced as long as nothing of anybody else's would be lost."""
-
-    @pytest.mark.parametrize("edit", EDITS)
-    def test_what_somebody_did_in_it_stays(self, tmp_path: Path, edit: str) -> None:
-        target = tmp_path / "out"
-        ownership.put_folder(make_folder(target, MADE), target)
-        assert ownership.look_at(target).is_as_made
-        EDITS[edit](target)
-        assert not ownership.look_at(target).is_as_made
-        before = names_and_bytes(target)
-        newer = make_folder(target, {"a": "newer"})
-        if edit.endswith("gone"):
-            ownership.put_folder(newer, target)
-        else:
-            with pytest.raises(TargetExistsError, match=r"not from colabstage: |changed: "):
-                ownership.put_folder(newer, target)
-            assert names_and_bytes(target) == before
-            ownership.put_folder(newer, target, overwrite=True)
-        assert names_and_bytes(target) == {"a": b"newer"}
-        assert ownership.look_at(target).is_as_made
-        assert len([path for path in tmp_path.iterdir() if path.name not in ("a", "out")]) == 1
-
-    def test_an_inventory_of_somebody_else_stays_as_long_as_its_owner_may_live(self, tmp_path: Path) -> None:
-        target = tmp_path / "out"
-        code = "from colabstage.io.workspace import owner_token; print(owner_token(), flush=True); input()"
-        pipe = subprocess.PIPE
-        with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as child:
-            assert child.stdout is not None
-            ownership.put_folder(make_folder(target, MADE), target)
-            (ours,) = tmp_path.glob(".colabstage-out.*.deed")
-            living, young, old = (
-                ours.with_name(f".colabstage-out.{owner}.0.deed")
-                for owner in (child.stdout.readline().strip(), "0000abcd-1-5", "0000abcd-1-6")
-            )
-            for path in (living, young, old):
-                path.write_bytes(ours.read_bytes()[:-10])
-            os.utime(old, (0, 0))
-            assert ownership.sweep_orphans(tmp_path) == [old]
-            ownership.put_folder(make_folder(target, {"a": "newer"}), target)
-            assert living.exists()
-            child.communicate("")
-        assert ownership.look_at(target).is_as_made
-
-    def test_only_what_is_finished_in_a_temporary_is_put_in_a_place(self, tmp_path: Path) -> None:
-        """Anything else would be taken away from somebody."""
-        file, folder, out = (tmp_path / name for name in ("file", "folder", "out"))
-        file.write_bytes(b"mine")
-        folder.mkdir()
-        with pytest.raises(ValueError, match="not a temporary"):
-            ownership.put_file(file, out, replaces=ownership.whatever_is_there)
-        with pytest.raises(ValueError, match="not a temporary"):
-            ownership.put_folder(folder, out)
-        assert sorted(tmp_path.iterdir()) == [file, folder]
+def test_only_what_is_finished_in_a_temporary_is_put_in_a_place(tmp_path: Path) -> None:
+    """Anything else would be taken away from somebody."""
+    file, folder, out = (tmp_path / name for name in ("file", "folder", "out"))
+    file.write_bytes(b"mine")
+    folder.mkdir()
+    with pytest.raises(ValueError, match="not a temporary"):
+        ownership.put_file(file, out, replaces=ownership.whatever_is_there)
+    with pytest.raises(ValueError, match="not a temporary"):
+        receipts.put_folder(folder, out, MADE_BY_TEST)
+    assert sorted(tmp_path.iterdir()) == [file, folder]
 
 
 class TestAmongOthers:
@@ -410,37 +304,6 @@ class TestAmongOthers:
         with pytest.raises(PermissionError):
             ownership.among_others(fail, tmp_path)
         assert tries == [1]
-
-    @pytest.mark.parametrize("theirs", ["made by another process", "somebody's"])
-    def test_a_folder_that_comes_at_the_last_moment(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str
-    ) -> None:
-        """What another process made there is exchanged as if it had been there before; a stranger's stays."""
-        target, made, other = tmp_path / "out", workspace.temp_beside(tmp_path / "out"), tmp_path / "other"
-        for folder in (made, other):
-            folder.mkdir()
-            (folder / "a.bin").write_bytes(folder.name.encode())
-        looked = os.path.lexists
-
-        def come(path: Path) -> bool:
-            there = looked(path)
-            if path == target and not there:
-                monkeypatch.undo()
-                if theirs == "somebody's":
-                    other.rename(target)
-                else:
-                    ownership.put_folder(other.rename(workspace.temp_beside(target)), target)
-            return there
-
-        monkeypatch.setattr(os.path, "lexists", come)
-        if theirs == "somebody's":
-            with pytest.raises(TargetExistsError, match="not made by colabstage"):
-                ownership.put_folder(made, target)
-            assert (target / "a.bin").read_bytes() == b"other"
-        else:
-            ownership.put_folder(made, target)
-            assert (target / "a.bin").read_bytes() == made.name.encode()
-            assert ownership.look_at(target).is_as_made
 
 
 def test_a_second_name_is_given_to_what_has_one(tmp_path: Path) -> None:
