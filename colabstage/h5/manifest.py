@@ -305,8 +305,8 @@ def check_place_of_manifest(file: Path) -> None:
 def is_replaceable_pack(file: Path) -> bool:
     """Tell whether a file in a dataset's own folder may make room: a pack as written, or none at all.
 
-    One that lost its manifest is recognised by what `exchanging` noted. One that nothing has written to since the record
-    of its dataset was written is ours whatever its bytes are: the disk has lost them.
+    One that lost its manifest is recognised by what `exchanging` noted. One that nothing has written to since the
+    record of its dataset was written is ours whatever its bytes are: the disk has lost them.
     """
     if not os.path.lexists(file) or is_as_written(file) or _is_sealed(file):
         return True

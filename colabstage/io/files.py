@@ -19,7 +19,6 @@ import os
 import stat
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import (
@@ -40,6 +39,7 @@ from colabstage.io.workspace import cut_own, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
     from typing import TypeVar
 
     import filelock

@@ -6,9 +6,9 @@ All code that does so calls this module. The evidence that colabstage made somet
   `workspace`).
 - Where names cannot be exchanged, what makes room for its successor is called `….was` for that moment: if nothing takes
   its place it is put back, never removed.
-- **What was put in its place** has a receipt beside it, a folder's or a file's (see `receipts`), or a manifest, which the
-  caller knows. If it holds anything else, or anything in it has changed, it is not replaced. A link never is, because it
-  leads to something else, nor is what another user made.
+- **What was put in its place**, a file or a folder, has a receipt beside it (see `receipts`), or a manifest, which the
+  caller knows. If it holds anything else, or anything in it has changed, it is not replaced. A link never is, because
+  it leads to something else, nor is what another user made.
 
 Everything is made by the same rule: write beside, verify, rename.
 

@@ -245,8 +245,9 @@ def settle_receipt(target: Path, receipt: Receipt) -> None:
 
 
 def sweep_receipts(target: Path, here: Standing | None = None) -> None:
-    """Remove the receipts that dead processes left beside the true one of what is as it was made, and seal a file anew; a
-    disk that fails now is no reason to do the work again.
+    """Remove the receipts that dead processes left beside the true one of what is as it was made, and seal a file anew.
+
+    A disk that fails now is no reason to do the work again.
 
     here: what was found at the target; by default it is looked at if there are several.
     """
@@ -254,7 +255,7 @@ def sweep_receipts(target: Path, here: Standing | None = None) -> None:
         if here is None and len(owned_beside(target, RECEIPT)) > 1:
             here = look_at(target)
         if here is not None and here.is_as_made and here.receipt is not None:
-            # Where its hashes proved it, as after a reboot or a death before it was sealed, the next call need not read it.
+            # Where its hashes proved it, as after a reboot or a death before it was sealed, the next one reads nothing.
             seal = file_seal(target) if here.kind == "file" else {}
             settle_receipt(target, replace(here.receipt, seal=seal))
 

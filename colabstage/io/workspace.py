@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 OWN_MARK = ".colabstage-"
-# Work in progress; what is being removed; what made room for its successor; a receipt (`receipts`), and its name until it
-# is complete.
+# Work in progress; what is being removed; what made room for its successor; a receipt (`receipts`), and its name until
+# it is complete.
 TEMP, OLD, WAS, RECEIPT, DRAFT = ".tmp", ".old", ".was", ".receipt", ".draft"
 # Version 0.1 had inventories of folders, notes of packs that are being replaced, and records under the target's name.
 EARLIER_INVENTORY, EARLIER_EXCHANGE = ".deed", ".exchange"

@@ -128,8 +128,8 @@ def fetch_files(
 
     A large file is fetched in several parts at once, small files by the dozen, and temporary failures are tried again.
     `target` appears when everything has arrived and is verified; until then, what was there stays. An interrupted call
-    continues where it stopped. If neither source nor target has changed, a second call returns at once: a hidden receipt
-    beside the target says what was fetched.
+    continues where it stopped. If neither source nor target has changed, a second call returns at once: a hidden
+    receipt beside the target says what was fetched.
 
     Args:
         source: as for `stage_dataset`. The files and folders of a list keep their names.

@@ -9,7 +9,6 @@ import sys
 import textwrap
 import zipfile
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +27,7 @@ from colabstage.io.receipts import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def receipt() -> Receipt:
