@@ -19,7 +19,6 @@ import contextvars
 import html
 import io
 import itertools
-import logging
 import re
 import sys
 import threading
@@ -31,6 +30,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.errors import CancelledError, MissingDependencyError, printable, said_by
+from colabstage.io.environment import logger_of
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
 
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 # Contrast of 3.5 and more against #ffffff as well as #1e1e1e, for text in bold and for bars.
 COLOURS = {
