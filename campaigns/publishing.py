@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from campaigns.campaign import Campaign, State, leftovers, same_bytes
 from campaigns.material import random_file
-from colabstage.h5.manifest import BLOCK_BYTES, is_whole, manifest_path, read_manifest
+from colabstage.h5.manifest import is_whole, manifest_path, read_manifest
+from colabstage.io.files import BLOCK_BYTES
 from colabstage.stage.publish import previous_path, publish_file
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs

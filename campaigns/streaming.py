@@ -17,7 +17,8 @@ from campaigns.campaign import Campaign, State, WrongError
 from campaigns.material import write_photographs, zip_folder
 from campaigns.packing import check_pack, look_at_pack
 from colabstage.errors import OptionError
-from colabstage.h5.manifest import BLOCK_BYTES, manifest_path
+from colabstage.h5.manifest import manifest_path
+from colabstage.io.files import BLOCK_BYTES
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import open_partial
