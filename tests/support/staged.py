@@ -9,7 +9,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from colabstage.io.files import BLOCK_BYTES
 from colabstage.io.workspace import disk_use
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-SMALL_BLOCK = 65536
+BLOCK_BYTES, SMALL_BLOCK = 8 * 2**20, 65536
 _LOOK_S = 0.002
 
 
