@@ -230,10 +230,13 @@ def note_receipt(target: Path, receipt: Receipt) -> Path:
         raise
 
 
-def settle_receipt(target: Path, receipt: Receipt) -> None:
-    """Make a receipt, which was seen to be true, the only one of its target; those of other living processes stay."""
-    true = [one.path for one in receipts_of(target) if one.receipt == receipt and one.path.suffix == RECEIPT]
-    keep = true[0] if true else note_receipt(target, receipt)
+def settle_receipt(target: Path, receipt: Receipt, noted: Path | None = None) -> None:
+    """Make a receipt, which was seen to be true, the only one of its target; those of other living processes stay.
+
+    noted: the file that holds it, if there is one.
+    """
+    # Another thread that has put the same there may have removed it.
+    keep = noted if noted is not None and noted.exists() else note_receipt(target, receipt)
     for suffix in (RECEIPT, EARLIER_INVENTORY):
         for path, owner in owned_beside(target, suffix):
             # One of a living process is for what it is about to put there.
@@ -256,8 +259,9 @@ def sweep_receipts(target: Path, here: Standing | None = None) -> None:
             here = look_at(target)
         if here is not None and here.is_as_made and here.receipt is not None:
             # Where its hashes proved it, as after a reboot or a death before it was sealed, the next one reads nothing.
-            seal = file_seal(target) if here.kind == "file" else {}
-            settle_receipt(target, replace(here.receipt, seal=seal))
+            true = replace(here.receipt, seal=file_seal(target) if here.kind == "file" else {})
+            held = [one.path for one in receipts_of(target) if one.receipt == true and one.path.suffix == RECEIPT]
+            settle_receipt(target, true, held[0] if held else None)
 
 
 def _read(path: Path) -> tuple[str, Receipt] | None:
@@ -301,7 +305,7 @@ def put_folder(made: Path, target: Path, receipt: Callable[[], Receipt], *, over
     except TargetExistsError:  # raised before anything got the name; after any other error something may have
         remove_named(noted)
         raise
-    settle_receipt(target, coming)
+    settle_receipt(target, coming, noted)
 
 
 def _take_inventory(folder: Path) -> Inventory:
