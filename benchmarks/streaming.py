@@ -40,8 +40,8 @@ from benchmarks._bare_line import ask_bare, train_bare
 from benchmarks._report import Promise, against, judge
 from colabstage import stage_dataset
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.h5.manifest import BLOCK_BYTES, Manifest, manifest_path, read_manifest, write_manifest
-from colabstage.io.files import block_ranges, hash_block, pread_exactly
+from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
+from colabstage.io.files import BLOCK_BYTES, block_ranges, hash_block, pread_exactly
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.units import format_bytes
 from colabstage.load.arrival import UnitOrder, even_window, mixing_of
