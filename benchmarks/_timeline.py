@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Expectation
+    from colabstage.h5.arrival import Expectation
     from colabstage.stage.dataset import StagedDataset
 
 _SAMPLE_S = 0.005

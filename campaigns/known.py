@@ -22,8 +22,8 @@ _MODULES = {
     "live": "living",
     "stream": "streaming",
 }
-# The one that kills nothing: random files of others are read beside h5py.
-FOREIGN = "foreign"
+# Those that kill nothing: random files of others, and random epochs over them, are read beside h5py.
+FOREIGN, EPOCHS = "foreign", "epochs"
 
 
 def names() -> list[str]:

@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from campaigns.known import FOREIGN, campaign_class, names
+from campaigns.known import EPOCHS, FOREIGN, campaign_class, names
 
 if TYPE_CHECKING:
+    from campaigns.epochs import EpochsOutcome
     from campaigns.foreign import ForeignOutcome
     from campaigns.killing import Outcome
 
@@ -39,13 +40,22 @@ def foreign_row(outcome: ForeignOutcome, *, seed: int) -> str:
     return _line(f"`{FOREIGN}`", done, counted, found, "none read otherwise", seed=seed)
 
 
+def epochs_row(outcome: EpochsOutcome, *, seed: int) -> str:
+    """Return the row on random epochs."""
+    by = ", ".join(f"{name} {count}" for name, count in sorted(outcome.epochs.items()))
+    done = "random epochs over random HDF5 files, in every framework, on ranks and after resumes, beside h5py"
+    counted = f"{outcome.epochs.total():,} epochs ({by}) of {outcome.files:,} files, {outcome.batches:,} batches"
+    found = f"{outcome.ranks:,} divided among ranks, {outcome.resumes:,} resumes, {outcome.refused.total():,} refused"
+    return _line(f"`{EPOCHS}`", done, counted, found, "none had other batches", seed=seed)
+
+
 def write_row(text: str) -> None:
     """Put a row into the page, in place of the campaign's earlier one, or where it belongs."""
     page = PAGE.read_text(encoding="utf-8")
     table, _, rest = page.partition("## Word list")
     found = list(_ROW.finditer(table))
     rows = {one[1]: one[0] for one in found} | {one[1]: one[0] for one in _ROW.finditer(text)}
-    ordered = "".join(rows[name] for name in (*names(), FOREIGN) if name in rows)
+    ordered = "".join(rows[name] for name in (*names(), FOREIGN, EPOCHS) if name in rows)
     before, after = table[: found[0].start()], table[found[-1].end() :]
     PAGE.write_text(f"{before}{ordered}{after}## Word list{rest}", encoding="utf-8")
 

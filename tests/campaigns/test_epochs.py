@@ -1,0 +1,43 @@
+"""Random epochs over random HDF5 files beside h5py: a few of them here, five hundred in `make campaign`."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from campaigns.epochs import EpochError, check_epochs
+from colabstage.load.reading.reader import SplitReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are made in the test's own folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_epochs_have_the_values_of_h5py_in_the_order_of_the_model(seed: int) -> None:
+    """By torch and by numpy; on ranks, of some rows, and resumed in the middle."""
+    found = check_epochs(40, seed, ["torch", "numpy"])
+    assert found.epochs.total() == 40
+    assert min(found.epochs["numpy"], found.ranks, found.resumes, found.files) > 3
+    assert found.refused.total() < 20
+
+
+def test_batches_of_other_rows_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = SplitReader.read_y
+
+    def wrong(reader: SplitReader, rows: Any, *arguments: Any, **named: Any) -> Any:
+        return right(reader, np.roll(rows, 1), *arguments, **named)
+
+    monkeypatch.setattr(SplitReader, "read_y", wrong)
+    with pytest.raises(EpochError, match="other batches"):
+        check_epochs(40, 1, ["torch", "numpy"])
