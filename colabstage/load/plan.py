@@ -161,7 +161,7 @@ TORCH_REMEDIES = {
     "generator": "Write seed=generator.initial_seed().",
     "pin_memory": 'Write device="cuda": batches come through pinned memory.',
     **dict.fromkeys(
-        ("batch_sampler", "collate_fn", "worker_init_fn", "multiprocessing_context", "persistent_workers"),
+        ("batch_sampler", "collate_fn", "worker_init_fn", "timeout", "multiprocessing_context", "persistent_workers"),
         f"A stock loader has it and reads whole batches too: {STOCK_LOADER}.",
     ),
 }

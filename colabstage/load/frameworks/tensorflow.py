@@ -23,7 +23,7 @@ from colabstage.load.frameworks.arrays import ArrayBatches
 from colabstage.load.plan import ArrayOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -106,6 +106,7 @@ def dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) ->
     if tables is None or shared is None:
         made = _read(tf, batches, next_epoch, read_at_once)
     else:
+        _check_dtypes(tf, [table.dtype for table in tables[1:]])
         # On the CPU, where datasets run. Variables, because a dataset copies other tensors that it refers to.
         with tf.device("CPU:0"):
             variables = [tf.Variable(table, trainable=False) for table in (shared, *tables[1:])]
@@ -132,6 +133,7 @@ def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at
     """Make a dataset whose threads call the reader once for each batch."""
     specs = batches.specs()
     flat: list[ArraySpec] = tf.nest.flatten(specs)
+    _check_dtypes(tf, [spec.dtype for spec in flat])
     total, threads = len(batches), batches.plan.workers.value // read_at_once
     # TensorFlow keeps every function for the life of the process; these must not keep a file open.
     reference = ref(batches)
@@ -198,6 +200,19 @@ def _gathered(
     # For small batches the call costs more than the copy.
     made = divided(gathered(blocks)) if batches.plan.together > 1 else gathered(divided(blocks))
     return made.apply(tf.data.experimental.assert_cardinality(total))
+
+
+def _check_dtypes(tf: Any, dtypes: Iterable[np.dtype[Any]]) -> None:
+    """Refuse numbers that TensorFlow does not have, such as those of 16 bytes."""
+    for dtype in dtypes:
+        try:
+            tf.as_dtype(dtype)
+        except TypeError as error:
+            msg = (
+                f"TensorFlow has no tensors of dtype {dtype}. Give a dataset_h5 a transform, or target_transform, that "
+                'converts them: transform=lambda x: x.astype("float64").'
+            )
+            raise OptionError(msg) from error
 
 
 def _shared(tf: Any, array: NDArray[Any]) -> Any:
