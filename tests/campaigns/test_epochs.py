@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
+from campaigns import epochs
 from campaigns.epochs import EpochError, check_epochs
-from colabstage.load.reading.reader import SplitReader
+from colabstage import to_numpy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,11 +33,9 @@ def test_epochs_have_the_values_of_h5py_in_the_order_of_the_model(seed: int) -> 
 
 
 def test_batches_of_other_rows_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = SplitReader.read_y
-
-    def wrong(reader: SplitReader, rows: Any, *arguments: Any, **named: Any) -> Any:
-        return right(reader, np.roll(rows, 1), *arguments, **named)
-
-    monkeypatch.setattr(SplitReader, "read_y", wrong)
+    """Such as those of another seed."""
+    monkeypatch.setattr(
+        epochs, "to_numpy", lambda path, size, seed, **named: to_numpy(path, size, seed=seed + 1, **named)
+    )
     with pytest.raises(EpochError, match="other batches"):
-        check_epochs(40, 1, ["torch", "numpy"])
+        check_epochs(40, 1, ["numpy"])
