@@ -74,7 +74,7 @@ def epochs_of(path: Path) -> dict[str, Any]:
     both = [(next(first)[1].numpy().tolist(), next(second)[1].numpy().tolist()) for _ in range(facts["batches"])]
     facts["beside"] = [list(rows) for rows in zip(*both, strict=True)]
     facts["resumed"] = rows_of(to_tf_data(path, BATCH, seed=SEED, epoch=7))
-    half = {"rows": range(0, 38, 2), "shuffle": False, "sample_weight": np.arange(38) / 2}
+    half: dict[str, Any] = {"rows": range(0, 38, 2), "shuffle": False, "sample_weight": np.arange(38) / 2}
     facts["weighted"] = [
         (y.numpy().tolist(), weights.numpy().tolist()) for _, y, weights in to_tf_data(path, 16, **half)
     ]
