@@ -8,6 +8,7 @@ spellings; a split has no class in common with train, or two names; a written na
 from __future__ import annotations
 
 import difflib
+import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from colabstage.errors import (
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
+from colabstage.layouts.agreement import first_contradicted, state_of
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.clips import ClipOptions, clip_rows
 from colabstage.layouts.columns import NUMBER, show
@@ -66,6 +68,7 @@ from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, Values
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +79,8 @@ if TYPE_CHECKING:
 LayoutFunction = Callable[["Tree"], SampleTable]
 
 AUDIO = FileKind("audio", "clips", words.SOUNDS)
+# More parts than this nobody writes into an argument.
+_MOST_PARTS = 8
 # Clips, where nothing is said about them: of one length, rate and number of channels.
 _AS_THEY_ARE = ClipOptions()
 
@@ -128,12 +133,43 @@ class Case:
         """Return what boxes of KITTI, Pascal VOC, COCO, YOLO, or of a tool state, whichever there are."""
         require_files(self.images, self.source, "images")
         reasons = []
-        for name, state in _BOXES:
+        for place, (name, state) in enumerate(_BOXES):
             found = gather(lambda: state(self))  # noqa: B023 - called at once
-            if isinstance(found, Evidence) or found.claims:
+            if isinstance(found, Evidence):
+                return self._unless_contradicted(found, place)
+            if found.claims:
                 return found
             reasons.append(f"{name}: {found.error}")
         return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
+
+    def _unless_contradicted(self, found: Evidence, place: int) -> Found:
+        """Return boxes, unless formats after the one at `place` state others: several tools may have been used."""
+        rest, used = self.source, found.used
+        # Two tools of annotation are one place.
+        for _, state in _BOXES[place + 1 :] or _BOXES[-1:]:
+            rest = rest.without(used)
+            other = gather(lambda: state(Case(rest)))  # noqa: B023 - called at once
+            name = first_contradicted(found.table, other.table) if isinstance(other, Evidence) else ""
+            if isinstance(other, Evidence) and name:
+                return self._contradiction(found, other, name)
+            used = other.used if isinstance(other, Evidence) else frozenset()
+        return found
+
+    def _contradiction(self, one: Evidence, other: Evidence, name: str) -> Miss:
+        """Refuse two pieces of evidence that differ in a sample."""
+        both = " and ".join(f"{state_of(each.table, name)} by {each.who} ('{min(each.used)}')" for each in (one, other))
+        ways = [self._alone(one, other), self._alone(other, one)]
+        remedy = f"Take one of them: {' or '.join(filter(None, ways))}." if any(ways) else "Move the files of one away."
+        return refuse(f"'{name}' has {both}. {remedy}")
+
+    def _alone(self, one: Evidence, other: Evidence) -> str:
+        """Return the argument that takes what one piece of evidence used, and not what the other did; "" for none."""
+        parts = [f"**/*{ending}" for ending in self.images.endings[0]]
+        for ending in sorted({posixpath.splitext(name)[1] for name in one.used}):
+            own = sorted(name for name in one.used if name.endswith(ending))
+            is_shared = any(name.endswith(ending) for name in other.used)
+            parts += own if is_shared else [f"**/*{ending}"]
+        return only_line(self.source.tree, *parts) if len(parts) <= _MOST_PARTS else ""
 
     def state_audio(self, options: ClipOptions = _AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
         """Return what tables, or otherwise folders, state of clips, as rows of one length."""
@@ -201,12 +237,21 @@ class Layout(NamedTuple):
             other = gather(lambda: rival(case, stated) or _NOTHING)  # noqa: B023 - called at once
             if other.claims:
                 ways = " or ".join(f'layout="{name}"' for name in (stated.table.layout, layout) if name)
+                shown = "" if isinstance(other, Miss) else _shown(stated.table, other.table)
                 return refuse(
-                    f"The {stated.table.unit} of '{case.source.label}' have labels by {stated.who} and by {who}. Say "
-                    f"what is meant: {ways}; or, for classes in paths, layout=file_names(PATTERN), from "
+                    f"The {stated.table.unit} of '{case.source.label}' have labels by {stated.who} and by {who}{shown}. "
+                    f"Say what is meant: {ways}; or, for classes in paths, layout=file_names(PATTERN), from "
                     "colabstage.options."
                 )
         return found
+
+
+def _shown(one: SampleTable, other: SampleTable) -> str:
+    """Write what two tables state of one sample; "" where they have none in common, or are one."""
+    names = {*other.keys} if other is not one else {}
+    are_boxes = isinstance(one.targets, Boxes) and isinstance(other.targets, Boxes)
+    name = first_contradicted(one, other) if are_boxes else next((key for key in one.keys if key in names), "")
+    return f" ('{name}': {state_of(one, name)}, {state_of(other, name)})" if name else ""
 
 
 _NOTHING = Miss(LayoutError(""))
@@ -220,9 +265,10 @@ def _is_voc(case: Case) -> bool:
     return any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
 
 
-def _rows_beside(case: Case, _: Evidence) -> Found | None:
-    rows = case.rows if case.source.ending_in(words.TABLES) and not _is_voc(case) else None
-    return None if isinstance(rows, Evidence) and isinstance(rows.table.targets, Boxes) else rows
+def _rows_beside(case: Case, found: Evidence) -> Found | None:
+    rows = case.rows if case.source.ending_in(words.TABLES) else None
+    has_boxes = isinstance(rows, Evidence) and isinstance(rows.table.targets, Boxes)
+    return None if has_boxes and not first_contradicted(found.table, rows.table) else rows
 
 
 def _masks_beside(case: Case, found: Evidence) -> Found | None:
@@ -234,7 +280,7 @@ def _sounds_beside(case: Case, found: Evidence) -> Found | None:
 
 
 def _names_beside(case: Case, found: Evidence) -> Found | None:
-    return names_state(Source(case.source.tree, hidden=found.used.__contains__))
+    return names_state(case.source.without(found.used))
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
@@ -333,7 +379,7 @@ def _weigh_folders(case: Case) -> Found:
     copy = second_copy(source)
     found = case.folders
     if copy:
-        found = gather(lambda: folders_state(Source(source.tree, hidden=copy.__contains__), IMAGE_FOLDER))
+        found = gather(lambda: folders_state(source.without(copy), IMAGE_FOLDER))
     if isinstance(found, Miss):
         return found if isinstance(found.error, EmptySourceError) or found.claims else replace(found, near=True)
     if copy:
@@ -569,7 +615,8 @@ class TableFile:
 
     def __call__(self, tree: Tree) -> SampleTable:
         """Return the samples that the table names: images, or otherwise audio clips."""
-        case = Case(Source(tree, hidden=lambda name: words.is_table(name) and name != self.name))
+        source = Source(tree)
+        case = Case(source.without({name for name in source.ending_in(words.TABLES).names if name != self.name}))
         found = case.rows if case.rows.claims else gather(case.state_audio)
         try:
             return required(found if found.claims else case.rows).table

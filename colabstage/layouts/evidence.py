@@ -151,6 +151,7 @@ def take_rows(table: SampleTable, chosen: NDArray[np.intp]) -> SampleTable:
         targets=None if table.targets is None else take_targets(table.targets, chosen),
         splits=None if table.splits is None else take_strings(table.splits, chosen),
         groups=None if table.groups is None else take_strings(table.groups, chosen),
+        complete=None,
     )
 
 

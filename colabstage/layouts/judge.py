@@ -11,17 +11,14 @@ import itertools
 import posixpath
 import re
 from collections import defaultdict
-from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, DecodeError
-from colabstage.images.decode import probe_image
-from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
 from colabstage.layouts import words
+from colabstage.layouts.agreement import size_in_file
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse
@@ -169,10 +166,10 @@ def _boxes_lost(table: SampleTable) -> str:
     chosen = np.flatnonzero(np.diff(boxes.offsets))[: 0 if known else _SIZES_COMPARED].tolist()
     outside = []
     for number in chosen:
-        with suppress(DecodeError, CorruptArchiveError):
-            facts = probe_image(read_with_retry(lambda: source.read(number), source.name(number)))  # noqa: B023
+        size = size_in_file(source, number)
+        if size is not None:
             corners = boxes.boxes[boxes.offsets[number] : boxes.offsets[number + 1], :2]
-            outside.append((corners >= (facts.width, facts.height)).any(axis=1).all())
+            outside.append((corners >= size[::-1]).any(axis=1).all())
     if not outside or not all(outside):
         return ""
     box = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[chosen[0]]].tolist())
