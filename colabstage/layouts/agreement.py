@@ -36,8 +36,10 @@ def state_of(table: SampleTable, key: str) -> str:
     if row is None:
         return "nothing"
     if isinstance(targets, Boxes):
-        labels = targets.columns["labels"][targets.offsets[row] : targets.offsets[row + 1]].tolist()
-        return f"boxes of {listed([show(table.classes[label]) for label in labels])}" if labels else "no box"
+        part = slice(targets.offsets[row], targets.offsets[row + 1])
+        labels, places = targets.columns["labels"][part].tolist(), targets.boxes[part]
+        names = listed([show(table.classes[label]) for label in labels])
+        return f"boxes of {names} (first {', '.join(f'{edge:.4g}' for edge in places[0])})" if labels else "no box"
     if isinstance(targets, Values):
         value = targets.values[row]
         return f"'{show(table.classes[value])}'" if table.classes and not value.ndim else show(value.tolist())

@@ -125,39 +125,41 @@ def _stem(name: str) -> str:
     return name.rpartition("/")[2].removesuffix(".png")
 
 
-@st.composite
-def truths(draw: st.DrawFn) -> Truth:
+TRUTHS = ["folders", "splits", "table", "column", "names", "masks", "voc", "yolo", "coco", "boxes"]
+
+
+def truth_of(kind: str, classes: list[str], top: str = "", stem: str = "img{:05}") -> Truth:
     """Images in folders of classes, with or without splits; named by a table; called after their class; with masks; or
     with boxes in one of four formats."""
-    kind = draw(
-        st.sampled_from(["folders", "splits", "table", "column", "names", "masks", "voc", "yolo", "coco", "boxes"])
-    )
-    classes = [name for name in draw(_CLASSES) for _ in range(draw(st.integers(3, 4)))]
-    top = draw(st.sampled_from(["", "data/"]))
-    stem = draw(st.sampled_from(["img{:05}", "x_{:03}"]))
-    splits = (
-        [("train", "test")[number % 3 == 2] for number in range(len(classes))] if kind in ("splits", "column") else []
-    )
+    numbers = range(len(classes))
+    splits = [("train", "test")[number % 3 == 2] for number in numbers] if kind in ("splits", "column") else []
     folder_of = {
         "folders": [f"{name}/" for name in classes],
         "splits": [f"{split}/{name}/" for split, name in zip(splits, classes, strict=False)],
         "names": [f"{name}." for name in classes],
     }.get(kind, ["images/"] * len(classes))
-    names = [
-        f"{top}{folder}{number if kind == 'names' else stem.format(number)}.png"
-        for number, folder in enumerate(folder_of)
-    ]
+    bases = [str(number) if kind == "names" else stem.format(number) for number in numbers]
+    names = [f"{top}{folder}{base}.png" for folder, base in zip(folder_of, bases, strict=True)]
     made = {name: picture(number) for number, name in enumerate(names)}
-    made |= {
+    beside: dict[str, Callable[[], dict[str, bytes]]] = {
         "table": lambda: {f"{top}labels.csv": _csv_file(names, classes)},
         "column": lambda: {f"{top}labels.csv": _with_splits(_csv_file(names, classes), splits)},
-        "masks": lambda: {f"{top}masks/{_stem(name)}.png": picture(255 * (n % 2)) for n, name in enumerate(names)},
+        "masks": lambda: {f"{top}masks/{base}.png": picture(255 * (n % 2)) for n, base in enumerate(bases)},
         "voc": lambda: _voc_files(names, classes, f"{top}annotations"),
         "yolo": lambda: _yolo_files(names, classes, f"{top}labels"),
         "coco": lambda: {f"{top}boxes.json": _coco_file(names, classes)},
         "boxes": lambda: {f"{top}boxes.csv": _csv_file(names, classes, boxes=True)},
-    }.get(kind, dict)()
+    }
+    made |= beside.get(kind, dict)()
     return Truth(made, names, ["a mask"] * len(names) if kind == "masks" else classes, splits, top)
+
+
+@st.composite
+def truths(draw: st.DrawFn) -> Truth:
+    """Datasets of any kind."""
+    classes = [name for name in draw(_CLASSES) for _ in range(draw(st.integers(3, 4)))]
+    kind, top = draw(st.sampled_from(TRUTHS)), draw(st.sampled_from(["", "data/"]))
+    return truth_of(kind, classes, top, draw(st.sampled_from(["img{:05}", "x_{:03}"])))
 
 
 def _with_splits(table: bytes, splits: list[str]) -> bytes:

@@ -247,6 +247,13 @@ def arrays_state(
     notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost)]
     known = {*used, *stated, *(one.x for one in unlabelled)}
     rest = [name for name in stored if name not in known and not is_class_names(name)]
+    beside = [name for name in rest if stored[name].shape[:1] == xs[0].shape[:1]]
+    if x is None and targets is None and beside:
+        return near(
+            f"The arrays {listed(beside)} have as many rows as '{used[0]}' and may be its targets. Say so: layout="
+            f"array_rows(x={used[0]!r}, y={beside[0]!r}), from colabstage.options, or array_rows(x={used[0]!r}) for "
+            "inputs alone."
+        )
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")
     if isinstance(targets, Values):
@@ -260,7 +267,7 @@ def arrays_state(
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the arrays' names")
+    return Evidence(table, "the arrays' names", frozenset(looked_at.names))
 
 
 def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:
