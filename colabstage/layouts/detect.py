@@ -241,11 +241,12 @@ class Layout(NamedTuple):
             other = gather(lambda: rival(case, stated) or _NOTHING)  # noqa: B023 - called at once
             if other.claims:
                 ways = " or ".join(f'layout="{name}"' for name in (stated.table.layout, layout) if name)
-                shown = "" if isinstance(other, Miss) else _shown(stated.table, other.table)
+                both = (
+                    f"{stated.named} and by {who}{'' if isinstance(other, Miss) else _shown(stated.table, other.table)}"
+                )
                 return refuse(
-                    f"The {stated.table.unit} of '{case.source.label}' have labels by {stated.named} and by {who}{shown}."
-                    f" Say what is meant: {ways}; or, for classes in paths, layout=file_names(PATTERN), from "
-                    "colabstage.options."
+                    f"The {stated.table.unit} of '{case.source.label}' have labels by {both}. Say what is meant: {ways}; "
+                    "or, for classes in paths, layout=file_names(PATTERN), from colabstage.options."
                 )
         return found
 

@@ -19,7 +19,7 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Boxes, Masks, Values
 from colabstage.options import file_names, folders, image_masks, parts, table_rows
 from tests.layouts.described import described
-from tests.layouts.known import WAV, YOLO_BOX, MemoryTree, coco, each, rows, voc
+from tests.layouts.known import LABELME, WAV, YOLO_BOX, MemoryTree, coco, cvat, each, rows, tar, voc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -260,6 +260,15 @@ def test_harmless_files_change_nothing(truth: Truth, names: set[str]) -> None:
 
 _FLAT = "{a,b,c,d,e,f}.jpg"
 _OF_TWO = rows("file,label", "{a,b,c,d,e,f}.jpg,{x,y}")
+_SAME_BOX = "0 0.34375 0.2734375 0.5625 0.390625"
+_TAR = tar({f"{n}.{end}": text for n in range(4) for end, text in (("png", "x"), ("cls", str(n % 2)))})
+_TWO_LABELS = tar(
+    {
+        f"{n}.{end}": text
+        for n in range(4)
+        for end, text in (("png", "x"), ("cls", str(n % 2)), ("json", f'{{"label": {n // 2}}}'))
+    }
+)
 # What the data of people showed, as packs of them are made, is in tests/contract/test_samples_faults.py.
 REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     "two obj.names": (
@@ -334,6 +343,64 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         files("{0..3}.jpg", {"b.csv": rows("file,class,xmin,ymin,xmax,ymax", "{0..3}.jpg,cat,500,600,700,800")}),
         "500, 600",
     ),
+    # Boxes in two formats.
+    **{
+        f"VOC and YOLO: {name}": (
+            files("images/{0..3}.png", {"annotations/{0..3}.xml": voc("cat"), **more}),
+            named,
+        )
+        for name, more, named in (
+            (
+                "other classes",
+                {"labels/{0,1}.txt": _SAME_BOX, "labels/{2,3}.txt": _SAME_BOX.replace("0", "1", 1)},
+                "labels/",
+            ),
+            ("another place", {"labels/{0..3}.txt": "0 0.8 0.8 0.1 0.1"}, "only=['**/*.png', '**/*.xml']"),
+            (
+                "further images",
+                {"labels/{0..3}.txt": _SAME_BOX, **files("images/{8,9}.png"), "labels/{8,9}.txt": _SAME_BOX},
+                "'images/8.png' has no",
+            ),
+        )
+    },
+    "two tools, each of half the images": (
+        files("{0..3}.png", {"{0,1}.json": {**LABELME, "imagePath": "x"}, "a.xml": cvat("{2,3}.png")}),
+        "CVAT's annotations ('a.xml')",
+    ),
+    "COCO and a table of other boxes": (
+        files(
+            "{0..3}.png",
+            {"a.json": coco("{0..3}.png"), "b.csv": rows("file,class,xmin,ymin,xmax,ymax", "{0..3}.png,cat,5,6,40,30")},
+        ),
+        "by a table ('",
+    ),
+    "boxes of another class than the folder": (
+        files("{cat,dog}/{0..3}.png", {"cat/{0..3}.xml": voc("dog"), "dog/{0..3}.xml": voc("cat")}),
+        "its folder is that of another label",
+    ),
+    # Names, folders and tables that divide the images otherwise.
+    "names across folders": (files("siteA/{cat,dog}.{0..2}.png siteB/{cat,dog}.{3..5}.png"), "the images' names"),
+    "a table of the test alone": (
+        files("train/{cat,dog}/{0..3}.png test/{4..9}.png", {"test.csv": rows("file,label", "{4..9}.png,{cat,dog}")}),
+        "8 others are in folders",
+    ),
+    "a split in words that are none": (
+        files(_FLAT, {"l.csv": rows("file,emotion,Usage", "{a,b,c,d,e,f}.jpg,{0,1,2},{Training,Training,PublicTest}")}),
+        "'PublicTest'",
+    ),
+    "grades beside a word": (
+        files(_FLAT, {"l.csv": rows("file,grade,site", "{a,b,c,d,e,f}.jpg,{0,1,2},{north,south}")}),
+        "'grade', 'site' is the label",
+    ),
+    "bands with the same odd numbers": (
+        files("B02/{03,07,11,18}.tif B03/{03,07,11,18}.tif"),
+        "parts(x='B02', y='B03')",
+    ),
+    "a text without an ending": (files("{0..3}.png", {"labels": "0.png cat\n1.png dog\n2.png cat\n"}), "'labels'"),
+    "images beside an array": ({**files("{0..3}.png"), "X.npy": b""}, "'0.png' and 3 more files"),
+    "an archive beside an array": ({"X.npy": b"", "more.zip": archive()}, "more.zip"),
+    "a shard without a split": ({"a.tar": _TAR, "val-0.tar": _TAR}, "'a.tar'"),
+    "cls and json of other classes": ({"a.tar": _TWO_LABELS}, "by its cls"),
     # Labels of arrays in another form.
     **{
         f"labels of arrays in {name}": ({"X.npy": b"", name: b"0\n1\n"}, name)
@@ -419,6 +486,57 @@ def test_what_was_a_fault_is_read_right(case: str) -> None:
     """With its splits and its labels."""
     made, expected = READ[case]
     assert stated(made) == expected
+
+
+NOTED: dict[str, tuple[dict[str, bytes], str]] = {
+    **{
+        f"a {name} that may list what is held out": (
+            files("images/{00..05}.png", {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), name: text}),
+            f"'{name}', which may say what is held out",
+        )
+        for name, text in (
+            ("split.json", {"val": ["04.png"]}),
+            ("splits.yaml", "val:\n - 04.png\n"),
+            ("val_idx.npy", "x"),
+        )
+    },
+    "a second set of labels": (
+        files(
+            "images/{00..05}.png",
+            {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), "new.json": {f"0{n}.png": "b" for n in range(6)}},
+        ),
+        "'new.json', where images are named",
+    ),
+    "a second folder of annotations": (
+        files(
+            "JPEGImages/{0..3}.png", {"Annotations/{0..3}.xml": voc("cat"), "Annotations_new/{0..3}.xml": voc("dog")}
+        ),
+        "first 'Annotations_new/0.xml'",
+    ),
+    "images without annotations": (
+        files("JPEGImages/{0..3}.png more/{a,b}.png", {"Annotations/{0..3}.xml": voc("cat")}),
+        "2 images in folders without annotations",
+    ),
+    "parts that count": (files("t1/{0..5}.png t2/{0..5}.png"), "parts(x='t1', y='t2')"),
+    "a folder that is taken for train": (
+        files("rps/{a,b}/{0..3}.png rps-test-set/{a,b}/{4,5}.png"),
+        "'train' is the folder 'rps'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_what_nothing_proves_is_noted(case: str) -> None:
+    """And named."""
+    made, named = NOTED[case]
+    notes = detect_layout(MemoryTree(made)).notes
+    assert any(named in note for note in notes), notes
+
+
+def test_boxes_in_two_formats_that_agree_are_read() -> None:
+    """Whatever classes are called; one may state less than the other."""
+    made = files("images/{0..3}.png", {"annotations/{0..3}.xml": voc("cat", "dog"), "labels/{0,1}.txt": _SAME_BOX})
+    assert stated(made) == "detection; 4 images, 8 boxes: cat 4, dog 4"
 
 
 _MASKS_4 = "pairs; 4 masks of background, foreground"
