@@ -245,8 +245,8 @@ class Layout(NamedTuple):
                     f"{stated.named} and by {who}{'' if isinstance(other, Miss) else _shown(stated.table, other.table)}"
                 )
                 return refuse(
-                    f"The {stated.table.unit} of '{case.source.label}' have labels by {both}. Say what is meant: {ways}; "
-                    "or, for classes in paths, layout=file_names(PATTERN), from colabstage.options."
+                    f"The {stated.table.unit} of '{case.source.label}' have labels by {both}. Say what is meant: "
+                    f"{ways}; or, for classes in paths, layout=file_names(PATTERN), from colabstage.options."
                 )
         return found
 

@@ -94,8 +94,9 @@ def judge(
         return refuse(f'{why} layout="{table.layout}" takes the {table.unit} as they are.')
     if by_folders and (stem := _ClassFolders(table).numbered_alike()):
         found = found.noting(
-            f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …), as parts of a sample have; "
-            f"if they are: layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from colabstage.options."
+            f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …), as parts of a sample "
+            f"have; if they are: layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from "
+            "colabstage.options."
         )
     more, mates = ([], []) if found.is_guess else _naming_as_well(source, found)
     if table.splits is None:
