@@ -272,8 +272,9 @@ def _is_voc(case: Case) -> bool:
 
 def _rows_beside(case: Case, found: Evidence) -> Found | None:
     rows = case.rows if case.source.ending_in(words.TABLES) else None
-    has_boxes = isinstance(rows, Evidence) and isinstance(rows.table.targets, Boxes)
-    return None if has_boxes and not first_contradicted(found.table, rows.table) else rows
+    if isinstance(rows, Evidence) and isinstance(rows.table.targets, Boxes):
+        return rows if first_contradicted(found.table, rows.table) else None
+    return rows
 
 
 def _masks_beside(case: Case, found: Evidence) -> Found | None:

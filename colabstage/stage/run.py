@@ -442,8 +442,9 @@ def _plan(
             return reading, None
         # Before the source starts, so that its first bytes are those which the first epoch needs.
         if stream is not None and reading.job is not None:
-            reading = replace(reading, job=settled(reading.job))
-            stream.plan(reading.job, source)
+            job = settled(reading.job)
+            reading = replace(reading, job=job)
+            stream.plan(job, source)
         return reading, stream
 
 

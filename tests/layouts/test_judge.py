@@ -210,7 +210,7 @@ def _stated(found: SampleTable, key: str, row: int) -> str:
         labels = targets.columns["labels"][targets.offsets[row] : targets.offsets[row + 1]].tolist()
         return " and ".join(found.classes[label] for label in labels)
     assert isinstance(targets, Values), f"nothing is known of {key}"
-    return found.classes[targets.values[row]]
+    return str(found.classes[targets.values[row]])
 
 
 @settings(max_examples=300, deadline=None)
