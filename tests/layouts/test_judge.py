@@ -16,15 +16,12 @@ from PIL import Image
 
 from colabstage.errors import ColabstageError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Boxes, Masks, Values
-from colabstage.options import file_names, folders, image_masks, parts, table_rows
+from colabstage.options import Boxes, Masks, SampleTable, Values, file_names, folders, image_masks, parts, table_rows
 from tests.layouts.described import described
 from tests.layouts.known import LABELME, WAV, YOLO_BOX, MemoryTree, coco, cvat, each, rows, tar, voc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from colabstage.layouts.table import SampleTable
 
 
 def picture(value: int = 0, side: int = 64) -> bytes:

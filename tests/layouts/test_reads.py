@@ -14,15 +14,14 @@ from PIL import Image
 
 from colabstage import plan_stage
 from colabstage.errors import ColabstageError
-from colabstage.layouts.detect import detect_layout
 from colabstage.options import token_blocks
 from tests.layouts.known import MemoryTree
 from tests.layouts.known_datasets import DATASETS
+from tests.layouts.readers import read_any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.trees.listing import FileEntry
     from tests.layouts.known import Known
 
 
@@ -33,7 +32,7 @@ class Counted(MemoryTree):
         super().__init__(files)
         self.nbytes = Counter[str]()
 
-    def open(self, entry: FileEntry) -> Any:
+    def open(self, entry: Any) -> Any:
         found, nbytes = super().open(entry), self.nbytes
         pread = found.pread
 
@@ -56,7 +55,7 @@ def test_no_file_of_labels_is_read_twice(known: Known) -> None:
     """Whatever becomes of it."""
     tree = Counted(known.files)
     with suppress(ColabstageError):
-        detect_layout(tree)
+        read_any(tree)
     twice = {name for name, nbytes in tree.nbytes.items() if nbytes > len(known.files[name])}
     assert {name for name in twice if not name.endswith(CONTAINERS)} == set()
 
@@ -73,7 +72,7 @@ def test_images_in_parquet_are_not_read() -> None:
     file = io.BytesIO()
     parquet.write_table(arrow.table({"image": images, "label": [0, 1] * 32}), file)
     tree = Counted({"train.parquet": file.getvalue()})
-    found = detect_layout(tree)
+    found = read_any(tree)
     assert len(found) == 64
     assert tree.nbytes.total() < sum(map(len, images)) / 4
     assert found.complete is not None

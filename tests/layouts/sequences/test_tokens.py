@@ -14,9 +14,9 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats import tokens as token_streams
 from colabstage.layouts.table import Arrays, BrokenDatasetError
 from colabstage.options import token_blocks
-from colabstage.pack.job import completed
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
+from tests.layouts.readers import completed
 
 if TYPE_CHECKING:
     from pathlib import Path

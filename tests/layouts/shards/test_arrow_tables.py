@@ -14,11 +14,10 @@ from PIL import Image
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, SourceReadError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Boxes, BrokenDatasetError
-from colabstage.pack.job import completed
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree
-from tests.layouts.readers import contents, labels, picture
+from tests.layouts.readers import completed, contents, labels, picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
