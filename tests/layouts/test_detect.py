@@ -90,7 +90,7 @@ def test_files_of_a_large_archive_are_not_asked_one_by_one(tmp_path: Path, endin
 def test_an_unknown_layout_lists_those_there_are(tree: FolderTree) -> None:
     """Before anything is opened, where the caller asks for that."""
     with pytest.raises(
-        OptionError, match=r"'photographs'.*auto, detection, .*table, pairs, images, image_folder, arrays"
+        OptionError, match=r"'photographs'.*auto, croissant, detection, .*table, pairs, images, image_folder, arrays"
     ):
         detect_layout(tree, "photographs")
     with pytest.raises(OptionError):
