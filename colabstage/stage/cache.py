@@ -170,7 +170,7 @@ def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[
     `near`: a path whose Drive is taken before any other. `local`: where packs are used.
     """
     if asked is None:
-        return None, "no cache was asked for"
+        return None, "cache_dir=None"
     if isinstance(asked, Path | ObjectSource):
         return FolderPlace(asked) if isinstance(asked, Path) else BucketPlace(asked), "as given"
     drive = ask_drives(near=near)
