@@ -224,7 +224,7 @@ class SampleTable:
     notes: tuple[str, ...] = ()
     """Sentences the user should see about what was found or left out."""
     told_by: str = ""
-    """What states the labels and splits, for people: "the folders", "'labels.csv'"; "" if nobody was asked."""
+    """What states the labels and splits, for people: "the folders", "'labels.csv'"; "" if that is not known."""
 
     def __post_init__(self) -> None:
         # Checked here, not where the parts are used: a list that is one short would shift all labels after the gap.
@@ -276,7 +276,7 @@ class SampleTable:
         name = self.inputs.source.name
         facts = [("layout", self.layout)]
         if self.told_by:
-            facts.append(("told by", self.told_by))
+            facts.append(("labels from", self.told_by))
         # A path beside each class shows at a glance whether labels were read correctly.
         firsts = self._first_of_each()
         if self.classes:

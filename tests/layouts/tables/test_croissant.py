@@ -30,8 +30,8 @@ CONTEXT = {
     **{
         term: f"cr:{term}"
         for term in (
-            *("column", "extract", "field", "fileObject", "fileProperty", "fileSet", "includes", "key", "md5"),
-            *("recordSet", "references", "regex", "source", "transform"),
+            *("column", "extract", "field", "fileObject", "fileProperty", "fileSet", "includes", "jsonPath", "key"),
+            *("md5", "recordSet", "references", "regex", "source", "transform"),
         )
     },
 }
@@ -176,7 +176,10 @@ READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
     "one of images without labels": (files("{1..3}.jpg"), describe(IMAGES), "images; 3 without labels"),
     "one of other files": (
         files("{cat,dog}/{1..3}.jpg"),
-        describe([file_object("other.h5")], record_set("s", field("s/y", "cr:Label", of="other.h5", column="y"))),
+        describe(
+            [file_object("other.h5")],
+            record_set("s", field("s/y", "sc:Integer", "cr:Label", of="other.h5", column="y")),
+        ),
         "image_folder; cat 3, dog 3",
     ),
 }
@@ -245,7 +248,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
         files("{cat,dog}/{1..3}.jpg", {"l.csv": TABLE}),
         describe(
             [file_object("l.csv")],
-            record_set("rows", BY_COLUMN, field("rows/colour", "cr:Label", of="l.csv", column="colour")),
+            record_set("rows", BY_COLUMN, field("rows/colour", "sc:Text", "cr:Label", of="l.csv", column="colour")),
         ),
         ("'breed'", "'colour'"),
     ),
@@ -256,7 +259,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
     ),
     "an expression without an end": (
         files("{cat,dog}/{1..3}.jpg"),
-        describe(IMAGES, record_set("i", field("i/l", "cr:Label", of="files", regex="((a+)+)+x"))),
+        describe(IMAGES, record_set("i", field("i/l", "sc:Text", "cr:Label", of="files", regex="((a+)+)+x"))),
         ("regular expression",),
     ),
     "a label by what is not read": (
@@ -266,7 +269,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
             record_set(
                 "i",
                 {
-                    **field("i/l", "cr:Label"),
+                    **field("i/l", "sc:Text", "cr:Label"),
                     "source": {"fileSet": {"@id": "files"}, "extract": {"jsonPath": "$.label"}},
                 },
             ),
@@ -299,7 +302,7 @@ def test_a_damaged_description_is_named(content: str) -> None:
         detect_layout(MemoryTree(made))
 
 
-@pytest.mark.parametrize("case", ["labels and splits in the names of files", "the label among columns"])
+@pytest.mark.parametrize("case", READ)
 def test_the_formats_own_library_accepts_these(case: str, tmp_path: Path) -> None:
     """So that what is tested is Croissant."""
     if find_spec("mlcroissant") is None:
