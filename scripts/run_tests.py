@@ -45,7 +45,9 @@ ADDED = (
     "`make test-all` adds Python 3.13, the versions of Colab's and Kaggle's images, the second machine of each notebook, "
     "JAX, and long forms of tests that ran here."
 )
-LEFT_OUT = "`make test` leaves out Python 3.13, the versions of Colab's and Kaggle's images, JAX, and the tests marked `long`."
+LEFT_OUT = (
+    "`make test` leaves out Python 3.13, the versions of Colab's and Kaggle's images, JAX, and the tests marked `long`."
+)
 
 
 @contextmanager

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import LayoutError
-from colabstage.layouts.detect import detect_layout
-from tests.layouts.described import described
-from tests.layouts.known import WAV, MemoryTree, coco, each, rows
-from tests.layouts.test_judge import files
+from tests.layouts.known import WAV, coco, each, rows
+from tests.layouts.test_judge import files, stated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,25 +184,29 @@ READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
 }
 
 
-def stated(made: dict[str, bytes], description: dict[str, Any], name: str = "croissant.json", **how: Any) -> str:
-    found = detect_layout(MemoryTree(made | {name: json.dumps(description).encode()}), **how)
-    return f"{found.layout}; {described(found)}"
+def with_one(made: dict[str, bytes], description: dict[str, Any], name: str = "croissant.json") -> dict[str, bytes]:
+    """The files with a description beside them."""
+    return made | {name: json.dumps(description).encode()}
 
 
 @pytest.mark.parametrize("case", READ)
 def test_a_description_counts(case: str) -> None:
     """Under the names that services give it, and those are accounted for."""
     made, description, expected = READ[case]
-    assert stated(made, description) == expected
-    assert stated(made, description, "sub/pets-metadata.json") == expected
+    assert stated(with_one(made, description)) == expected
+    assert stated(with_one(made, description, "sub/pets-metadata.json")) == expected
 
 
-def test_classes_are_numbered_as_described() -> None:
+def test_classes_are_numbered_as_described(tmp_path: Path) -> None:
     """Also those without a sample; otherwise a model's answer would be another class."""
     made, description, _ = READ["names of numbers, in their order"]
-    found = detect_layout(MemoryTree(made | {"croissant.json": json.dumps(description).encode()}))
-    assert found.classes == ("zebra", "ape", "yak")
-    assert found.targets.values.tolist() == [0, 1, 1, 0]  # type: ignore[union-attr]
+    (tmp_path / "set").mkdir()
+    for name, content in with_one(made, description).items():
+        (tmp_path / "set" / name).write_bytes(content)
+    pack_dataset(tmp_path / "set", tmp_path / "pack.h5", progress=False)
+    dataset = dataset_h5(tmp_path / "pack.h5")
+    assert dataset.classes == ("zebra", "ape", "yak")
+    assert sorted(int(dataset[row][1]) for row in range(4)) == [0, 0, 1, 1]
 
 
 _NAMED = describe(IMAGES, record_set("images", BY_NAME))
@@ -285,12 +288,12 @@ def test_what_contradicts_it_is_named(case: str) -> None:
     """Nothing is decided in silence, and the layouts that the error names work."""
     made, description, named = REFUSED[case]
     with pytest.raises(LayoutError) as refused:
-        stated(made, description)
+        stated(with_one(made, description))
     said = str(refused.value)
     assert all(word in said for word in named), said
     for layout in re.findall(r'layout="(\w+)"', said):
         if layout not in ("file_names", "croissant"):
-            assert stated(made, description, layout=layout).startswith(layout)
+            assert stated(with_one(made, description), layout).startswith(layout)
 
 
 @pytest.mark.parametrize("content", ["{'mark'", "['mark']", "{'a': 'mark', 'recordSet': [{'field': [3]}]}"])
@@ -299,7 +302,7 @@ def test_a_damaged_description_is_named(content: str) -> None:
     damaged = content.replace("'", '"').replace("mark", CONTEXT["cr"])
     made = files("{cat,dog}/{1..3}.jpg", {"croissant.json": damaged})
     with pytest.raises(LayoutError, match=r"croissant\.json"):
-        detect_layout(MemoryTree(made))
+        stated(made)
 
 
 @pytest.mark.parametrize("case", READ)
