@@ -42,8 +42,8 @@ NO_TESTS = 5  # pytest's exit code when the marks select nothing
 # More failures than four are not caused by a busy machine.
 OPTIONS = ("-q", "--reruns=1", "--reruns-delay=2", "--max-suite-reruns=4", "--durations=15", "--durations-min=5")
 ADDED = (
-    "`make test-all` adds Python 3.13, the versions of Colab's and Kaggle's images, the second machine of each notebook, "
-    "JAX, and long forms of tests that ran here."
+    "`make test-all` adds Python 3.13, the versions of Colab's and Kaggle's images, the second machine of each "
+    "notebook, JAX, and long forms of tests that ran here."
 )
 LEFT_OUT = (
     "`make test` leaves out Python 3.13, the versions of Colab's and Kaggle's images, JAX, and the tests marked `long`."

@@ -507,7 +507,8 @@ def local_lock(
 
     # Later versions would use a file in place of a lock where there are none, which a process that is killed leaves.
     takes = inspect.signature(filelock.FileLock).parameters
-    lock = filelock.FileLock(path, **({"fallback_to_soft": False} if "fallback_to_soft" in takes else {}))
+    options: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in takes else {}
+    lock = filelock.FileLock(path, **options)
     held = False
     try:
         held = _acquire(lock, path, timeout_s, notice, cancellation)
