@@ -182,8 +182,9 @@ class Case:
 
     def judge(self, found: Evidence) -> Found:
         """Return what the judge makes of evidence, with the splits that a description states."""
-        if self.description is not None:
-            agreed = gather(lambda: self.description.agreed(found, self.described, self.images, self.lookup))
+        description, stated = self.description, found
+        if description is not None:
+            agreed = gather(lambda: description.agreed(stated, self.described, self.images, self.lookup))
             if isinstance(agreed, Miss):
                 return agreed
             found = agreed
