@@ -306,6 +306,15 @@ def test_a_full_disk_costs_saves_and_no_training(
     assert_same_weights(parts, whole)
 
 
+def test_a_run_is_not_begun_on_a_full_disk(data: Path, make_disk: Callable[[int], Path]) -> None:
+    """Its folder cannot say that a session trains there."""
+    disk = make_disk(1)
+    (disk / "run").mkdir()
+    fill(disk / "full")
+    with pytest.raises(NotEnoughSpaceError), resumable(disk / "run", progress=False, **make_parts(data)):
+        pass
+
+
 def test_a_disk_that_is_full_at_the_end_is_an_error(data: Path, make_disk: Callable[[int], Path]) -> None:
     """Also where the last step was handed over before: nobody takes a run for saved that is not."""
     disk = make_disk(1)
