@@ -15,6 +15,7 @@ PYTHON := 3.11
 VENV := .venv
 VENV313 := .venv313
 VENV_COLAB := .venv-colab
+VENV_KAGGLE := .venv-kaggle
 VENV_WHEEL := .venv-wheel
 VENV_LIBRARIES := .venv-libraries
 # Modules are compiled when they are first imported: to compile all of torch here takes two thirds of the time.
@@ -39,7 +40,7 @@ demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and 
 test: $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: about ten minutes on two cores
 	@$(VENV)/bin/python scripts/run_tests.py $(if $(UNTIL),--until $(UNTIL))
 
-test-all: $(VENV)/.large $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed python313 ## that, JAX, long forms, Python 3.13, Colab's own versions: half an hour
+test-all: $(VENV)/.large $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed $(VENV_KAGGLE)/.installed python313 ## that, JAX, long forms, Python 3.13, Colab's and Kaggle's own versions: three quarters of an hour
 	@$(VENV)/bin/python scripts/run_tests.py --all
 
 # pytest-testmon records which code each test runs, so the first time all tests run.
@@ -73,10 +74,10 @@ bench: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse ## measure, and write ben
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
 clean: ## remove what these targets made, the virtual environments included
-	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_WHEEL) $(VENV_LIBRARIES) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .testmondata*
+	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_KAGGLE) $(VENV_WHEEL) $(VENV_LIBRARIES) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .testmondata*
 	find colabstage simulated_drive demo tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +
 
-$(VENV)/bin/pip $(VENV_COLAB)/bin/pip $(VENV_WHEEL)/bin/pip $(VENV_LIBRARIES)/bin/pip:
+$(VENV)/bin/pip $(VENV_COLAB)/bin/pip $(VENV_KAGGLE)/bin/pip $(VENV_WHEEL)/bin/pip $(VENV_LIBRARIES)/bin/pip:
 	@bash scripts/make_venv.sh $(PYTHON) $(@D)/..
 
 $(VENV313)/bin/pip:
@@ -125,10 +126,10 @@ $(VENV313)/.installed: pyproject.toml constraints.txt | $(VENV313)/bin/pip
 	@$(VENV313)/bin/python $(INSTALL) --group test --editable . --group fuse
 	@touch $@
 
-# With the versions of Colab's image, where they are older than what pip would take.
-$(VENV_COLAB)/.installed: pyproject.toml constraints.txt constraints-colab.txt | $(VENV_COLAB)/bin/pip
-	@echo "Installing colabstage with the versions of Colab's image into $(VENV_COLAB) ..."
-	@$(VENV_COLAB)/bin/python $(INSTALL) --constraint constraints-colab.txt --editable . --group demo --group test --group notebooks
+# With the versions of an image, where they are older than what pip would take.
+$(VENV_COLAB)/.installed $(VENV_KAGGLE)/.installed: .venv-%/.installed: pyproject.toml constraints.txt constraints-%.txt | .venv-%/bin/pip
+	@echo "Installing colabstage with the versions of the image of $* into $(@D) ..."
+	@$(@D)/bin/python $(INSTALL) --constraint constraints-$*.txt --editable . --group demo --group test --group notebooks
 	@touch $@
 
 # Another torch than constraints.txt has: torchvision does not import beside that one.

@@ -1,7 +1,7 @@
 """Practice data for these notebooks: small datasets, and the Drive that they are put on.
 
-On Colab it is your own Drive, with one small archive added. Elsewhere a temporary folder plays it, where staged data
-goes too, so that nothing is left when the kernel ends.
+On Colab it is your own Drive, with one small archive added. Elsewhere a temporary folder stands in for
+it. Staged data goes there too, so that nothing is left when the kernel ends.
 
 The datasets are made from scikit-learn's 1,797 handwritten digits: one JPEG for each, or pictures of several digits
 with masks or boxes.
@@ -254,5 +254,5 @@ def _temporary_drive() -> Path:
     os.environ["COLABSTAGE_LOCAL_DIR"] = str(home / "local")
     drive = home / "MyDrive"
     drive.mkdir()
-    print(f"This is not Colab: the folder '{drive}' plays your Drive, until the kernel ends.")
+    print(f"This is not Colab: the folder '{drive}' stands in for your Drive until the kernel ends.")
     return drive

@@ -42,10 +42,12 @@ NO_TESTS = 5  # pytest's exit code when the marks select nothing
 # More failures than four are not caused by a busy machine.
 OPTIONS = ("-q", "--reruns=1", "--reruns-delay=2", "--max-suite-reruns=4", "--durations=15", "--durations-min=5")
 ADDED = (
-    "`make test-all` adds Python 3.13, the versions of Colab's image, the second machine of each notebook, JAX, and "
-    "long forms of tests that ran here."
+    "`make test-all` adds Python 3.13, the versions of Colab's and Kaggle's images, the second machine of each "
+    "notebook, JAX, and long forms of tests that ran here."
 )
-LEFT_OUT = "`make test` leaves out Python 3.13, the versions of Colab's image, JAX, and the tests marked `long`."
+LEFT_OUT = (
+    "`make test` leaves out Python 3.13, the versions of Colab's and Kaggle's images, JAX, and the tests marked `long`."
+)
 
 
 @contextmanager
@@ -127,7 +129,7 @@ def main() -> int:
             passed.append(run_environment(".venv313", [], " and not long and not torch and not gpu", until))
         else:
             print("\nThere is no Python 3.13 here, so nothing was tested on it.", flush=True)
-        passed.append(run_environment(".venv-colab", [], " and not long", until))
+        passed += [run_environment(image, [], " and not long", until) for image in (".venv-colab", ".venv-kaggle")]
     print(f"\n{LEFT_OUT if arguments.all else ADDED}")
     print(f"{'All passed' if all(passed) else 'Tests failed: see above'}, in {time.monotonic() - start:.0f} s")
     return 0 if all(passed) else 1

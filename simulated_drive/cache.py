@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MY_DRIVE = "/MyDrive"
 SHARED_DRIVES = "/Shareddrives"
+SHORTCUT_TARGETS = "/.shortcut-targets-by-id"
 _SPELLINGS = {"My Drive": "MyDrive", "Shared drives": "Shareddrives"}
 
 
@@ -49,10 +50,10 @@ def split(path: str) -> tuple[str, str]:
 
 def is_below_root(path: str) -> bool:
     """Tell whether the path is inside one of the drives, where files can be created."""
-    return path.startswith((f"{MY_DRIVE}/", f"{SHARED_DRIVES}/"))
+    return path.startswith((f"{MY_DRIVE}/", f"{SHARED_DRIVES}/", f"{SHORTCUT_TARGETS}/"))
 
 
-_FOLDER_MODE, _FILE_MODE = stat_bits.S_IFDIR | 0o700, stat_bits.S_IFREG | 0o600
+_FOLDER_MODE, _FILE_MODE, _LINK_MODE = stat_bits.S_IFDIR | 0o700, stat_bits.S_IFREG | 0o600, stat_bits.S_IFLNK | 0o777
 
 
 def blocks_of(size: int) -> int:
@@ -70,10 +71,14 @@ class Entry:
     """Its length in bytes."""
     mtime_ns: int
     """When it was last changed, in nanoseconds since 1970."""
+    is_link: bool = False
+    """Whether it is a shortcut that is shown as a link."""
 
     @classmethod
     def of(cls, stat: os.stat_result) -> Entry | None:
-        """Return the entry of a regular file or a folder; nothing else exists on a Drive."""
+        """Return the entry of a regular file, a folder or a link; nothing else exists on a Drive."""
+        if stat_bits.S_ISLNK(stat.st_mode):
+            return cls(is_folder=False, size=stat.st_size, mtime_ns=stat.st_mtime_ns, is_link=True)
         if stat_bits.S_ISDIR(stat.st_mode):
             return cls(is_folder=True, size=0, mtime_ns=stat.st_mtime_ns)
         if stat_bits.S_ISREG(stat.st_mode):
@@ -83,7 +88,7 @@ class Entry:
     @property
     def mode(self) -> int:
         """Return its kind, with all rights for the user who mounted it and none for others."""
-        return _FOLDER_MODE if self.is_folder else _FILE_MODE
+        return _FOLDER_MODE if self.is_folder else _LINK_MODE if self.is_link else _FILE_MODE
 
     def attributes(self) -> dict[str, Any]:
         """Return the answer to `stat`: everything belongs to the user who mounted it."""
@@ -115,7 +120,7 @@ class Snapshot:
 
 
 class Folders:
-    """The listing cache. Shortcuts (symbolic links in the cloud's folder) appear as their targets."""
+    """The listing cache. Shortcuts (symbolic links in the cloud's folder) appear as their targets, or as links."""
 
     def __init__(self, cloud: Path, *, knobs: DriveKnobs, stats: DriveStats) -> None:
         self._cloud = str(cloud)
@@ -161,10 +166,9 @@ class Folders:
                     entries[item.name] = entry
         return entries
 
-    @staticmethod
-    def _look(item: os.DirEntry[str]) -> Entry | None:
+    def _look(self, item: os.DirEntry[str]) -> Entry | None:
         try:
-            return Entry.of(item.stat())
+            return Entry.of(item.stat(follow_symlinks=not self._knobs.shortcuts_are_links))
         except OSError:  # a dangling shortcut, or removed meanwhile
             return None
 
@@ -205,7 +209,9 @@ class Folders:
 
     def _stat(self, path: str) -> Entry | None:
         try:
-            return Entry.of(os.stat(self.cloud_path(path)))  # noqa: PTH116 - one system call, on the hot path
+            follow = not self._knobs.shortcuts_are_links
+            # One system call, on the hot path.
+            return Entry.of(os.stat(self.cloud_path(path), follow_symlinks=follow))  # noqa: PTH116
         except OSError:
             return None
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from simulated_drive.cache import (
     MY_DRIVE,
     SHARED_DRIVES,
+    SHORTCUT_TARGETS,
     Content,
     ContentCache,
     Entry,
@@ -46,7 +47,7 @@ NAMES = frozenset({ID, MD5, UNCOMMITTED})
 _Version = tuple[int, int, int, int]
 _NATIVE = (".gdoc", ".gsheet", ".gslides")
 _WRITES = os.O_WRONLY | os.O_RDWR
-_ROOTS = ("/", MY_DRIVE, SHARED_DRIVES)
+_ROOTS = ("/", MY_DRIVE, SHARED_DRIVES, SHORTCUT_TARGETS)
 
 
 class Attributes:
@@ -274,6 +275,10 @@ class FuseDrive:
     def _mode_of(self, path: str, entry: Entry) -> int:
         mode = self._modes.get(path)
         return entry.mode if mode is None else stat_bits.S_IFMT(entry.mode) | mode
+
+    def readlink(self, path: str) -> str:
+        """Return where a shortcut leads, as the cloud's folder has it."""
+        return os.readlink(self._folders.cloud_path(canonical(path)))  # noqa: PTH115 - the kernel wants text
 
     def getxattr(self, path: str, name: str, *_: Any) -> bytes:
         """Return an attribute by its name: Drive's id, MD5, and whether it waits for its upload."""

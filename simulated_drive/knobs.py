@@ -61,6 +61,10 @@ class DriveKnobs:
     """Seconds until a change made elsewhere is visible here; `inf` for not before a remount."""
     quota_bytes: int = 15_000_000_000
     """The account's storage, in bytes; deleted files stay in the trash and keep counting."""
+    type: str = "drive"
+    """The kernel calls the type of the mount `fuse.` and this: Google's client is called otherwise on other systems."""
+    shortcuts_are_links: bool = False
+    """Whether shortcuts (links in the cloud's folder) appear as links; otherwise as what they lead to."""
     reports_space: bool = True
     """Whether the client reports the account's storage; otherwise all figures are 0."""
     quota_errno: int = errno.ENOSPC
@@ -89,7 +93,7 @@ class DriveKnobs:
             value = getattr(self, field.name)
             may_be_zero = field.name.endswith("_s") and not field.name.endswith("_per_s")
             may_be_zero = may_be_zero or isinstance(value, bool) or field.name in _MAY_BE_ZERO
-            if value is not None and not (value > 0 or (value == 0 and may_be_zero)):
+            if value is not None and not isinstance(value, str) and not (value > 0 or (value == 0 and may_be_zero)):
                 expected = "0 or more" if may_be_zero else "more than 0"
                 msg = f"DriveKnobs.{field.name} is {value!r}; expected {expected}."
                 raise OptionError(msg)

@@ -177,7 +177,7 @@ class Server:
             raw_fi=True,
             foreground=True,
             fsname="simulated-drive",
-            subtype="drive",
+            subtype=self._knobs.type,
             # Else libfuse renames an open file that is removed, and the cloud would show a name that nobody gave.
             hard_remove=True,
             attr_timeout=kernel_s,

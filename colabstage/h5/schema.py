@@ -47,6 +47,8 @@ _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _ERRNO = re.compile(r"errno = (\d+)")
 # One page: what a memory map of the dataset has to start on, and what direct reads are aligned to.
 _ALIGNMENT_BYTES = 4096
+# More than an empty file takes.
+_ROOM_BYTES = 64 * 1024
 # Texts are encoded and written in slices, so that the keys of millions of samples never exist twice in memory.
 _TEXTS_AT_ONCE = 16_384
 
@@ -185,6 +187,8 @@ def _new_file(path: Path) -> Any:
     import h5py
     from h5py import h5f, h5p
 
+    # HDF5 holds on to what a full disk refuses, and may end the process for it, so a full disk is noticed before.
+    path.write_bytes(bytes(_ROOM_BYTES))
     # By the low-level interface: `h5py.File` would store the time of creation in the root group, and the same samples
     # would no longer make the same bytes.
     creation = h5p.create(h5p.FILE_CREATE)

@@ -103,7 +103,7 @@ def color_table_advice(colors: Iterable[tuple[int, int, int]]) -> str:
         )
     rows = "".join(f"class_{number},{red},{green},{blue}\\n" for number, (red, green, blue) in enumerate(found))
     return (
-        "Painted masks need a table of the classes' colours. This line writes one of the "
+        "Painted masks need a table of the classes' colours. This line writes one with the "
         f"{format_count(len(found), 'colours')} found into a folder of its own: from pathlib import Path; "
         'Path("colours").mkdir(exist_ok=True); '
         f'Path("colours/class_dict.csv").write_text("name,r,g,b\\n{rows}"). Give the classes names there, and give '

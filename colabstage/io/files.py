@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import inspect
 import io
 import itertools
 import json
@@ -176,9 +177,10 @@ def typed_write_errors(target: Path) -> Iterator[None]:
 
 def translate_write_error(error: OSError, target: Path) -> OSError:
     """Return the typed error for a write that failed."""
+    # Names of unfinished work mean nothing to a person.
+    place = next(folder for folder in target.parents if not is_own(folder))
+    target = place if is_own(target) else target
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        # Names of unfinished work mean nothing to a person.
-        place = next(folder for folder in target.parents if not is_own(folder))
         msg = f"'{place}' is full ({error.strerror}). Free some space there, or choose another place."
         return NotEnoughSpaceError(msg)
     if error.errno in _DEAD:
@@ -187,6 +189,12 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
             "mount_drive(), then try again."
         )
         return DriveDisconnectedError(msg)
+    if error.filename2 is not None and error.errno not in (*_GONE, *_TRANSIENT):
+        msg = (
+            f"Files in '{place}' can be written but not renamed ({error.strerror}): in a shared drive that takes the "
+            "role of content manager. Ask for that role, or choose another place."
+        )
+        return TargetNotWritableError(msg)
     remedy = "Choose a place that this user can write to."
     if error.errno in _GONE:
         remedy = "Another program, or another machine, has removed or replaced it meanwhile: try again in a minute."
@@ -494,7 +502,10 @@ def local_lock(
     """
     import filelock
 
-    lock = filelock.FileLock(path)
+    # Later versions would use a file in place of a lock where there are none, which a process that is killed leaves.
+    takes = inspect.signature(filelock.FileLock).parameters
+    options: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in takes else {}
+    lock = filelock.FileLock(path, **options)
     held = False
     try:
         held = _acquire(lock, path, timeout_s, notice, cancellation)

@@ -55,6 +55,7 @@ from colabstage.layouts.formats import (
     arrow,
     beside,
     coco,
+    croissant,
     lmdb,
     masks,
     published,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from colabstage.layouts.formats.croissant import Description
     from colabstage.trees.listing import FileEntries, Tree
 
 LayoutFunction = Callable[["Tree"], SampleTable]
@@ -126,6 +128,26 @@ class Case:
     def rows(self) -> Found:
         """Return what tables state of images."""
         return gather(self.tables.state)
+
+    @cached_property
+    def description(self) -> Description | None:
+        """Return the description of the dataset, if it has one."""
+        return croissant.read_description(self.source)
+
+    @cached_property
+    def described(self) -> Found:
+        """Return what that states of images, or otherwise of clips."""
+        return gather(self._state_described)
+
+    def _state_described(self) -> Found:
+        if self.description is None:
+            msg = f"'{self.source.label}' has no description in Croissant (croissant.json)."
+            raise EmptySourceError(msg)
+        if self.images:
+            return self.description.state_labels(IMAGE_FOLDER, self.images, self.lookup)
+        clips = require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
+        found = self.description.state_labels(AUDIO, clips, Lookup(clips.names))
+        return _as_clips(found, _AS_THEY_ARE)
 
     @cached_property
     def folders(self) -> Found:
@@ -187,10 +209,7 @@ class Case:
             if isinstance(by_folder, Miss) and not by_folder.claims:
                 return Miss(LayoutError(f"{by_folder.error} Nor does a table name them: {found.error}"))
             found = by_folder
-        if isinstance(found, Miss):
-            return found
-        inputs, note = clip_rows(found.table.inputs.source, options)
-        return replace(found, table=replace(found.table, inputs=inputs)).noting(note)
+        return _as_clips(found, options)
 
     def rows_agree(self, found: Evidence) -> bool:
         """Tell whether all tables that lead to images state the classes that other evidence does."""
@@ -202,8 +221,22 @@ class Case:
         return bool(leading) and tables_agree(leading, self.images.names, class_of, self.lookup)
 
     def judge(self, found: Evidence) -> Found:
-        """Return what the judge makes of evidence."""
+        """Return what the judge makes of evidence, with the splits that a description states."""
+        description, stated = self.description, found
+        if description is not None:
+            agreed = gather(lambda: description.agreed(stated, self.described, self.images, self.lookup))
+            if isinstance(agreed, Miss):
+                return agreed
+            found = agreed
         return judge(self.source, found, self.rows_agree, may_be_one=self.is_more)
+
+
+def _as_clips(found: Found, options: ClipOptions) -> Found:
+    """Return samples that are audio files as rows of one length."""
+    if isinstance(found, Miss):
+        return found
+    inputs, note = clip_rows(found.table.inputs.source, options)
+    return replace(found, table=replace(found.table, inputs=inputs)).noting(note)
 
 
 Rival = Callable[[Case, Evidence], "Found | None"]
@@ -338,7 +371,7 @@ def _weigh_rows(case: Case) -> Found:
     found = case.rows
     if isinstance(found, Miss):
         return _without_rows(case, found) if found.claims else found
-    return _unless_more_in_folders(case, found) or _unless_called_otherwise(case, found)
+    return _unless_more_in_folders(case, found) or _as_folders_say(case, found)
 
 
 def _unless_more_in_folders(case: Case, found: Evidence) -> Miss | None:
@@ -359,19 +392,25 @@ def _unless_more_in_folders(case: Case, found: Evidence) -> Miss | None:
 
 def _weigh_boxes(case: Case) -> Found:
     """Weigh boxes: with the folders of the images, and their names."""
-    found = case.state_boxes()
-    return found if isinstance(found, Miss) else _unless_called_otherwise(case, found)
+    return _as_folders_say(case, case.state_boxes())
 
 
-def _unless_called_otherwise(case: Case, found: Evidence) -> Found:
-    odd = _labelled_otherwise(case, found)
-    if odd is None:
+def _as_folders_say(case: Case, found: Found) -> Found:
+    """Return what was written down, unless folders or names contradict it."""
+    odd = _labelled_otherwise(case, found) if isinstance(found, Evidence) else None
+    if not isinstance(found, Evidence) or odd is None:
         return found
     name, label, what = odd
     return refuse(
         f"By {found.named} '{name}' is '{show(label)}', but {what} is that of another label. Say which is right: "
         f'layout="{found.table.layout}" or layout="image_folder"; or layout="file_names" for what files are called.'
     )
+
+
+def _rows_apart(case: Case, found: Evidence) -> Found | None:
+    """Return what tables state that a description does not speak of, unless they agree with it."""
+    leading = {one.name for one in case.tables.leading} if case.source.ending_in(words.TABLES) else set()
+    return None if leading <= found.used or case.rows_agree(found) else case.rows
 
 
 def _without_rows(case: Case, found: Miss) -> Found:
@@ -426,7 +465,8 @@ def _weigh_nothing(case: Case) -> Found:
     if gather(lambda: names_state(source)).claims:
         return Miss(LayoutError(f"The images of '{source.label}' have classes in their names."))
     found = nothing_states(source)
-    why = may_label(source, found.table) or names_may_say(source)
+    undescribed = source.without({case.description.name}) if case.description else source
+    why = may_label(undescribed, found.table) or names_may_say(source)
     return near(why) if why else found
 
 
@@ -472,6 +512,17 @@ def _state_coco_classes(case: Case) -> Found:
 
 
 LAYOUTS: tuple[Layout, ...] = (
+    Layout(
+        croissant.NAME,
+        lambda case: case.described,
+        lambda case: _as_folders_say(case, case.described),
+        croissant.EXTENSIONS,
+        rivals=(
+            ("boxes", DETECTION, lambda case, _: case.state_boxes()),
+            ("masks", "pairs", lambda case, _: case.masks),
+            ("a table", TABLE.layout, _rows_apart),
+        ),
+    ),
     Layout(
         DETECTION,
         Case.state_boxes,
@@ -573,7 +624,7 @@ def _weigh_all(case: Case) -> SampleTable:
         unread = next((miss.error for miss in declined if isinstance(miss.error, MissingDependencyError)), None)
         # An unreadable file may define the labels, and must not be replaced by a guess.
         if isinstance(found, Evidence) and unread is not None:
-            msg = f'{unread} Or give layout="{found.table.layout}", which does without it.'
+            msg = f'{unread} (or give layout="{found.table.layout}", which does without it)'
             raise MissingDependencyError(msg)
         verdict = case.judge(found) if isinstance(found, Evidence) else found
         if isinstance(verdict, Evidence):
@@ -604,10 +655,12 @@ _UNREAD = (
 )
 
 
-def _nothing_fits(source: Source, declined: list[Miss]) -> LayoutError:
+def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     """Return the error that says what nearly fits, or what there is."""
     on_request = 'Give layout= the name of a layout, such as "table", and its error says why that one does not fit.'
     nearest = next((miss.error for miss in declined if miss.near), None)
+    if isinstance(nearest, MissingDependencyError):
+        return nearest
     if nearest is not None:
         return LayoutError(f"{nearest} {on_request}")
     for extensions, what, remedy in _UNREAD:

@@ -55,6 +55,8 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 # A stem counts as that of a sample, not as a word or a number, if it has letters and digits, or many digits.
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 _TARS = (".tar", ".tgz", ".tar.gz")
+# Layouts whose samples are rows that name files.
+_OF_ROWS = ("table", "croissant")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 # Endings of files that may be texts, and are looked into.
 _TEXTS_TOO = ("", ".dat", ".log")
@@ -135,7 +137,7 @@ def _split_twice(table: SampleTable) -> str:
     if len(several) > 1:
         return f"The {table.unit} are in the splits {listed(several)}, which look like one. Use one name."
     split_of: dict[str, str] = {}
-    for key, split in zip(table.keys, table.splits or (), strict=False) if table.layout == "table" else ():
+    for key, split in zip(table.keys, table.splits or (), strict=False) if table.layout in _OF_ROWS else ():
         name = key.partition("#")[0]
         if split_of.setdefault(name, split) != split:
             return (
@@ -436,7 +438,7 @@ def _left_over(source: Source, found: Evidence) -> str:
     return _beside(
         source,
         table.unit,
-        _masks_left_over(source, found) if table.layout == "table" else (),
+        _masks_left_over(source, found) if table.layout in _OF_ROWS else (),
         "their masks",
         "For images and masks give layout=image_masks(FOLDER), from colabstage.options.",
     ) or _beside(source, table.unit, archives.names, "more of them, or their labels", how)

@@ -126,6 +126,8 @@ class TableSearch:
     """The table that counts, where there are several."""
     separator: str | None = None
     """What is between several labels in one cell; "" where each cell is one label."""
+    described: Mapping[str, Table] | None = None
+    """The tables to look at, where a description says which, in place of those of the source."""
 
     def state(self) -> Found:
         """Return what the tables state of the files."""
@@ -148,6 +150,8 @@ class TableSearch:
     @cached_property
     def tables(self) -> dict[str, Table]:
         """Return the tables to look at, by name."""
+        if self.described is not None:
+            return dict(self.described)
         # A submission names the test images with one made-up label.
         entries = self.source.ending_in(words.TABLES)
         asked = entries.where(lambda name: not words.is_submission(name))
@@ -399,7 +403,7 @@ class TableSearch:
         again = [(first, row) for row, file in enumerate(rows.files) if (first := firsts.setdefault(file, row)) != row]
         differ = [(one, row) for one, row in again if any(column.cells[row] != column.cells[one] for column in columns)]
         # Several people may have labelled one image; if the user names a column, that is meant.
-        if differ and classes and targets.values.ndim == 1 and self.labels is None:
+        if differ and classes and targets.values.ndim == 1 and (self.labels is None or self.described is not None):
             one, two = (show(label.cells[row]) for row in differ[0])
             msg = (
                 f"Two rows name '{names[rows.files[differ[0][1]]]}', one with the label '{one}' and one with '{two}'. "

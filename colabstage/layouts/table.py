@@ -224,7 +224,7 @@ class SampleTable:
     notes: tuple[str, ...] = ()
     """Sentences the user should see about what was found or left out."""
     told_by: str = ""
-    """What states the labels and splits, for people: "the folders", "'labels.csv'"; "" if nobody was asked."""
+    """What states the labels and splits, for people: "the folders", "'labels.csv'"; "" if that is not known."""
     complete: Callable[[SampleTable], SampleTable] | None = None
     """Given this table, reads contents for what only they say, before they are packed: how long each image is, where
     the source has them together, or how many rows a text makes, of which there are at most as many as here. `None`
@@ -280,7 +280,7 @@ class SampleTable:
         name = self.inputs.source.name
         facts = [("layout", self.layout)]
         if self.told_by:
-            facts.append(("told by", self.told_by))
+            facts.append(("labels from", self.told_by))
         # A path beside each class shows at a glance whether labels were read correctly.
         firsts = self._first_of_each()
         if self.classes:

@@ -229,7 +229,7 @@ def choose_shard(rank: int | None, world_size: int | None) -> Shard:
         return Shard()
     if not (_is_count(rank, 0) and _is_count(world_size, 1) and rank < world_size):  # type: ignore[operator]
         msg = (
-            f"rank={rank!r} and world_size={world_size!r} cannot be; give both, with 0 <= rank < world_size, or "
+            f"rank={rank!r} and world_size={world_size!r} do not fit; give both, with 0 <= rank < world_size, or "
             "neither: then those of torch.distributed are taken, where it is initialised."
         )
         raise OptionError(msg)

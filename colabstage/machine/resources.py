@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import DriveDisconnectedError, NotEnoughSpaceError, TargetNotWritableError
 from colabstage.io.units import format_bytes
+from colabstage.machine.mounts import drive_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +29,8 @@ def release_freed_memory() -> None:
         trim(0)
 
 
+UNKNOWN_SPACE = 1 << 62
+"""What `free_space` returns where nobody knows: more than anything needs."""
 _SYSTEM = Path("/")
 _SHARED_MEMORY = Path("/dev/shm")
 # cgroup v1 writes "no limit" as a number near 2**63, rounded down to a page.
@@ -74,7 +77,8 @@ def usable_cores(*, root: Path = _SYSTEM) -> int:
 def free_space(path: Path) -> int:
     """Count the bytes that this user can still write under `path`, which need not exist yet.
 
-    On a Drive mount this is what is left of the account's quota, not of the local disk.
+    On a Drive mount this is what is left of the account's quota, not of the local disk; `UNKNOWN_SPACE` where its
+    client reports 0, as it also does for an account without a limit: only writing tells there.
     """
     place = Path(os.path.abspath(path))  # noqa: PTH100 - resolving links would touch every folder on the way
     for candidate in (place, *place.parents):
@@ -90,6 +94,8 @@ def free_space(path: Path) -> int:
                 raise DriveDisconnectedError(msg) from error
             msg = f"Cannot ask for the free space of '{candidate}' ({why}). Choose another place."
             raise TargetNotWritableError(msg) from error
+        if not facts.f_bavail and drive_root(candidate) is not None:
+            return UNKNOWN_SPACE
         # Not `f_bfree`, which counts blocks that are reserved for root.
         return facts.f_bavail * facts.f_frsize
     msg = f"No folder on the way to '{path}' exists. Choose another place."

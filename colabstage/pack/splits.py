@@ -84,8 +84,7 @@ def _splits_of_source(
     if fractions is not None:
         msg = (
             f"The source already has splits ({', '.join(sorted(set(splits)))}); leave splits= out to use them, or "
-            "stage one of its folders. Splits that lists say, beside folders of classes, are not read with "
-            "layout='image_folder'."
+            "stage one of its folders. layout='image_folder' reads no lists of splits beside class folders."
         )
         raise OptionError(msg)
     _check_whole_files(table, splits, "splits")

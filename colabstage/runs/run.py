@@ -85,7 +85,7 @@ class Every:
         elif isinstance(given, int | float) and not isinstance(given, bool) and given >= 0:
             self.seconds = float(given)
         else:
-            msg = f'every={given!r} is no interval; expected "10 min", "30 s", "500 steps", or a number of seconds.'
+            msg = f'every={given!r} is not an interval; expected "10 min", "30 s", "500 steps", or a number of seconds.'
             raise OptionError(msg)
 
 

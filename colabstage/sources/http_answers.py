@@ -171,7 +171,7 @@ def status_error(status: int, headers: Mapping[str, str], url: str, label: str, 
 
 def _access_remedy(status: int, url: str, text: str) -> str:
     if status == 407:
-        return "The proxy wants a login: put it into the variable HTTPS_PROXY, as http://user:password@host:port."
+        return "The proxy requires a login: put it into the variable HTTPS_PROXY, as http://user:password@host:port."
     if status == 451:
         return "It is withheld for legal reasons, perhaps only in this machine's country."
     # Before the login, because a signed address needs no login, but has to be fresh.

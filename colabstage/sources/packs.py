@@ -130,8 +130,8 @@ def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
         else:
             remote_opener(source)().close()
         msg = (
-            f"'{label}' is not there, or is incomplete, so nothing would tell a block of '{source.label}' that "
-            "came wrong. Publish both files together; packs that colabstage made have one beside them."
+            f"'{label}' is missing or incomplete, so a damaged block of '{source.label}' would not be noticed. Publish "
+            "both files together; packs that colabstage made have one beside them."
         )
         raise SourceNotFoundError(msg)
     return found

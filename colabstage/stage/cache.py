@@ -170,7 +170,7 @@ def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[
     `near`: a path whose Drive is taken before any other. `local`: where packs are used.
     """
     if asked is None:
-        return None, "no cache was asked for"
+        return None, "cache_dir=None"
     if isinstance(asked, Path | ObjectSource):
         return FolderPlace(asked) if isinstance(asked, Path) else BucketPlace(asked), "as given"
     drive = ask_drives(near=near)
@@ -191,7 +191,7 @@ def _find_lasting(local: Path) -> tuple[Place | None, str]:
     # A copy on the same disk would save nothing and take the space twice.
     existing = next(place for place in (local, *local.parents) if place.exists())
     if lasting.stat().st_dev == existing.stat().st_dev:
-        return None, f"'{lasting}' is on the same disk"
+        return None, f"a copy in '{lasting}' would be on the same disk"
     return FolderPlace(lasting / "colabstage"), f"the persistent folder of {platform.title}"
 
 
@@ -443,7 +443,6 @@ def publish_pack(
     """Copy the pack to the cache; a failure is a note in the report."""
     request, place, done = call.request, cache.place, None
     if place is None:
-        call.report.note(f"Not cached: {cache.why}.")
         call.report.cached = f"no: {cache.why}"
         return None
     name = f"{request.name}.h5"

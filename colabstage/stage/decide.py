@@ -67,7 +67,8 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
     if local.action == "reuse":
         return local
     request, cached = call.request, None
-    if request.cache_dir is not None and request.wants_pack and not request.refresh:
+    wants_cached = request.cache_dir is not None and request.wants_pack and not request.refresh
+    if wants_cached and cache.place is not None:
         with call.report.timed("look in cache") as step:
             cached = cache.find()
             identity = None if cached is None else cached.identity

@@ -64,7 +64,7 @@ from colabstage.io.workspace import (
     sweep_temporaries,
 )
 from colabstage.machine.mounts import drive_root, require_answer, run_watched, silence_of
-from colabstage.machine.resources import check_space, free_space, usable_cores
+from colabstage.machine.resources import check_space, usable_cores
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
 from colabstage.sources.remote import RemoteFacts, given_up
@@ -515,9 +515,7 @@ class FolderPlace(Place):
                 # Before free space is asked for: on Drive the leftovers of a dead run count against the account.
                 self.sweep(new.name)
                 here = min(disk_use(workspace.path), size) if workspace.resumed else 0
-                # Drive's client reports 0 for an account without a limit, too; there only writing tells.
-                if not (self.on_drive and free_space(self.folder) == 0):
-                    check_space(self.folder, size - here, f"The copy of '{new.file.name}'")
+                check_space(self.folder, size - here, f"The copy of '{new.file.name}'")
                 temp = workspace.path / new.name
                 kept = copy_file(new.file, temp, new.manifest, new.step, new.cancellation, resume=workspace.resumed)
                 # A mount may answer "written" for bytes that it could not keep.

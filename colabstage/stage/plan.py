@@ -17,7 +17,7 @@ from colabstage.io.receipts import check_replaceable
 from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
-from colabstage.machine.resources import free_space
+from colabstage.machine.resources import UNKNOWN_SPACE, free_space
 from colabstage.pack.stream import PackStream
 from colabstage.stage.base import find_base
 from colabstage.stage.cache import Cache, is_published
@@ -136,7 +136,8 @@ class StagePlan:
             # The peak and not what stays: an archive that is copied here goes again.
             if written or figures.peak_bytes:
                 least, room = "" if written else "at least ", "" if self.fits else ": too little"
-                peak = f"{least}{format_bytes(figures.peak_bytes)} of {format_bytes(self.free_bytes)} free{room}"
+                free = "" if self.free_bytes == UNKNOWN_SPACE else f" of {format_bytes(self.free_bytes)} free"
+                peak = f"{least}{format_bytes(figures.peak_bytes)}{free}{room}"
                 facts.append(("peak", peak))
         return facts if self.cache is None else [*facts, ("cache", f"'{self.cache}'")]
 

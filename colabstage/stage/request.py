@@ -186,9 +186,7 @@ def make_request(
             raise OptionError(msg)
     limit = None if disk_limit is None else parse_bytes(disk_limit, "disk_limit")
     if limit is not None and keep != "pack":
-        msg = (
-            f"disk_limit= is for keep='pack', and keep={keep!r} brings plain files, all of them. Leave out one of them."
-        )
+        msg = f"disk_limit= is for keep='pack', and keep={keep!r} makes plain files, never in part. Leave out one."
         raise OptionError(msg)
     # Imported here, because the command line builds options even where only its help is shown, and layouts need numpy.
     from colabstage.layouts.detect import TableFile, is_table_file
@@ -266,10 +264,10 @@ def check_for_workers(request: StageRequest) -> None:
 def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
     """Make sure that rows can be read while the others are packed."""
     if has_executor:
-        msg = "streaming=True packs in this process, where readers are, and executor= in others. Leave out one of them."
+        msg = "streaming=True packs in this process, where readers are, and executor= in others. Leave out one."
         raise OptionError(msg)
     if request.keep != "pack":
-        msg = f"streaming=True is for keep='pack', and keep='{request.keep}' brings plain files. Leave out one of them."
+        msg = f"streaming=True is for keep='pack', and keep='{request.keep}' makes plain files. Leave out one."
         raise OptionError(msg)
     if request.disk_limit is not None:
         msg = (

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.h5.foreign import ForeignFiles, is_plain, truth_of
 from colabstage import dataset_h5, make_loader, to_keras, to_numpy, to_tf_data
 from colabstage.errors import ColabstageError
+from tests.h5.foreign import ForeignFiles, is_plain, truth_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

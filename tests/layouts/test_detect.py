@@ -49,7 +49,7 @@ def test_a_folder_of_classes_is_found(tree: FolderTree, layout: str) -> None:
 def test_what_was_found_in_words(tree: FolderTree) -> None:
     """A path of each class, also where classes are those of boxes; of many classes the first; else one sample."""
     table = detect_layout(tree)
-    assert table.summary()[:2] == (("layout", "image_folder"), ("told by", "the folders"))
+    assert table.summary()[:2] == (("layout", "image_folder"), ("labels from", "the folders"))
     assert table.summary()[2:] == (("classes", "2: cat ('cat/1.jpg'), dog ('dog/1.jpg')"),)
     named = replace(table, classes=("cat", "dog", *(f"c{number}" for number in range(20))))
     shown = "22: cat ('cat/1.jpg'), dog ('dog/1.jpg'), c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 10 more"
@@ -90,7 +90,7 @@ def test_files_of_a_large_archive_are_not_asked_one_by_one(tmp_path: Path, endin
 def test_an_unknown_layout_lists_those_there_are(tree: FolderTree) -> None:
     """Before anything is opened, where the caller asks for that."""
     with pytest.raises(
-        OptionError, match=r"'photographs'.*auto, detection, .*table, pairs, images, image_folder, arrays"
+        OptionError, match=r"'photographs'.*auto, croissant, detection, .*table, pairs, images, image_folder, arrays"
     ):
         detect_layout(tree, "photographs")
     with pytest.raises(OptionError):

@@ -95,7 +95,7 @@ print("not answered" in reason, flush=True)
 os.kill(server, signal.SIGCONT)
 local = dict(local_dir=here / "local", cache_dir=drive / "cache")
 staged = colabstage.stage_dataset(here / "photos", **local, **options)
-print(any("Not cached" in note and "not answered" in note for note in staged.report.notes), flush=True)
+print("no: " in staged.report.cached and "not answered" in staged.report.cached, flush=True)
 os.kill(server, signal.SIGCONT)
 health.probe_mount = hang_afterwards
 print(colabstage.doctor(drive / "photos", timeout_s=3).exit_code == 1, flush=True)

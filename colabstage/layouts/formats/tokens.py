@@ -19,7 +19,7 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
 from colabstage.io.files import Closing, read_with_retry
-from colabstage.io.units import listed
+from colabstage.io.units import format_count, listed
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.columns import NUMBER
 from colabstage.layouts.evidence import Evidence, count_kinds, near
@@ -335,7 +335,8 @@ def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: Tok
     rows = [(split, stream, count) for split, stream, count in every if count > 0]
     total = sum(stream.total for _, stream, _ in every)
     if not rows:
-        msg = f"'{tree.label}' holds {total:,} tokens, too few for a row of {length:,}. Choose a shorter one."
+        held = format_count(total, "tokens")
+        msg = f"'{tree.label}' holds {held}, too few for a row of {length:,}. Choose a shorter row."
         raise LayoutError(msg)
     # One array holds all rows, so of uint16 and uint32 the larger is used.
     dtype = np.result_type(*(stream.given for _, stream, _ in rows)).newbyteorder("=")

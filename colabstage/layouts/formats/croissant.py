@@ -1,0 +1,365 @@
+"""Croissant: what the description of a dataset, as Kaggle, Hugging Face and OpenML publish it, states of its files.
+
+A record set is a table: of the files of a set and parts of their paths, of the rows of a table, or of rows in the
+description itself. A field of the type `cr:Label`, or that refers to an enumeration, is the label, and one that refers
+to splits is the split. Both then count like the columns of any table that names files, with the same checks.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from dataclasses import replace
+from fnmatch import translate
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import EmptySourceError
+from colabstage.io.units import listed
+from colabstage.layouts import words
+from colabstage.layouts.columns import Column, show, split_of_cell
+from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, near
+from colabstage.layouts.faults import broken
+from colabstage.layouts.formats.tables import Table, parse_table
+from colabstage.layouts.rows import TableSearch
+from colabstage.layouts.samples import TreeFiles
+from colabstage.layouts.table import BrokenDatasetError, Values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colabstage.layouts.evidence import FileKind, Found
+    from colabstage.layouts.lookup import Lookup
+    from colabstage.layouts.reading import Source
+    from colabstage.layouts.table import SampleTable
+    from colabstage.trees.listing import FileEntries
+
+NAME = "croissant"
+EXTENSIONS = (".json", ".jsonld")
+# croissant.json, and photos-metadata.json as Kaggle calls it; more of them are about one sample each.
+_CALLED, _MOST_FILES = re.compile(r"croissant|metadata", re.IGNORECASE), 16
+_MARK, _HEAD_BYTES = b"mlcommons.org/croissant", 64 * 1024
+_ROLES = {"TrainingSplit": "train", "ValidationSplit": "validation", "TestSplit": "test"}
+# A repetition in a repetition may take a regular expression years.
+_SLOW = re.compile(r"[*+}]\)?[*+{]|\([^()]*[*+{][^()]*\)[*+{]")
+
+
+class _Field(NamedTuple):
+    """One field of a record set."""
+
+    key: str
+    name: str
+    types: frozenset[str]
+    refers_to: str
+    """The key of the field whose values its own are; "" if there is none."""
+    resource: str
+    """The files that it is read from; "" if its values are in the description."""
+    column: str
+    """The column, where these are tables; "" if their paths are read."""
+    pattern: str
+    fault: str
+    """Why it cannot be read; "" if it can."""
+
+    @property
+    def title(self) -> str:
+        """Return what its column is called."""
+        return self.column or self.name
+
+    @property
+    def place(self) -> tuple[str, bool]:
+        """Return what is the same for fields that are columns of one table."""
+        return self.resource, bool(self.column)
+
+    def read(self, text: str) -> str:
+        """Return what its pattern finds in a cell, or in a path from any of the folders on."""
+        parts = [text] if self.column else text.split("/")
+        for start in range(len(parts) if self.pattern else 0):
+            found = re.match(self.pattern, "/".join(parts[start:]))
+            if found:
+                return next(filter(None, found.groups()), found[0])
+        return "" if self.pattern else text
+
+    def cell(self, row: dict[str, Any]) -> str:
+        """Return its value in a record of the description."""
+        value = row.get(self.key, row.get(self.name, ""))
+        return value if isinstance(value, str) else json.dumps(value)
+
+
+class _Records(NamedTuple):
+    """A record set."""
+
+    types: frozenset[str]
+    fields: list[_Field]
+    rows: list[dict[str, Any]]
+    """Its records, where they are in the description."""
+
+
+def read_description(source: Source) -> Description | None:
+    """Return the description of a source; `None` if there is none."""
+    entries = source.ending_in(EXTENSIONS).where(lambda name: bool(_CALLED.search(posixpath.basename(name))))
+    chosen = entries if len(entries) <= _MOST_FILES else ()
+    found = [entry for entry in chosen if _MARK in source.head(entry, _HEAD_BYTES)]
+    if len(found) > 1:
+        what = f"it describes a dataset, and so does '{found[1].name}'"
+        raise broken(found[0].name, what, "one description; stage the folders one by one")
+    if not found:
+        return None
+    try:
+        return Description(source, found[0].name, json.loads(source.read(found[0])))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        what = f"it looks like a description in Croissant, and cannot be read as one ({show(error)})"
+        raise broken(found[0].name, what) from error
+
+
+class Description:
+    """What one file describes: resources, which are files, and record sets."""
+
+    def __init__(self, source: Source, name: str, content: dict[str, Any]) -> None:
+        self.name = name
+        self._source = source
+        self._resources = {_key(one): one for one in _all(content.get("distribution"))}
+        self._sets = [_parse_records(one) for one in _all(content.get("recordSet"))]
+        self._owners = {field.key: (one, field) for one in self._sets for field in one.fields}
+
+    # --- what it states -----------------------------------------------------------------------------------------------
+
+    def state_labels(self, kind: FileKind, files: FileEntries, lookup: Lookup) -> Found:
+        """Return what its label states of the files of a kind."""
+        labels = self._labels()
+        if not labels or not self._is_about_these:
+            msg = f"'{self.name}' describes no label of the files of '{self._source.label}'."
+            raise EmptySourceError(msg)
+        records, label = labels[0]
+        fault = label.fault
+        if len(labels) > 1:
+            fault = f"it describes several labels, {listed([field.name for _, field in labels])}"
+        elif label.resource and not self._files(label.resource):
+            fault = f"the label '{label.name}' is in '{label.resource}', which is not there"
+        if fault:
+            return near(f"The label that '{self.name}' describes cannot be read: {fault}.")
+        beside = [one for one in records.fields if self._is_split(one) and one.place == label.place and not one.fault]
+        tables = {table.name: table for table in self._tables(records, [label, *beside])}
+        search = TableSearch(
+            self._source, kind._replace(layout=NAME), files, lookup, labels=[label.title], described=tables
+        )
+        found = search.state()
+        if not isinstance(found, Evidence):
+            return found
+        made = _numbered(found.table, self._meanings(label))
+        return replace(found, table=made, who=f"'{self.name}'", used=found.used | {self.name})
+
+    def agreed(self, found: Evidence, described: Found, files: FileEntries, lookup: Lookup) -> Evidence:
+        """Return what some evidence states with the splits that are described, unless it contradicts them; or states
+        labels by chance where the described ones cannot be read (`described`)."""
+        table, found = found.table, replace(found, used=found.used | {self.name})
+        if not self._is_about_these:
+            return found.noting(f"'{self.name}' describes other files than these.")
+        weak = found.is_guess or table.targets is None
+        if weak and not isinstance(described, Evidence) and described.near:
+            msg = f'{described.error} layout="{table.layout}" does without it.'
+            raise BrokenDatasetError(msg)
+        splits = self._splits_of_files(files, lookup)
+        source = table.inputs.source
+        # Rows of shards are called after them: train.parquet[7].
+        names = (
+            source.entries.names if isinstance(source, TreeFiles) else [key.rpartition("[")[0] for key in table.keys]
+        )
+        stated = [splits.get(name, "") for name in names]
+        if not any(stated):
+            return found
+        own = table.splits or stated
+        odd = next((n for n, split in enumerate(stated) if not split or not words.same_split(split, own[n])), None)
+        if odd is not None:
+            said = f"is of the split '{stated[odd]}' by" if stated[odd] else "is of no split by"
+            other = f", and of '{own[odd]}' by {found.who}" if table.splits else ", which names that of others"
+            msg = (
+                f"'{names[odd]}' {said} '{self.name}',{other}. Correct one; layout=\"{table.layout}\" does without it."
+            )
+            raise BrokenDatasetError(msg)
+        if table.splits is not None:
+            return found
+        return replace(found, table=replace(table, splits=tuple(stated))).noting(f"Splits are those of '{self.name}'.")
+
+    def _labels(self) -> list[tuple[_Records, _Field]]:
+        """Return the fields that are labels: those of that type, or otherwise those that refer to an enumeration."""
+        every = [(one, field) for one in self._sets if not one.types for field in one.fields]
+        typed = [(one, field) for one, field in every if "Label" in field.types]
+        return typed or [(one, field) for one, field in every if "Enumeration" in self._types_behind(field)]
+
+    def _splits_of_files(self, files: FileEntries, lookup: Lookup) -> dict[str, str]:
+        """Return the splits of the files that fields of splits name."""
+        found: dict[str, str] = {}
+        for records, field in self._owners.values():
+            if records.types or field.fault or not self._is_split(field):
+                continue
+            tables = {table.name: table for table in self._tables(records, [field])}
+            if field.resource and not field.column:
+                (table,) = tables.values()
+                path, split = (one.cells for one in table.columns)
+                found |= {name: split_of_cell("split", cell) for name, cell in zip(path, split, strict=True) if cell}
+                continue
+            search = TableSearch(self._source, IMAGE_FOLDER, files, lookup, described=tables)
+            for one in search.leading:
+                for path, cell in zip(one.path.cells, one.columns["split"].cells, strict=True):
+                    found |= {files.names[number]: split_of_cell("split", cell) for number in one.leads.get(path, ())}
+        return found
+
+    # --- files and tables ---------------------------------------------------------------------------------------------
+
+    def _files(self, key: str) -> list[str]:
+        """Return the files of a resource that are there, in whatever folder."""
+        resource = self._resources.get(key, {})
+        url = str(resource.get("contentUrl") or "")
+        paths = (url.partition("?")[0].rpartition("/")[2] if "://" in url else url, str(resource.get("name", "")), key)
+        # Of a single file the brackets and stars in its name are no pattern.
+        single = [re.sub(r"([*?[])", r"[\1]", path.removeprefix("./")) for path in paths if path]
+        globs = [f"(?:.*/)?(?:{translate(one)})" for one in _all(resource.get("includes")) or single]
+        names = self._source.files.names if resource else ()
+        return list(filter(re.compile("|".join(globs)).match, names))
+
+    @cached_property
+    def _is_about_these(self) -> bool:
+        """Tell whether it describes any of the files that are there."""
+        return any(one.rows for one in self._sets if not one.types) or any(map(self._files, self._resources))
+
+    def _tables(self, records: _Records, fields: Sequence[_Field]) -> list[Table]:
+        """Return the tables that fields, all in one place, are columns of; these in the words that are used here."""
+        first = fields[0]
+        if first.column:
+            entries = self._source.ending_in(words.TABLES).where(set(self._files(first.resource)).__contains__)
+            found = list(self._source.parse(entries, lambda entry, content: parse_table(entry.name, content)).values())
+        else:
+            names = self._files(first.resource)
+            columns = [Column(title, names) for title in ("path", *(one.title for one in fields))]
+            if not first.resource:
+                columns = [Column(one.title, [one.cell(row) for row in records.rows]) for one in records.fields]
+            found = [Table(self.name, columns, len(columns[0]))]
+        return [replace(table, columns=self._translated(table, fields)) for table in found]
+
+    def _translated(self, table: Table, fields: Sequence[_Field]) -> list[Column]:
+        by_title = {field.title: field for field in fields}
+        lost = by_title.keys() - set(table.header)
+        if lost:
+            raise broken(table.name, f"it has no column {listed(sorted(lost))}, which '{self.name}' describes")
+        made = []
+        for column in table.columns:
+            field = by_title.get(column.name)
+            if field is not None:
+                meanings = self._meanings(field)
+                known = {cell: field.read(cell) for cell in column.distinct}
+                odd = next((cell for cell in known.values() if meanings and cell and cell not in meanings), None)
+                if odd is not None:
+                    what = f"'{field.name}' has the value '{show(odd)}' in '{table.name}'"
+                    raise broken(self.name, what, f"one of {listed(list(meanings))}")
+                cells = [meanings.get(known[cell], known[cell]) for cell in column.cells]
+                column = Column("split" if self._is_split(field) else field.title, cells)  # noqa: PLW2901
+            made.append(column)
+        return made
+
+    def _meanings(self, field: _Field) -> dict[str, str]:
+        """Return the values that a field may have, with the name or the split that each stands for; empty for any."""
+        if field.refers_to not in self._owners:
+            return {}
+        records, key = self._owners[field.refers_to]
+        if "Split" in records.types:
+            roles = {
+                key.cell(row): [_ROLES[last] for cell in row.values() if (last := _last(cell)) in _ROLES]
+                for row in records.rows
+            }
+            return {value: value if value in words.SPLITS else [*role, value][0] for value, role in roles.items()}
+        name = next((one for one in records.fields if "name" in one.types or one.name == "name"), key)
+        # Without what it refers to in turn, which may be itself.
+        tables = [
+            {one.name: one.cells for one in table.columns}
+            for table in self._tables(records, [key._replace(refers_to="")])
+        ]
+        pairs = (zip(table[key.title], table.get(name.title, table[key.title]), strict=True) for table in tables)
+        return {value: meant for pair in pairs for value, meant in pair}
+
+    def _types_behind(self, field: _Field) -> frozenset[str]:
+        """Return the types of the record set that a field refers to."""
+        return self._owners[field.refers_to][0].types if field.refers_to in self._owners else frozenset()
+
+    def _is_split(self, field: _Field) -> bool:
+        return "Split" in field.types | self._types_behind(field)
+
+
+def _numbered(table: SampleTable, meanings: dict[str, str]) -> SampleTable:
+    """Return the table with its classes numbered as in the description, if that counts them from 0."""
+    values, names = table.targets, list(meanings.values())
+    is_counted = list(meanings) == [str(number) for number in range(len(meanings))] and len(set(names)) == len(names)
+    if (
+        not is_counted
+        or not isinstance(values, Values)
+        or values.values.ndim != 1
+        or not set(table.classes) <= {*names}
+    ):
+        return table
+    numbers = np.array([names.index(name) for name in table.classes], np.int64)
+    return replace(table, targets=Values(numbers[values.values]), classes=tuple(names))
+
+
+# --- its JSON ---------------------------------------------------------------------------------------------------------
+
+
+def _parse_records(one: dict[str, Any]) -> _Records:
+    types = frozenset(map(_last, _all(one.get("dataType")))) & {"Enumeration", "Split"}
+    rows = [row for row in _all(one.get("data")) if isinstance(row, dict)]
+    return _Records(types, [_parse_field(_key(one), field) for field in _all(one.get("field"))], rows)
+
+
+def _parse_field(owner: str, one: dict[str, Any]) -> _Field:
+    source, name = one.get("source") or {}, str(one.get("name") or one.get("@id", ""))
+    steps = [*_all(source.get("extract")), *_all(source.get("transform"))]
+    does = {key: str(value) for step in steps for key, value in step.items()}
+    pattern, others = does.get("regex", ""), sorted(does.keys() - {"column", "fileProperty", "regex"})
+    fault = ""
+    if others:
+        fault = f"'{name}' is made by {listed(others)}, which is not read"
+    elif does.get("fileProperty", "fullpath") not in ("fullpath", "filepath", "filename"):
+        fault = f"'{name}' is not in the names of its files"
+    elif _SLOW.search(pattern) or not _is_regex(pattern):
+        fault = f"'{name}' has the regular expression {pattern!r}, which is wrong, or repeats a repetition"
+    return _Field(
+        key=_key(one, owner),
+        name=name.rpartition("/")[2],
+        types=frozenset(map(_last, _all(one.get("dataType")))),
+        refers_to=_reference(one.get("references")),
+        resource=_reference(source.get("fileObject") or source.get("fileSet")),
+        column=does.get("column", ""),
+        pattern=pattern,
+        fault=fault,
+    )
+
+
+def _is_regex(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
+
+
+def _all(value: Any) -> list[Any]:
+    """Return what is one or several there as a list."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _last(value: Any) -> str:
+    """Return the last part of a term: Label of cr:Label, or of its whole address."""
+    return re.sub(r".*[:/#]", "", str(value))
+
+
+def _reference(value: Any) -> str:
+    """Return the key in a reference: older descriptions have it as text."""
+    while isinstance(value, dict):
+        value = value.get("@id") or value.get("field")
+    return str(value or "")
+
+
+def _key(one: dict[str, Any], owner: str = "") -> str:
+    """Return what others call a resource, a record set or a field: older descriptions have names only."""
+    return str(one.get("@id") or posixpath.join(owner, str(one.get("name", ""))))
