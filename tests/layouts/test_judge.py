@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -117,7 +117,6 @@ def _one_more(truth: Truth, kind: str) -> dict[str, bytes]:
 _KINDS = ["table", "list of classes", "list of a split", "masks", "archive", "second copy", "json", "boxes"]
 
 
-@settings(max_examples=120, deadline=None)
 @given(truth=truths(), kind=st.sampled_from(_KINDS))
 def test_one_file_too_many_is_the_truth_or_a_refusal_that_names_it(truth: Truth, kind: str) -> None:
     """Never other labels, and never fewer samples in silence."""
@@ -150,7 +149,6 @@ _HARMLESS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
 @given(truth=truths(), names=st.sets(st.sampled_from(sorted(_HARMLESS)), min_size=1, max_size=4))
 def test_harmless_files_change_nothing(truth: Truth, names: set[str]) -> None:
     """No refusal, and the same labels."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
@@ -77,7 +77,6 @@ def save(mask: NDArray[np.uint8], path: Path, form: str) -> NDArray[np.uint8] | 
     void=st.booleans(),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=50, deadline=None)
 def test_masks_mean_what_pillow_reads_or_are_refused(form: str, classes: int, *, void: bool, seed: int) -> None:
     """Class indices stay, black and white is a foreground; JPEG and shades of grey are refused by name."""
     with TemporaryDirectory() as name:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import event, example, given, settings
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError
@@ -168,7 +168,6 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
     return list(names), rows
 
 
-@settings(max_examples=150, deadline=None)
 @example(made=(["kind", "label", "image"], [["0", "0", "images/6.jpg"]]))
 @example(
     made=(
