@@ -29,7 +29,7 @@ from colabstage.stage.publish import publish
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.request import read_cache_dir
 from colabstage.stage.run import stage_dataset
-from tests.support.staged import disk_sampled, timeless, use_small_blocks
+from tests.support.staged import SMALL_BLOCK, disk_sampled, timeless, use_small_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +43,12 @@ LIMIT = 4_500_000
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_small_blocks(monkeypatch)
+def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_small_blocks(monkeypatch, getattr(request, "param", SMALL_BLOCK))
+
+
+# A service joins parts of 5 MB and more, and each block of a pack of several costs a request.
+longer_blocks = pytest.mark.parametrize("small_blocks", [1 << 20], indirect=True, ids=["1 MiB"])
 
 
 @pytest.fixture
@@ -130,6 +134,7 @@ def split_photos(tmp_path: Path, make_images: MakeImages) -> Path:
     return tmp_path / "photos"
 
 
+@longer_blocks
 def test_only_blocks_that_the_earlier_version_has_not_are_sent(
     s3: BucketService, tmp_path: Path, make_images: MakeImages, image_bytes: Callable[..., bytes], sent: list[int]
 ) -> None:
@@ -160,6 +165,7 @@ def test_only_blocks_that_the_earlier_version_has_not_are_sent(
         "after",
     ],
 )
+@longer_blocks
 def test_a_version_that_cannot_be_put_together_is_sent_in_full(
     s3: BucketService,
     tmp_path: Path,
