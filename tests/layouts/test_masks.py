@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
-from colabstage import plan_stage, stage_dataset
+from colabstage import pack_dataset, plan_stage, stage_dataset
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import MaskOptions
 from colabstage.images.masks import read_mask
 from colabstage.layouts.formats.items import read_dataset
 from colabstage.layouts.mask_values import kinds_of, meaning_of, two_foregrounds
-from colabstage.layouts.table import BrokenDatasetError, Images, Masks
+from colabstage.layouts.table import BrokenDatasetError
 from colabstage.load.reading.reader import SplitReader
-from colabstage.pack.run import pack_dataset
+from colabstage.options import Images, Masks
 from colabstage.trees.folder import FolderTree
 from tests.layouts.readers import read_pairs
 

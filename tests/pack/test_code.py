@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colabstage.options import PackOptions
 from colabstage.pack.code import describe_callable
-from colabstage.pack.options import PackOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

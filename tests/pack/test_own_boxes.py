@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError, OptionError
 from colabstage.layouts.formats.items import read_dataset
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Boxes, Images, SampleTable, UnreadBoxes
-from colabstage.pack.run import pack_dataset
+from colabstage.layouts.table import UnreadBoxes
+from colabstage.options import Boxes, Images, SampleTable, TreeFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable

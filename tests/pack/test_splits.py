@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Images, SampleTable, Values
+from colabstage.options import Images, SampleTable, TreeFiles, Values
 from colabstage.pack.splits import assign_groups, assign_splits, key_hashes, split_rows
 from colabstage.trees.listing import FileEntry
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import list_datasets, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import (
     ColabstageError,
     NotEnoughSpaceError,
@@ -24,11 +25,8 @@ from colabstage.io.progress import NullProgress
 from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.places import BucketPlace
-from colabstage.stage.plan import plan_stage
 from colabstage.stage.publish import publish
-from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.request import read_cache_dir
-from colabstage.stage.run import stage_dataset
 from tests.support.staged import SMALL_BLOCK, disk_sampled, timeless, use_small_blocks
 
 if TYPE_CHECKING:
@@ -266,7 +264,7 @@ def test_what_cannot_be_a_cache_says_so_before_anything_is_written(
 def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(
     photos: Path, s3: BucketService, tmp_path: Path
 ) -> None:
-    from colabstage.load.dataset import dataset_h5
+    from colabstage import dataset_h5
 
     folder = tmp_path / "cache"
     first = staged(photos, tmp_path / "one", cache_dir=folder)
@@ -281,7 +279,7 @@ def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(
 
 @pytest.mark.torch
 def test_a_pack_that_is_not_in_the_bucket_is_what_is_missing(s3: BucketService, tmp_path: Path) -> None:
-    from colabstage.load.dataset import dataset_h5
+    from colabstage import dataset_h5
 
     s3.put("packs/other.h5", b"no pack")
     for address, said in {

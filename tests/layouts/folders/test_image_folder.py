@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Values
 from colabstage.layouts.words import IMAGES as IMAGE_EXTENSIONS
+from colabstage.options import Values
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
 
     Table = Callable[..., SampleTable]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from colabstage.errors import LayoutError
 from colabstage.layouts.columns import Column
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Values
+from colabstage.options import Values
 from colabstage.trees.folder import FolderTree
 from tests.layouts.readers import read_table
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
 
 COUNT = 6
 
