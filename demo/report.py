@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+from colabstage.io.report import Row, Table, json_values
 from colabstage.io.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StageReport
     from demo.train import Epoch, Training
     from simulated_drive.knobs import DriveKnobs
-
-# The table's width, for streams without a width of their own.
-_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +73,7 @@ class DemoResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {
-            "images": self.images,
-            "image_bytes": self.image_bytes,
-            "knobs": asdict(self.knobs),
-            "sessions": [
-                {
-                    "name": session.name,
-                    **asdict(session.training),
-                    "later_epoch_s": session.training.later_s,
-                    "images_per_s": session.training.images_per_s,
-                    "report": None if session.report is None else session.report.to_dict(),
-                }
-                for session in self.sessions
-            ],
-            "zip": self.zip_report.to_dict(),
-            "zip_s": self.zip_s,
-            "upload_s": self.upload_s,
-            "broken_claims": self.broken_claims,
-        }
+        return dict(json_values(self))
 
 
 def broken_claims(result: DemoResult, size: DemoSize) -> list[str]:
@@ -124,28 +104,19 @@ def broken_claims(result: DemoResult, size: DemoSize) -> list[str]:
 
 
 class Narrator:
-    """Write to one text stream; with colours if it is a terminal."""
+    """Write to one text stream."""
 
     def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
-
-        wide = None if stream.isatty() else _WIDTH
-        # No markup, because names of sessions and paths may hold brackets.
-        self._console = Console(file=stream, highlight=False, width=wide, markup=False, emoji=False)
+        self._stream = stream
         self._epochs = 0
         self._opening_s = 0.0
 
     def say(self, text: str) -> None:
-        """Print text as it is."""
-        self._console.print(text, soft_wrap=True)
+        """Print a line."""
+        print(text, file=self._stream, flush=True)
 
     def open(self, count: int, nbytes: int, knobs: DriveKnobs) -> None:
-        """Say what is real, what is simulated, and with which figures.
-
-        Args:
-            count, nbytes: of the images.
-            knobs: of the simulated Drive.
-        """
+        """Say what is real, what is simulated, and with which figures."""
         self.say(
             f"Real: {count:,} handwritten digits (scikit-learn's, as 64x64 JPEGs, {format_bytes(nbytes)} in all), "
             "their staging,\n  and the training of a small network on one core of this computer."
@@ -159,8 +130,7 @@ class Narrator:
     def begin(self, title: str) -> None:
         """Start a section."""
         self._epochs = 0
-        self._console.print()
-        self._console.print(title, style="bold", soft_wrap=True)
+        self.say(f"\n{title}")
 
     def foretell_opening(self, workers: int) -> None:
         """Warn that the next epoch prints nothing for a while, because it opens every file for the first time."""
@@ -181,29 +151,22 @@ class Narrator:
 
     def close(self, result: DemoResult, size: DemoSize) -> None:
         """Print the table and its explanation."""
-        from rich import box
-        from rich.table import Table
-
-        self._console.print()
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("session")
-        columns = ("first batch after", "first epoch", "later epochs", "waiting", "images/s", "accuracy", "in all")
-        for name in columns:
-            table.add_column(name, justify="right")
-        for session in result.sessions:
-            training = session.training
-            table.add_row(
-                session.name,
-                format_duration(training.first_batch_s),
-                format_duration(training.first.seconds),
-                format_duration(training.later_s),
-                f"{training.later_waiting_s / training.later_s:.0%}",
-                f"{training.images_per_s:,.0f}",
-                f"{training.accuracy:.1%}",
-                format_duration(training.total_s),
-            )
-        self._console.print(table)
+        head = ("session", "first batch after", "first epoch", "later epochs", "waiting", "images/s", "accuracy", "all")
+        rows = tuple(Row((session.name, *_figures(session.training))) for session in result.sessions)
+        self.say(f"\n{Table(rows, head, numbers=frozenset(range(1, len(head))))}\n")
         self.say(_meaning(result, size))
+
+
+def _figures(training: Training) -> tuple[str, ...]:
+    return (
+        format_duration(training.first_batch_s),
+        format_duration(training.first.seconds),
+        format_duration(training.later_s),
+        f"{training.later_waiting_s / training.later_s:.0%}",
+        f"{training.images_per_s:,.0f}",
+        f"{training.accuracy:.1%}",
+        format_duration(training.total_s),
+    )
 
 
 def _drive_in_words(knobs: DriveKnobs) -> list[tuple[str, str]]:

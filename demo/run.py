@@ -49,13 +49,7 @@ _FLUSH_TIMEOUT_S = 300.0
 
 
 def run_demo(size: DemoSize, *, time_scale: float, narrator: Narrator) -> DemoResult:
-    """Run the sessions on a simulated Drive, and report on them.
-
-    Args:
-        size: how much to do.
-        time_scale: multiplies every wait of the simulated Drive.
-        narrator: prints the report.
-    """
+    """Run the sessions on a simulated Drive whose waits are multiplied by `time_scale`, and report on them."""
     for name in _MODULES:
         import_module(name)
     from demo.train import one_thread
@@ -197,16 +191,8 @@ class _Demo:
 
 
 def write_digits(drive: Path, *, images: int | None, seed: int) -> tuple[int, int]:
-    """Write `digits/train/<class>`, `digits/test/<class>` and `digits.zip` into a folder.
-
-    Args:
-        drive: the folder.
-        images: how many digits; `None` for all.
-        seed: of the split, 80 to 20.
-
-    Returns:
-        Number and bytes of the JPEG files.
-    """
+    """Write `digits/train/<class>`, `digits/test/<class>` (80 to 20) and `digits.zip` into a folder; return number and
+    bytes of the JPEG files. `images`: how many; `None` for all."""
     sizes = []
     with zipfile.ZipFile(drive / "digits.zip", "w") as archive:
         for name, data in digit_files(images=images, seed=seed, side=SIDE):

@@ -109,13 +109,7 @@ class FolderOfImages(Dataset[tuple[Any, int]]):
 
 
 def stock_loader(images: FolderOfImages, *, workers: int, shuffle: bool, seed: int) -> DataLoader[Any]:
-    """Make a stock DataLoader with the usual tuning.
-
-    Args:
-        images: the samples.
-        workers: processes that read; 2 is what PyTorch suggests on Colab's two cores, and it warns about more.
-        shuffle, seed: the order.
-    """
+    """Make a stock DataLoader with the usual tuning."""
     return DataLoader(
         images,
         BATCH_SIZE,
@@ -173,13 +167,9 @@ def train(
     began: float,
     told: Callable[[Epoch], None],
 ) -> Training:
-    """Train a fresh network, then test it once.
+    """Train a fresh network for at least 2 epochs, then test it once.
 
-    Args:
-        train_batches: iterated over once an epoch; yields `(x, y)`, float32 `(B, 1, H, W)` and int64 `(B,)`.
-        open_test: called after the training; returns an iterable of the test images in the same form. epochs: how many;
-        2 at least. seed: of the network's weights. began: when the session started, by `time.perf_counter`. told:
-        called with each finished epoch.
+    `began`: when the session started, by `time.perf_counter`. `told`: called with each finished epoch.
     """
     network = build_network(seed=seed)
     optimizer = torch.optim.Adam(network.parameters())

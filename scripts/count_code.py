@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colabstage.io.units import text_table
+from colabstage.io.report import Row, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -176,17 +176,18 @@ def _write_pictures(archive: Path) -> None:
             made.writestr(f"{'cats' if number % 2 else 'dogs'}/{number:02}.jpg", picture.getvalue())
 
 
+def print_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    """Print rows below their heads, with all but the first column at the right."""
+    print(Table(tuple(map(Row, rows)), head, numbers=frozenset(range(1, len(head)))))
+
+
 def main() -> int:
     """Print all of it."""
     package = ROOT / "colabstage"
     parts = {folder.name: sorted(folder.rglob("*.py")) for folder in sorted(package.iterdir()) if folder.is_dir()}
     rows = [(name, *count(paths)) for name, paths in parts.items() if paths]
     rows.append(("all", *count(sorted(package.rglob("*.py")))))
-    print(
-        text_table(
-            ("package", "modules", "lines", "of a function", "comments /100"), rows, numbers=frozenset({1, 2, 3, 4})
-        )
-    )
+    print_table(("package", "modules", "lines", "of a function", "comments /100"), rows)
     with tempfile.TemporaryDirectory() as made:
         walks = two_walks(Path(made))
         wheel = wheel_bytes(Path(made))
@@ -194,7 +195,7 @@ def main() -> int:
         (name, f"{len({*one.visits, *one.elsewhere})}", f"{one.stays}", f"{one.returns}") for name, one in walks.items()
     ]
     print()
-    print(text_table(("walk", "modules", "stays", "returns"), cells, numbers=frozenset({1, 2, 3})))
+    print_table(("walk", "modules", "stays", "returns"), cells)
     print(f"\nwheel {wheel / 1000:,.0f} kB; import colabstage {1000 * import_s():.1f} ms")
     return 0
 

@@ -1,7 +1,6 @@
 """The commands by name, their help, and how a run ends.
 
-Each command calls one function of the library and prints its result. Heavy modules are imported inside the commands, so
-that `--help` answers at once.
+Heavy modules are imported inside the commands, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from colabstage.cli.datasets import extract, fetch, list_, pack, plan, purge, runs, stage
-from colabstage.cli.measuring import compare, demo, doctor_, gpu, profile
+from colabstage.cli import commands as c
 from colabstage.cli.outcome import WRONG_ARGUMENTS, is_usage_error, say_interrupted, say_usage_error
-from colabstage.cli.packed import info, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,12 +24,12 @@ _MARK = "Examples:"
 _PLAIN = {"✓": "+", "✗": "x", "–": "-", "→": "->", "…": "...", "×": "x", "“": '"', "”": '"'}
 _HELP = {"help_option_names": ["-h", "--help"]}
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Stage a dataset": (stage, plan),
+    "Stage a dataset": (c.stage, c.plan),
     # The help shows the panels in this order, the most used first.
-    "Packed files": (pack, info, verify),
-    "Plain files": (fetch, extract),
-    "Trainings": (runs,),
-    "Find the bottleneck": (doctor_, compare, profile, gpu),
+    "Packed files": (c.pack, c.info, c.verify),
+    "Plain files": (c.fetch, c.extract),
+    "Trainings": (c.runs,),
+    "Find the bottleneck": (c.doctor_, c.compare, c.profile, c.gpu),
 }
 app = typer.Typer(
     name="colabstage",
@@ -129,14 +126,12 @@ def cache_commands() -> None:
     """
 
 
-# Registered here and not by decorators, so that each module of commands can be imported alone.
 app.callback(help=help_of(colabstage))(colabstage)
 cache.callback(help=help_of(cache_commands))(cache_commands)
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         # Functions that would hide a name of the library or of Python end in an underscore.
         app.command(_command.__name__.rstrip("_"), help=help_of(_command), rich_help_panel=_panel)(_command)
-app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(demo)
-cache.command("list", help=help_of(list_))(list_)
-cache.command(help=help_of(purge))(purge)
+cache.command("list", help=help_of(c.list_))(c.list_)
+cache.command(help=help_of(c.purge))(c.purge)
 app.add_typer(cache, rich_help_panel="Stage a dataset")

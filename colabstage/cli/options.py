@@ -6,7 +6,6 @@ would be a folder `s3:`. A completion function that returns nothing leaves compl
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -14,13 +13,12 @@ import typer
 
 from colabstage.errors import OptionError
 from colabstage.images.geometry import ColorMode, Resize
-from colabstage.io.arguments import defaults
 from colabstage.io.units import parse_fractions, parse_sides
 from colabstage.pack.options import split_fractions
-from colabstage.stage.request import Keep, Verify, make_request
+from colabstage.stage.request import Keep, Verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 # The panels of the help into which options are grouped.
 _IMAGES = "What the pack holds"
@@ -33,48 +31,54 @@ def option(
     text: str,
     panel: str | None = None,
     *,
+    words: tuple[str, ...] = (),
     parser: Callable[[str], Any] | None = None,
-    offers: Callable[..., list[str]] | None = None,
     least: float | None = None,
 ) -> typer.models.OptionInfo:
-    """Define an option of the command line.
-
-    Args:
-        name: with its dashes.
-        metavar: the placeholder of its value in the help; empty for a switch, which takes none.
-        text: its help.
-        panel: the panel of the help that it belongs to; the general one by default.
-        parser: converts the text to the argument; by default typer does, by type.
-        offers: the completions.
-        least: the smallest number allowed.
-    """
+    """Define an option: its name, the placeholder of its value (empty for a switch), its help, and the panel of the
+    help that it belongs to. `words`: what the Tab key offers instead of file names; `parser`: converts the text to the
+    argument, where typer does not; `least`: the smallest number allowed."""
+    offers = None if parser is None and not metavar else _words_starting(*words)
     info: typer.models.OptionInfo = typer.Option(
-        name, metavar=metavar, help=text, rich_help_panel=panel, parser=parser, autocompletion=offers, min=least
+        name,
+        metavar=metavar,
+        help=text,
+        rich_help_panel=panel,
+        parser=None if parser is None else _refused_as_typed(parser),
+        autocompletion=offers,
+        min=least,
     )
     return info
 
 
-def argument(metavar: str, text: str, *, offers: Callable[..., list[str]] | None = None) -> typer.models.ArgumentInfo:
-    """Define an argument of the command line, as `option` defines an option."""
+def choice(name: str, words: tuple[str, ...], text: str, panel: str | None = None) -> typer.models.OptionInfo:
+    """Define an option whose value is one of `words`."""
+
+    def read(typed: str) -> str:
+        if typed not in words:
+            msg = f"{typed!r} is unknown; expected one of {', '.join(words)}."
+            raise OptionError(msg)
+        return typed
+
+    return option(name, "|".join(words), text, panel, words=words, parser=read)
+
+
+def argument(metavar: str, text: str) -> typer.models.ArgumentInfo:
+    """Define an argument of the command line, for which the shell offers file names."""
     info: typer.models.ArgumentInfo = typer.Argument(
-        metavar=metavar, help=text, autocompletion=offers, show_default=False
+        metavar=metavar, help=text, autocompletion=_words_starting(), show_default=False
     )
     return info
 
 
-def words_starting(*words: str) -> Callable[[str], list[str]]:
-    """Offer the `words` that begin with the typed text; with none, the shell offers file names."""
+def _words_starting(*words: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
-def offer_layouts(incomplete: str) -> list[str]:
-    """Offer all layouts."""
+def _offer_layouts(incomplete: str) -> list[str]:
     from colabstage.layouts.detect import LAYOUTS
 
-    return words_starting("auto", *(reader.name for reader in LAYOUTS))(incomplete)
-
-
-FILES = words_starting()
+    return _words_starting("auto", *(reader.name for reader in LAYOUTS))(incomplete)
 
 
 def _refused_as_typed(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -92,22 +96,6 @@ def _refused_as_typed(read: Callable[[str], Any]) -> Callable[[str], Any]:
 def read_fractions(text: str) -> dict[str, float]:
     """Read `train=0.8,test=0.2`; or numbers alone, as `split_fractions` names them: `0.8`, `0.8,0.1,0.1`."""
     return dict(split_fractions(parse_fractions(text)) or ())
-
-
-def one_of(*words: str) -> Callable[[str], str]:
-    """Return a parser that takes one of `words`."""
-
-    def read(text: str) -> str:
-        if text not in words:
-            msg = f"{text!r} is unknown; expected one of {', '.join(words)}."
-            raise typer.BadParameter(msg)
-        return text
-
-    return read
-
-
-def _choice(name: str, words: tuple[str, ...], text: str, panel: str) -> typer.models.OptionInfo:
-    return option(name, "|".join(words), text, panel, parser=one_of(*words), offers=words_starting(*words))
 
 
 def read_cache_dir(text: str) -> str | Literal["auto"] | None:
@@ -131,7 +119,7 @@ Source = Annotated[
     ),
 ]
 LocalSource = Annotated[str, argument("SOURCE", "A folder, or a zip or tar; can be on a mounted Drive.")]
-PackFile = Annotated[str, argument("FILE", "The HDF5 file.", offers=FILES)]
+PackFile = Annotated[str, argument("FILE", "The HDF5 file.")]
 Only = Annotated[
     list[str],
     option("--only", "PATH", "The part of the source that is meant: a path in it, or a quoted pattern. Repeatable."),
@@ -148,7 +136,7 @@ Refresh = Annotated[
     bool, option("--refresh", "", "Stage again, even if the dataset is already here or cached.", _PLACES)
 ]
 Verifying = Annotated[
-    Verify, _choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or compare every block.", _PLACES)
+    Verify, choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or compare every block.", _PLACES)
 ]
 Overwrite = Annotated[bool, option("--overwrite", "", "Replace what is at the target.")]
 AsJson = Annotated[bool, option("--json", "", "Print the result as JSON, and nothing else, to stdout.")]
@@ -160,14 +148,18 @@ Shards = Annotated[
 AppendTo = Annotated[
     str | None,
     option(
-        "--append-to",
-        "PACK",
-        "Instead of OUT: write the samples next to this pack, as an addition to its dataset.",
-        offers=FILES,
+        "--append-to", "PACK", "Instead of OUT: write the samples next to this pack, as an addition to its dataset."
     ),
 ]
-Layout = Annotated[
-    str, option("--layout", "NAME", "How files become samples; auto detects it.", _IMAGES, offers=offer_layouts)
+LayoutName = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        metavar="NAME",
+        help="How files become samples; auto detects it.",
+        rich_help_panel=_IMAGES,
+        autocompletion=_offer_layouts,
+    ),
 ]
 Size = Annotated[
     Any,
@@ -176,7 +168,7 @@ Size = Annotated[
         "HxW",
         "Height and width of every image, for example 256x256. Without it, each image keeps its own.",
         _IMAGES,
-        parser=_refused_as_typed(parse_sides),
+        parser=parse_sides,
     ),
 ]
 Encoded = Annotated[
@@ -186,7 +178,7 @@ Encoded = Annotated[
         "auto|pixels|encoded|jpeg:Q",
         "Decoded pixels, the files' own bytes, JPEGs of quality Q, or whichever fits.",
         _IMAGES,
-        offers=words_starting("auto", "pixels", "encoded", "jpeg:90"),
+        words=("auto", "pixels", "encoded", "jpeg:90"),
     ),
 ]
 LocalDir = Annotated[
@@ -196,7 +188,6 @@ LocalDir = Annotated[
         "PATH",
         "Folder on the local disk. Default: colabstage in the platform's fast folder.",
         _PLACES,
-        offers=FILES,
     ),
 ]
 CacheDir = Annotated[
@@ -212,11 +203,11 @@ CacheDir = Annotated[
 # Options that define a pack, by Python argument; the defaults are those of `PackOptions`. Functions cannot be given on
 # a command line.
 PACK_FLAGS: dict[str, Any] = {
-    "layout": Layout,
+    "layout": LayoutName,
     "image_size": Size,
     "color_mode": Annotated[
         ColorMode,
-        _choice(
+        choice(
             "--color-mode",
             get_args(ColorMode),
             "3 channels, 1 channel, or those of each file. auto: 3 for images; arrays keep theirs.",
@@ -225,7 +216,7 @@ PACK_FLAGS: dict[str, Any] = {
     ],
     "resize": Annotated[
         Resize,
-        _choice("--resize", get_args(Resize), "How images of other proportions are fitted to the size.", _IMAGES),
+        choice("--resize", get_args(Resize), "How images of other proportions are fitted to the size.", _IMAGES),
     ],
     "encoding": Encoded,
     "splits": Annotated[
@@ -236,7 +227,7 @@ PACK_FLAGS: dict[str, Any] = {
             "Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 means train, "
             "and the rest is test.",
             _IMAGES,
-            parser=_refused_as_typed(read_fractions),
+            parser=read_fractions,
         ),
     ],
     "group_by": Annotated[
@@ -251,7 +242,7 @@ PACK_FLAGS: dict[str, Any] = {
             "raise|skip|skip:P%",
             "What to do with images that cannot be decoded.",
             _IMAGES,
-            offers=words_starting("raise", "skip", "skip:1%"),
+            words=("raise", "skip", "skip:1%"),
         ),
     ],
     "only": Only,
@@ -259,7 +250,7 @@ PACK_FLAGS: dict[str, Any] = {
 }
 # Those that say where the pack goes, and whether to make it again.
 STAGE_FLAGS: dict[str, Any] = PACK_FLAGS | {
-    "keep": Annotated[Keep, _choice("--keep", get_args(Keep), "One HDF5 file, the plain files, or both.", _PLACES)],
+    "keep": Annotated[Keep, choice("--keep", get_args(Keep), "One HDF5 file, the plain files, or both.", _PLACES)],
     "local_dir": LocalDir,
     "cache_dir": CacheDir,
     "refresh": Refresh,
@@ -299,43 +290,3 @@ def spell_options(message: str) -> str:
     written = [_SPELLED[name] for name in named if _SPELLED[name].partition(" ")[0] not in message]
     between = "\n" if "\n" in message else " "
     return f"{message}{between}(On the command line: {', '.join(written)}.)" if written else message
-
-
-def with_flags(flags: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option for each of `flags`, in place of its parameter `flags`, which receives them as
-    arguments for the Python functions."""
-    known = defaults(make_request)
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        # Typer reads signatures, so options are defined once and are the same in every command.
-        signature = inspect.signature(command, eval_str=True)
-        options = [
-            inspect.Parameter(
-                # A list is a repeatable option, which the shell leaves empty and not None.
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=[] if name == "only" else known[name],
-                annotation=kind,
-            )
-            for name, kind in flags.items()
-        ]
-        others = [one for one in signature.parameters.values() if one.name != "flags"]
-        first = [one for one in others if one.default is inspect.Parameter.empty]
-        # Parameters with a default come after all options, in the command's own order.
-        last = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in others if one not in first]
-
-        def run(**given: Any) -> None:
-            taken = {name: given.pop(name) for name in flags}
-            if "only" in taken:
-                taken["only"] = taken["only"] or None
-            if "cache_dir" in taken:
-                taken["cache_dir"] = read_cache_dir(taken["cache_dir"])
-            command(**given, flags=taken)
-
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        # Typer asks `inspect.signature`, which looks here first.
-        vars(run)["__signature__"] = inspect.Signature([*first, *options, *last])
-        run.__annotations__ = {one.name: one.annotation for one in (*first, *options, *last)}
-        return run
-
-    return decorate

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one line on stderr that says why."""
+"""How a command ends: its result on stdout, its exit code, and one line on stderr that says why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -36,6 +36,18 @@ _COLOURS = {"✓": 32, "✗": 31, "!": 33, "→": 36, "–": 90}
 _MARK = re.compile(r"^(?:✓|✗|!|–)(?= )|(?<=^)→|(?<=  )→(?= )")
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a command prints, where that is not simply its result."""
+
+    value: Any
+    """For `--json`: JSON values, a dataclass, or anything with a `to_dict`."""
+    text: str
+    """For people; empty for nothing."""
+    failure: str = ""
+    """Why the exit code is 1; empty for success."""
+
+
 @contextlib.contextmanager
 def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
     """Turn an error into one line on stderr and an exit code; with `debug`, after its traceback.
@@ -44,38 +56,34 @@ def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
     """
     try:
         yield
-    # Before all others, because what Ctrl-C leaves depends on the command.
-    except KeyboardInterrupt:
-        _exit(f"Interrupted. {kept}", INTERRUPTED, debug)
-    # Before its base class: a wrong argument has its own exit code.
-    except OptionError as error:
-        _exit(str(error), WRONG_ARGUMENTS, debug)
-    except ColabstageError as error:
-        _exit(str(error), FAILED, debug)
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # the reader of our output has gone; typer then ends quietly
-            raise
-        place = f"'{error.filename}': " if error.filename else ""
-        _exit(f"{place}{said_by(error)}.", FAILED, debug)
-    # The exception's own text is empty.
-    except MemoryError:
-        _exit("This needs more memory than there is.", FAILED, debug)
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
-    except Exception as error:  # noqa: BLE001 - a bug is shown like any failure, with the way to see more
-        hint = "" if debug else " Run it again with --debug to see where; it is a defect worth reporting."
-        _exit(f"Unexpected {type(error).__name__}: {hide_secrets(str(error))}.{hint}", FAILED, debug)
+    except (KeyboardInterrupt, Exception) as error:
+        if getattr(error, "errno", None) == errno.EPIPE:  # the reader of our output has gone; typer then ends quietly
+            raise
+        # The traceback first, so that the line with the remedy is the last one on the screen.
+        if debug:
+            traceback.print_exc()
+        line, code = _describe(error, kept, debug=debug)
+        _end(line, code)
 
 
-def fail(reason: str) -> NoReturn:
-    """End with exit code 1 and one line."""
-    _exit(reason, FAILED, debug=False)
+def _describe(error: BaseException, kept: str, *, debug: bool) -> tuple[str, int]:
+    """Return the line and the exit code of an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return f"Interrupted. {kept}", INTERRUPTED
+    if isinstance(error, ColabstageError):
+        return str(error), WRONG_ARGUMENTS if isinstance(error, OptionError) else FAILED
+    if isinstance(error, OSError):
+        place = f"'{error.filename}': " if error.filename else ""
+        return f"{place}{said_by(error)}.", FAILED
+    if isinstance(error, MemoryError):  # its own text is empty
+        return "This needs more memory than there is.", FAILED
+    hint = "" if debug else " Run it again with --debug to see where; it is a defect worth reporting."
+    return f"Unexpected {type(error).__name__}: {hide_secrets(str(error))}.{hint}", FAILED
 
 
-def _exit(reason: str, code: int, debug: bool) -> NoReturn:
-    # The traceback first, so that the line with the remedy is the last one on the screen.
-    if debug and sys.exc_info()[0] is not None:
-        traceback.print_exc()
+def _end(reason: str, code: int) -> NoReturn:
     _say(spell_options(" ".join(reason.split())))
     raise typer.Exit(code)
 
@@ -84,22 +92,28 @@ def _say(line: str) -> None:
     print(f"colabstage: {printable(line)}", file=sys.stderr)
 
 
-def show(*found: object) -> None:
-    """Print what was found or done, one item per line; control characters in names are escaped.
+def print_result(found: Any, *, as_json: bool) -> None:
+    """Print what a command returned, as JSON or as text, and end with exit code 1 if it failed."""
+    # Results give advice, as errors do.
+    output = found if isinstance(found, Output) else Output(found, spell_options(str(found)))
+    if as_json:
+        value = output.value.to_dict() if hasattr(output.value, "to_dict") else output.value
+        print(json.dumps(asdict(value) if is_dataclass(value) else value, indent=2, default=str))  # type: ignore[arg-type]
+    elif output.text:
+        show(output.text)
+    if output.failure:
+        _end(output.failure, FAILED)
 
-    A terminal shows the first line and the marks in colour.
-    """
+
+def show(text: str) -> None:
+    """Print text; control characters in names are escaped. A terminal shows the first line and marks in colour."""
+    text = printable(text)
     # https://no-color.org
-    colours = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
-    for one in found:
-        text = printable(str(one))
-        if colours:
-            first, *rest = text.split("\n")
-            lines = [f"\x1b[1m{first}\x1b[0m", *rest]
-            text = "\n".join(
-                _MARK.sub(lambda mark: f"\x1b[{_COLOURS[mark[0]]}m{mark[0]}\x1b[0m", line) for line in lines
-            )
-        print(text)
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR"):
+        first, *rest = text.split("\n")
+        coloured = [_MARK.sub(lambda mark: f"\x1b[{_COLOURS[mark[0]]}m{mark[0]}\x1b[0m", line) for line in rest]
+        text = "\n".join([f"\x1b[1m{first}\x1b[0m", *coloured])
+    print(text)
 
 
 def is_usage_error(error: Exception) -> bool:
@@ -107,7 +121,6 @@ def is_usage_error(error: Exception) -> bool:
 
     Depending on typer's version, its class is click's or typer's own copy; typer exposes a subclass.
     """
-    # Newer versions of typer vendor click, so the class is found through one that both have.
     complaint = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
     return isinstance(error, complaint)
 
@@ -137,17 +150,3 @@ def shows_progress() -> bool:
     """Tell whether stderr is a terminal that can redraw a line, which bars need."""
     # In a log file each update of the bar would be a line of its own.
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def print_json(value: Any) -> None:
-    """Print a value as JSON; paths become text."""
-    print(json.dumps(value, indent=2, default=str))
-
-
-def tell(found: Any, *more: object, as_json: bool) -> None:
-    """Print a command's result: only JSON, or text with `more` below it."""
-    if as_json:
-        print_json(found.to_dict() if hasattr(found, "to_dict") else asdict(found))
-    else:
-        # Results give advice, as errors do.
-        show(spell_options(str(found)), *more)

@@ -25,6 +25,7 @@ Cause = Literal["work", "prefetch", "cores", "start"]
 # A smaller loss is noise, and not worth changing a line; nor is one that a few lines of Python take.
 _LOST = 0.10
 _LEAST_LOST_S = 50e-6
+_TICK_S = 1e-9
 # A loader this close to the step's time would be the next limit.
 _NEXT_LIMIT = 0.80
 _SLOWER = 1.15
@@ -72,7 +73,8 @@ class ProfileFacts:
     @property
     def batch_s(self) -> float:
         """Return the seconds from batch to batch, including each batch's share of the epoch's start."""
-        return self.both_s + self.epoch_start_s
+        # A clock that ticks slowly may not have moved.
+        return max(self.both_s + self.epoch_start_s, _TICK_S)
 
     @property
     def alone_s(self) -> float:
@@ -185,9 +187,6 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
     several = transform_s > 0.5 * one_s
     if kind == "torch":
         yield from _processes(facts, cause, count, max(one_s / count, step_s))
-    elif kind == "iterable" and facts.workers > 1 and several:
-        why = "its threads wait for each other where Python's own code is the work, and processes do not"
-        yield _torch(why, max(one_s / facts.cores, step_s), num_workers=facts.cores, persistent_workers=True)
     elif kind == "iterable" and not facts.workers and facts.has_gpu:
         yield Advice("CudaDataLoader(loader, device)", f"{_MEANWHILE}, by a thread", beside_s)
     elif kind == "keras" and count > facts.workers:

@@ -11,18 +11,21 @@ import math
 import operator
 import time
 import warnings
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.advice import format_batch
-from colabstage.diagnose.loaders import batch_size_of, end_iterator
+from colabstage.diagnose.loaders import batch_size_of
 from colabstage.diagnose.profile import check_step
-from colabstage.diagnose.report import Bar, Report
 from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness
+from colabstage.diagnose.timing import Feed, time_loop
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.io.arguments import NOTHING_DONE, ONE_SPLIT, check_argument, refuse_argument, stops_with, takes
 from colabstage.io.boundary import typed
+from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.report import Report, Row, Table
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
 # Closer results count as equal: trials of a second or two are no more exact.
 _EQUAL = 0.05
 _CLEARLY_WORSE = 1.6
-_LEAST_BATCHES = 4
 _LEAST_S = 0.2
 _STARTING_S = 0.5
 
@@ -163,7 +165,7 @@ def autotune_loader(
     rate, gain, seconds = best.samples / best.batch_s, default.batch_s / best.batch_s, time.monotonic() - began
     return TunedLoader(
         headline=f"{call}: {rate:,.0f} samples/s, {gain:.1f}x the default ({len(table)} ways tried in {seconds:.0f} s)",
-        bars=tuple(map(_bar, table)),
+        tables=(Table(tuple(map(_bar, table)), numbers=frozenset({1})),),
         notes=(note,) if note else (),
         options=best.options,
         call=call,
@@ -175,10 +177,11 @@ def autotune_loader(
     )
 
 
-def _bar(trial: Trial) -> Bar:
+def _bar(trial: Trial) -> Row:
     if math.isinf(trial.batch_s):
-        return Bar(str(trial), 0.0, ("–", trial.problem))
-    return Bar(str(trial), trial.samples / trial.batch_s, (f"{format_batch(trial.batch_s)} a batch", trial.problem))
+        return Row((str(trial), "–", trial.problem), bar=0.0)
+    cells = str(trial), f"{format_batch(trial.batch_s)} a batch", trial.problem
+    return Row(cells, bar=trial.samples / trial.batch_s)
 
 
 def stock_candidates(cores: int) -> list[Trial]:
@@ -252,54 +255,42 @@ class _Trying:
     def __init__(self, makers: Mapping[str, Callable[..., Any]], step: Callable[[Any], object] | None) -> None:
         self.steps = 0
         self._makers, self._step = makers, step
+        self._failed: BaseException | None = None
 
     def try_out(self, candidate: Trial, seconds: float, best_s: float) -> Trial:
         """Run one candidate for a while, or until it is clearly worse than `best_s`; an error in it is its result."""
         trial = Trial(candidate.options, candidate.maker)
         loader: Any = None
-        iterator: Any = None
         try:
             loader = self._makers[candidate.maker](**candidate.options)
-            iterator = iter(loader)
-            batch = next(iterator)
-            trial = replace(trial, samples=batch_size_of(batch)[0])
-            self._take_step(batch)
-            # Otherwise the first batch's memory would be held while the others are timed.
-            del batch
-            return self._time(trial, loader, iterator, seconds, best_s)
+            with closing(Feed(lambda: iter(loader), SYSTEM_CLOCK)) as feed:
+                batch = feed.take()
+                trial = replace(trial, samples=batch_size_of(batch)[0])
+                self._take_step(batch)
+                # Otherwise the first batch's memory would be held while the others are timed.
+                del batch
+                ahead = trial.processes * int(trial.options.get("prefetch_factor") or 2)
+                worse_s = _CLEARLY_WORSE * best_s
+                loop = time_loop(feed, self._take_step, seconds, ahead=ahead, with_starts=True, give_up_s=worse_s)
         except StopIteration:
             return replace(trial, problem="the dataset has no batch of this size")
         # A dataset may work without processes and fail to pickle, for example.
         except (ColabstageError, RuntimeError, ValueError, OSError, TypeError, AttributeError) as error:
+            # An error of the caller's own code is no fault of a loader.
+            if error is self._failed:
+                raise
             return replace(trial, problem=said_by(error).partition("\n")[0])
         finally:
-            end_iterator(iterator)
             if hasattr(loader, "close"):
                 loader.close()
-
-    def _time(self, trial: Trial, loader: Any, iterator: Any, seconds: float, best_s: float) -> Trial:
-        # If batches come fast, those that were prepared before the measurement do not count.
-        ahead = trial.processes * int(trial.options.get("prefetch_factor") or 2)
-        began = counted_from = now = time.perf_counter()
-        count = skipped = 0
-        while count < _LEAST_BATCHES or now - began < seconds:
-            batch = next(iterator, None)
-            if batch is None:
-                iterator = iter(loader)
-                batch = next(iterator)
-            self._take_step(batch)
-            count += 1
-            now = time.perf_counter()
-            if skipped == 0 and count >= ahead and now - began < seconds / 2:
-                skipped, counted_from = count, now
-            if count - skipped >= _LEAST_BATCHES and now - began > _LEAST_S / 2:
-                mean_s = (now - counted_from) / (count - skipped)
-                # The rest of its time is better spent on candidates that may win.
-                if mean_s > _CLEARLY_WORSE * best_s:
-                    return replace(trial, batch_s=mean_s, problem="clearly worse, ended early")
-        return replace(trial, batch_s=(now - counted_from) / max(1, count - skipped))
+        return replace(trial, batch_s=loop.both_s, problem="clearly worse, ended early" if loop.gave_up else "")
 
     def _take_step(self, batch: Any) -> None:
-        if self._step is not None:
-            self.steps += 1
+        if self._step is None:
+            return
+        self.steps += 1
+        try:
             self._step(batch)
+        except Exception as error:
+            self._failed = error
+            raise

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 
-from colabstage.diagnose.report import Bar, Report
 from colabstage.errors import DecodeError, LayoutError, SourceReadError
-from colabstage.images.decode import decode_image
+from colabstage.images.decode import decode_image, encode_jpeg
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import make_folder, read_with_retry
@@ -26,6 +25,7 @@ from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.page import COLOURS
 from colabstage.io.pipeline import DaemonPool, ThreadPool
 from colabstage.io.progress import resolve_progress
+from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.layouts.table import Images
@@ -39,10 +39,10 @@ from colabstage.sources.parse import check_outside, read_local_dir, refuse_addre
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from colabstage.io.progress import Progress, ProgressStep
-    from colabstage.layouts.samples import SampleSource
+    from colabstage.pack.execute import PackReport
 
 Way = Literal["source", "again", "local", "pack"]
 
@@ -110,10 +110,6 @@ class SourceComparison(Report):
         return self.rate("pack").per_second / self.rate("again").per_second
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
-
-
 @takes(PackOptions, arguments=ImageArguments, remedies={"seconds": "Write budget_s=…, in seconds."})
 @stops_with(NOTHING_DONE)
 @typed("path", writes=("local_dir",))
@@ -163,14 +159,20 @@ def compare_sources(
     options, local = PackOptions(**arguments), read_local_dir(local_dir)
     check_argument("path", path, "path", remedy="Of a staged dataset pass the folder or archive that it was made of.")
     refuse_address("path", path, "bring some of the images here with fetch_files first")
-    place = Path(path).expanduser()
+    source = Path(path).expanduser()
     # Before anything is listed, because listing a mount that hangs never returns.
-    require_answer(place, local)
-    check_outside([place], local / "compare", "local_dir")
-    slow = slow_reason(mount_of(place))
+    require_answer(source, local)
+    check_outside([source], local / "compare", "local_dir")
+    shown = resolve_progress(progress)
     with _temporary_folder(local) as folder:
-        run = _Comparing(options, folder, num_workers, budget_s, resolve_progress(progress))
-        return run.compare(place, slow or "the local disk", samples, batch_size, seed)
+        files = _Files(options, num_workers, shown)
+        rows = files.read_source(source, folder / "unpacked", samples, budget_s=budget_s, seed=seed)
+        files.read_copies(folder / "files", min(_LEAST_S, budget_s * _OTHER_PART))
+        # The copies are in class folders, whatever the original layout was.
+        pack = folder / "pack.h5"
+        report = pack_dataset(folder / "files", pack, options=options, layout="image_folder", progress=shown)
+        packed = _read_pack(report, batch_size, min(_LEAST_S, budget_s * _OTHER_PART), shown)
+    return _describe(source, rows, files, packed, report)
 
 
 @contextlib.contextmanager
@@ -191,23 +193,24 @@ def _temporary_folder(local: Path) -> Iterator[Path]:
             remove_empty(place)  # unless another process has begun to use it
 
 
-class _Comparing:
-    """One comparison, with its own temporary folder on the local disk."""
+class _Files:
+    """Reads and decodes image files in several threads, each one file after the other as in a worker process."""
 
-    def __init__(self, options: PackOptions, folder: Path, workers: int, seconds: float, progress: Progress) -> None:
-        self._options, self._folder, self._progress = options, folder, progress
-        self._workers, self._seconds = workers, seconds
-        self._broken = 0
-
-    def compare(self, path: Path, place: str, samples: int, batch_size: int, seed: int) -> SourceComparison:
-        """Read in every way, and collect the figures."""
-        from colabstage.images.decode import encode_jpeg
-
+    def __init__(self, options: PackOptions, workers: int, progress: Progress) -> None:
         # Once beforehand, so that the decoders are imported before the clock starts.
-        decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), self._options.image)
-        # What is read first stays in memory, so that all other ways read the same, and writing it takes no time of it.
-        kept: dict[int, bytes] = {}
-        with open_source(path, self._options, beside=self._folder / "unpacked") as opened:
+        decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), options.image)
+        self.rates: list[SourceRate] = []
+        self.options, self.workers, self.broken, self.place = options, workers, 0, ""
+        self.kept: dict[str, bytes] = {}
+        self._progress = progress
+
+    def read_source(self, path: Path, spool: Path, samples: int, *, budget_s: float, seed: int) -> int:
+        """Read some images twice; return how many there are.
+
+        What is read first stays in memory, so that all other ways read the same, and writing it takes no time of it.
+        """
+        self.place = slow_reason(mount_of(path)) or "the local disk"
+        with open_source(path, self.options, beside=spool) as opened:
             inputs = opened.find().inputs
             if not isinstance(inputs, Images) or inputs.decoded:
                 raise _no_image_files(str(path))
@@ -221,64 +224,51 @@ class _Comparing:
                 return content
 
             # Drawn at random, because neighbours in a folder are often read ahead together, and are often of one size.
-            rows = len(source)
-            chosen = np.random.default_rng(seed).permutation(rows)[:samples].tolist()
+            chosen = np.random.default_rng(seed).permutation(len(source))[:samples].tolist()
+            kept: dict[int, bytes] = {}
             with self._progress.step("read from the source", total=len(chosen), unit="images") as step:
-                title, part = f"{place}, first epoch", self._seconds * _SOURCE_PART
-                first = self._read("source", title, chosen, read, seconds=part, step=step, keep=kept)
-            broken = self._broken
+                title, seconds = f"{self.place}, first epoch", budget_s * _SOURCE_PART
+                self._read("source", title, chosen, read, seconds=seconds, step=step, keep=kept)
             # Later epochs profit from what the mount's client keeps on the local disk, which makes the comparison fair.
+            broken = self.broken
             with self._progress.step("read once more", total=len(kept), unit="images") as step:
-                title, part = f"{place}, later epochs", self._seconds * _AGAIN_PART
-                again = self._read("again", title, list(kept), read, seconds=part, step=step)
-        files = self._write_down(kept, source)
+                title, seconds = f"{self.place}, later epochs", budget_s * _AGAIN_PART
+                self._read("again", title, list(kept), read, seconds=seconds, step=step)
+            self.broken = broken
+            # Numbers instead of names, which may repeat across folders; layouts need the extension.
+            suffixes = [PurePosixPath(source.name(index)).suffix.lower() for index in kept]
+            self.kept = {
+                f"{n:06}{end}": data for n, (end, data) in enumerate(zip(suffixes, kept.values(), strict=True))
+            }
+            return len(source)
+
+    def read_copies(self, folder: Path, seconds: float) -> None:
+        """Write what was read as plain files, and read these."""
+        # At most the copies and a pack of them.
+        check_space(folder.parent, 2 * sum(map(len, self.kept.values())), "Comparing with local copies")
+        # Below two folders, so that it is an image folder with one class.
+        (folder / "images").mkdir(parents=True)
+        files = [folder / "images" / name for name in self.kept]
+        for file in files:
+            file.write_bytes(self.kept[file.name])
+        # Several passes, because a few hundred local files are read too quickly to be measured well once.
+        passes = range(_MOST_PASSES * len(files))
         with self._progress.step("read local files", total=None, unit="images") as step:
-            # Several passes, because a few hundred local files are read too quickly to be measured well once.
-            title, part = "files on the local disk", min(_LEAST_S, self._seconds * _OTHER_PART)
-            passes = range(_MOST_PASSES * len(files))
-            local = self._read(
-                "local", title, passes, lambda number: files[number % len(files)].read_bytes(), seconds=part, step=step
-            )
-        packed, encoding, pack_bytes = self._read_pack(batch_size)
-        pack_bytes = round(pack_bytes * rows / len(kept))
-        rates, size = (first, again, local, packed), self._options.image.size
-        before_s, after_s = (format_duration(rate.epoch_s(rows)) for rate in (again, packed))
-        times = _times(packed.per_second / again.per_second)
-        decoded = "as large as they are" if size is None else f"decoded to {size[0]} x {size[1]}"
-        measured = f"Measured with {format_count(len(kept), 'images')}, {decoded}"
-        takes = f"a pack of all takes about {format_bytes(pack_bytes)} ({encoding})"
-        return SourceComparison(
-            headline=f"An epoch of {format_count(rows, 'images')}: {before_s} from {place}, {after_s} from a pack "
-            f"({times} as fast)",
-            bars=tuple(_bar(rate, rows, again) for rate in rates),
-            notes=(
-                f"{measured}; {format_count(self._workers, 'readers')} for files; {takes}.",
-                *_comparison_notes(broken, encoding, pack_bytes, self._options),
-            ),
-            path=path,
-            place=place,
-            dataset_samples=rows,
-            compared=len(kept),
-            rates=rates,
-            num_workers=self._workers,
-            image_size=size,
-            pack_bytes=pack_bytes,
-            encoding=encoding,
-        )
+            title = "files on the local disk"
+            self._read("local", title, passes, lambda n: files[n % len(files)].read_bytes(), seconds=seconds, step=step)
 
     def _read(
         self,
         way: Way,
         title: str,
-        items: Sequence[int],
+        items: Iterable[int],
         read: Callable[[int], bytes],
         *,
         seconds: float,
         step: ProgressStep,
         keep: dict[int, bytes] | None = None,
-    ) -> SourceRate:
-        """Read and decode items in several threads, each one item after the other as in a worker process, until all are
-        done, the time is up, or the limit of kept bytes is reached."""
+    ) -> None:
+        """Read and decode items until all are done, the time is up, or the limit of kept bytes is reached."""
         left, lock = iter(items), threading.Lock()
         done = nbytes = 0
         began = last = time.perf_counter()
@@ -293,20 +283,21 @@ class _Comparing:
                 if index is None:
                     return
                 data = read(index)
-                with contextlib.suppress(DecodeError):
-                    decode_image(data, self._options.image, scratch=scratch)
+                try:
+                    decode_image(data, self.options.image, scratch=scratch)
+                except DecodeError:
                     with lock:
-                        done, nbytes, last = done + 1, nbytes + len(data), time.perf_counter()
-                        if keep is not None:
-                            keep[index] = data
-                    step.advance(1)
+                        self.broken += 1
                     continue
                 with lock:
-                    self._broken += 1
+                    done, nbytes, last = done + 1, nbytes + len(data), time.perf_counter()
+                    if keep is not None:
+                        keep[index] = data
+                step.advance(1)
 
         try:
-            with DaemonPool(self._workers, "colabstage-compare") as pool:
-                pool.run(work, range(self._workers), stall_timeout_s=seconds + _STALL_S)
+            with DaemonPool(self.workers, "colabstage-compare") as pool:
+                pool.run(work, range(self.workers), stall_timeout_s=seconds + _STALL_S)
         except TimeoutError as error:
             if error.errno is not None:  # the mount's own answer
                 raise
@@ -314,71 +305,88 @@ class _Comparing:
             raise SourceReadError(msg) from error
         if not done:
             msg = (
-                f"None of {self._broken} images could be decoded. Give the folder or archive that holds the images."
-                if self._broken
+                f"None of {self.broken} images could be decoded. Give the folder or archive that holds the images."
+                if self.broken
                 else f"No image could be read in {seconds:.0f} seconds. Give more time (budget_s=…), or ask doctor()."
             )
             raise SourceReadError(msg)
-        return SourceRate(way, title, done, last - began, nbytes)
+        self.rates.append(SourceRate(way, title, done, last - began, nbytes))
 
-    def _write_down(self, kept: Mapping[int, bytes], source: SampleSource) -> list[Path]:
-        """Write what was read as plain files on the local disk, in a folder that can be packed."""
-        # At most the copies and a pack of them.
-        check_space(self._folder, 2 * sum(map(len, kept.values())), "Comparing with local copies")
-        folder = self._folder / "files" / "images"
-        # Below two folders, so that it is an image folder with one class.
-        folder.mkdir(parents=True)
-        files = []
-        for number, (index, data) in enumerate(kept.items()):
-            # Numbers instead of names, which may repeat across folders; layouts need the extension.
-            file = folder / f"{number:06}{PurePosixPath(source.name(index)).suffix.lower()}"
-            file.write_bytes(data)
-            files.append(file)
-        return files
 
-    def _read_pack(self, batch_size: int) -> tuple[SourceRate, str, int]:
-        """Pack the local copies and read batches of them at random; return the figures, how the pack stores images, and
-        its bytes."""
-        pack = self._folder / "pack.h5"
-        # The copies are in class folders, whatever the original layout was.
-        report = pack_dataset(
-            self._folder / "files", pack, options=self._options, layout="image_folder", progress=self._progress
+def _read_pack(report: PackReport, batch_size: int, seconds: float, progress: Progress) -> SourceRate:
+    """Read batches of a pack at random."""
+    order, done = np.random.default_rng(0), 0
+    with (
+        contextlib.closing(SplitReader(report.path)) as reader,
+        ThreadPool(usable_cores()) as pool,
+        progress.step("read the pack", total=None, unit="images") as step,
+    ):
+        # Only full batches: a short last one would be timed like the others.
+        batch = min(batch_size, len(reader))
+        # The first batch opens the file and allocates the memory for all batches, like a loader's buffers.
+        first = reader.read_x(np.arange(batch), None, pool=pool)
+        out = first if isinstance(first, np.ndarray) else None
+        began = time.perf_counter()
+        while (now := time.perf_counter()) - began < seconds or not done:
+            rows = order.permutation(len(reader))[: len(reader) // batch * batch].reshape(-1, batch)
+            for chosen in rows:
+                reader.read_x(chosen, out, pool=pool)
+                reader.read_y(chosen, pool=pool)
+                done += batch
+                step.advance(batch)
+                if (now := time.perf_counter()) - began > seconds:
+                    break
+    return SourceRate("pack", "a pack on the local disk", done, now - began, round(report.nbytes * done / len(reader)))
+
+
+def _describe(path: Path, rows: int, files: _Files, packed: SourceRate, report: PackReport) -> SourceComparison:
+    rates, again, size = (*files.rates, packed), files.rates[1], files.options.image.size
+    pack_bytes = round(report.nbytes * rows / len(files.kept))
+    before_s, after_s = (format_duration(rate.epoch_s(rows)) for rate in (again, packed))
+    times = _times(packed.per_second / again.per_second)
+    decoded = "as large as they are" if size is None else f"decoded to {size[0]} x {size[1]}"
+    readers, packs = format_count(files.workers, "readers"), f"{format_bytes(pack_bytes)} ({report.encoding})"
+    measured = f"Measured with {format_count(len(files.kept), 'images')}, {decoded}; {readers} for files"
+    notes = [f"{measured}; a pack of all takes about {packs}."]
+    if files.broken:
+        notes.append(f"{files.broken} of the images could not be decoded, and were left out.")
+    if report.encoding == "encoded" and size is None:
+        notes.append(
+            "The pack keeps the files as they came, since their sizes differ, and decodes them in every epoch: with "
+            "image_size=(height, width) they are decoded once."
         )
-        order, done = np.random.default_rng(0), 0
-        with (
-            contextlib.closing(SplitReader(pack)) as reader,
-            ThreadPool(usable_cores()) as pool,
-            self._progress.step("read the pack", total=None, unit="images") as step,
-        ):
-            rows = len(reader)
-            # The first batch opens the file and allocates the memory for all batches, like a loader's buffers.
-            batch = min(batch_size, rows)
-            first = reader.read_x(np.arange(batch), None, pool=pool)
-            out = first if isinstance(first, np.ndarray) else None
-            began = time.perf_counter()
-            deadline = began + min(_LEAST_S, self._seconds * _OTHER_PART)
-            while time.perf_counter() < deadline:
-                permutation = order.permutation(rows)
-                # Only full batches: a short last one would be timed like the others.
-                for start in range(0, rows - batch + 1, batch):
-                    chosen = permutation[start : start + batch]
-                    reader.read_x(chosen, out, pool=pool)
-                    reader.read_y(chosen, pool=pool)
-                    done += batch
-                    step.advance(batch)
-                    if time.perf_counter() > deadline:
-                        break
-            seconds = time.perf_counter() - began
-        nbytes = round(report.nbytes * done / rows)
-        rate = SourceRate("pack", "a pack on the local disk", done, seconds, nbytes)
-        return rate, report.encoding, report.nbytes
+    # Compared with what is free now, because the pack should stay in memory beside the model.
+    if pack_bytes > (free := read_resources().free_memory_bytes):
+        notes.append(
+            f"A pack of all does not fit in the free memory ({format_bytes(free)}), so epochs are bound by the local "
+            "disk."
+        )
+    return SourceComparison(
+        headline=f"An epoch of {format_count(rows, 'images')}: {before_s} from {files.place}, {after_s} from a pack "
+        f"({times} as fast)",
+        tables=(Table(tuple(_bar(rate, rows, again) for rate in rates), numbers=frozenset({1, 2, 3})),),
+        notes=tuple(notes),
+        path=path,
+        place=files.place,
+        dataset_samples=rows,
+        compared=len(files.kept),
+        rates=rates,
+        num_workers=files.workers,
+        image_size=size,
+        pack_bytes=pack_bytes,
+        encoding=report.encoding,
+    )
 
 
-def _bar(rate: SourceRate, rows: int, again: SourceRate) -> Bar:
+def _bar(rate: SourceRate, rows: int, again: SourceRate) -> Row:
     speed = format_rate(rate.samples, rate.seconds, "images")
     gain = _times(rate.per_second / again.per_second) if rate.way in {"local", "pack"} else ""
-    colour = COLOURS["accent" if rate.way == "pack" else "muted"]
-    return Bar(rate.title, rate.per_second, (speed, f"{format_duration(rate.epoch_s(rows))} an epoch", gain), colour)
+    cells = (rate.title, speed, f"{format_duration(rate.epoch_s(rows))} an epoch", gain)
+    return Row(cells, bar=rate.per_second, colour=COLOURS["accent" if rate.way == "pack" else "muted"])
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
 
 
 def _no_image_files(name: str) -> LayoutError:
@@ -386,20 +394,3 @@ def _no_image_files(name: str) -> LayoutError:
         f"'{name}' holds no image files, and only those can be compared. profile_loader measures a loader of anything."
     )
     return LayoutError(msg)
-
-
-def _comparison_notes(broken: int, encoding: str, pack_bytes: int, options: PackOptions) -> Iterator[str]:
-    # Compared with what is free now, because the pack should stay in memory beside the model.
-    free_bytes = read_resources().free_memory_bytes
-    if broken:
-        yield f"{broken} of the images could not be decoded, and were left out."
-    if encoding == "encoded" and options.image.size is None:
-        yield (
-            "The pack keeps the files as they came, since their sizes differ, and decodes them in every epoch: with "
-            "image_size=(height, width) they are decoded once."
-        )
-    if pack_bytes > free_bytes:
-        yield (
-            f"A pack of all does not fit in the free memory ({format_bytes(free_bytes)}), so epochs are bound by the "
-            "local disk."
-        )

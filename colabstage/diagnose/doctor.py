@@ -7,15 +7,15 @@ not `ok`, so it is addressed to the user and begins with what to do.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from colabstage.diagnose.machine_facts import inspect_machine
-from colabstage.diagnose.report import Report, Row
 from colabstage.errors import OptionError
 from colabstage.io.accelerated import ACCELERATORS
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.boundary import typed
+from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes, format_count, format_duration
 from colabstage.sources.parse import refuse_address
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from colabstage.diagnose.gpu import GpuReading
     from colabstage.diagnose.machine_facts import DatasetFacts, MachineFacts
-    from colabstage.diagnose.report import Status
+    from colabstage.io.report import Status
 
 _GB, _MB = 1_000_000_000, 1_000_000
 # Less than this is used up by the first archive, or by a notebook's own downloads.
@@ -49,39 +49,41 @@ OLDEST = {"numpy": "1.26", "h5py": "3.12", "torch": "2.4"}
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
-    """The verdict of one check."""
+class Finding:
+    """The finding of one check."""
 
     status: Status
     """`ok`; `warn`, it works but is slow or risky; `fail`, it does not work; `skip`, there was nothing to check."""
     message: str
     remedy: str = ""
-    """What to do about this finding, if it differs from the check's general advice."""
+    """What to do about it; empty if there is nothing to do. A check gives one if it differs from its general advice."""
+    title: str = ""
+    """The name of the check in the report."""
 
 
-def judge_platform(facts: MachineFacts) -> Ruling:
+def judge_platform(facts: MachineFacts) -> Finding:
     """Run it on Linux, with a folder on the machine's own disk that can be written to; another one is named with
     local_dir=… or the variable COLABSTAGE_LOCAL_DIR. Elsewhere reading falls back to slower ways."""
     what, fast = f"{facts.title}, Python {facts.python} on {facts.system}", facts.fast_dir
     if facts.fast_dir_problem is not None:
-        return Ruling("fail", f"{what}; nothing can be written to '{fast}': {facts.fast_dir_problem}")
+        return Finding("fail", f"{what}; nothing can be written to '{fast}': {facts.fast_dir_problem}")
     if facts.fast_dir_mount is not None:
-        return Ruling("warn", f"{what}; datasets are staged to '{fast}', which is {facts.fast_dir_mount}")
-    return Ruling("ok" if facts.system == "linux" else "warn", f"{what}; datasets are staged to '{fast}'")
+        return Finding("warn", f"{what}; datasets are staged to '{fast}', which is {facts.fast_dir_mount}")
+    return Finding("ok" if facts.system == "linux" else "warn", f"{what}; datasets are staged to '{fast}'")
 
 
-def judge_disk(facts: MachineFacts) -> Ruling:
+def judge_disk(facts: MachineFacts) -> Finding:
     """Free some of the local disk: `colabstage cache purge` removes datasets that are staged here, `colabstage plan`
     says what one needs. On Colab, 'Runtime, Disconnect and delete runtime' gives a fresh disk."""
     free, data = facts.free_bytes, facts.dataset
     if free is None:
-        return Ruling("fail", f"The disk of '{facts.fast_dir}' does not say how much of it is free.")
+        return Finding("fail", f"The disk of '{facts.fast_dir}' does not say how much of it is free.")
     said = f"{format_bytes(free)} free where datasets are staged ('{facts.fast_dir}')"
     if data is not None and (takes := _too_much(data, free)):
-        return Ruling("fail", f"{said}, but {takes}.", _in_part(data, free))
+        return Finding("fail", f"{said}, but {takes}.", _in_part(data, free))
     if free < _NO_DISK_BYTES:
-        return Ruling("fail", f"Only {said}.")
-    return Ruling("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
+        return Finding("fail", f"Only {said}.")
+    return Finding("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
 
 
 def _too_much(data: DatasetFacts, free_bytes: int) -> str:
@@ -112,51 +114,51 @@ def _in_part(data: DatasetFacts, free_bytes: int) -> str:
     )
 
 
-def judge_drive_cache(facts: MachineFacts) -> Ruling:
+def judge_drive_cache(facts: MachineFacts) -> Finding:
     """Call flush_drive(remount=False), then delete /root/.config/Google/DriveFS and mount again: the Drive client
     keeps a copy of everything that was read or written through the mount, and gives it back only as the disk fills.
     Never delete it while Drive is mounted: what was not uploaded is there."""
     cached, free = facts.drive_cache_bytes, facts.free_bytes
     if cached is None:
-        return Ruling("skip", "No Drive client keeps anything on this machine.")
+        return Finding("skip", "No Drive client keeps anything on this machine.")
     said = f"{'' if facts.drive_cache_counted else 'at least '}{format_bytes(cached)}"
     rest = "" if free is None else f", {format_bytes(free)} of the disk are free"
     # It frees space only when the disk is nearly full, and other programs fail before that.
     if free is not None and cached > free:
         status: Status = "fail" if free < _NO_DISK_BYTES else "warn"
-        return Ruling(status, f"The Drive client holds {said}{rest}: more than is left.")
-    return Ruling("ok", f"The Drive client holds {said}{rest}.")
+        return Finding(status, f"The Drive client holds {said}{rest}: more than is left.")
+    return Finding("ok", f"The Drive client holds {said}{rest}.")
 
 
-def judge_mount(facts: MachineFacts) -> Ruling:
+def judge_mount(facts: MachineFacts) -> Finding:
     """Mount it again: on Colab, mount_drive() starts a new client, which takes up what the old one had not uploaded.
     A mount that only takes long may be busy: wait a minute, then look again. Stage the dataset (stage_dataset) so that
     training does not depend on the mount."""
     if not facts.mounts:
-        return Ruling("skip", "Nothing is mounted here over a network or by a user-space client.")
+        return Finding("skip", "Nothing is mounted here over a network or by a user-space client.")
     broken = [mount for mount in facts.mounts if mount.state != "alive"]
     if broken:
         said = "; ".join(
             f"'{mount.mountpoint}' ({mount.kind}): {mount.reason}, after {format_duration(mount.seconds)}"
             for mount in broken
         )
-        return Ruling("fail", f"{said}.")
+        return Finding("fail", f"{said}.")
     # One figure for all mounts: with ten mounts, the slow one is of interest.
     slowest = max(facts.mounts, key=lambda mount: mount.seconds)
     count = format_count(len(facts.mounts), "mounts")
     said = f"{count} answered, the slowest ('{slowest.mountpoint}', {slowest.kind}) after "
-    return Ruling("warn" if slowest.seconds > _SLOW_ANSWER_S else "ok", f"{said}{format_duration(slowest.seconds)}.")
+    return Finding("warn" if slowest.seconds > _SLOW_ANSWER_S else "ok", f"{said}{format_duration(slowest.seconds)}.")
 
 
-def judge_current_folder(facts: MachineFacts) -> Ruling:
+def judge_current_folder(facts: MachineFacts) -> Finding:
     """Leave it: os.chdir('/content'). When the client behind a mount dies, every command of a notebook whose current
     folder is on it fails, even those that have nothing to do with it; and Drive cannot be flushed while it is used."""
     if facts.folder_mount is not None:
-        return Ruling("warn", f"The current folder '{facts.folder}' is on {facts.folder_mount}.")
-    return Ruling("ok", f"'{facts.folder}' is on a local disk.")
+        return Finding("warn", f"The current folder '{facts.folder}' is on {facts.folder_mount}.")
+    return Finding("ok", f"'{facts.folder}' is on a local disk.")
 
 
-def judge_memory(facts: MachineFacts) -> Ruling:
+def judge_memory(facts: MachineFacts) -> Finding:
     """Nothing has to fit: make_loader reads the rows of files larger than memory from the disk, many at once. To make
     it fit, pack smaller images (image_size=…), keep them encoded (encoding="encoded"), or choose a machine with
     more memory. in_memory=True and strategy="memory" are refused where they do not fit."""
@@ -164,24 +166,24 @@ def judge_memory(facts: MachineFacts) -> Ruling:
     said = f"{format_bytes(free)} of {format_bytes(facts.memory_bytes)} free"
     data = facts.dataset
     if data is None or data.nbytes == 0:
-        return Ruling("ok" if free > _GB else "warn", f"{said}; no dataset to compare with.")
+        return Finding("ok" if free > _GB else "warn", f"{said}; no dataset to compare with.")
     size = f"'{data.path}' has {'' if data.counted else 'at least '}{format_bytes(data.nbytes)}"
     # Free memory includes the page cache, which may already hold the dataset; it is dropped on demand.
     fits = data.nbytes <= _MEMORY_PART * free
-    return Ruling("ok" if fits else "warn", f"{said}; {size}: {'it fits' if fits else 'it does not fit'}.")
+    return Finding("ok" if fits else "warn", f"{said}; {size}: {'it fits' if fits else 'it does not fit'}.")
 
 
-def judge_shared_memory(facts: MachineFacts) -> Ruling:
+def judge_shared_memory(facts: MachineFacts) -> Finding:
     """Give a container more (docker run --shm-size=8g, or --ipc=host), use fewer workers or a smaller prefetch_factor,
     or num_workers=0 with make_loader, which needs no worker processes. A worker that finds no room in /dev/shm dies
     with 'Bus error'."""
     room, pack = facts.shared_memory_bytes, None if facts.dataset is None else facts.dataset.pack
     if room is None:
-        return Ruling("skip", "There is no /dev/shm here.")
+        return Finding("skip", "There is no /dev/shm here.")
     # No loader was given, so a sensible one is assumed.
     workers = max(1, facts.cores - 1) if facts.workers is None else facts.workers
     if workers == 0:
-        return Ruling("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
+        return Finding("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
     row = pack.row_bytes if pack is not None else _USUAL_ROW_BYTES
     # Each worker makes one batch and holds some in advance, and one is on its way to the loop.
     need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * row
@@ -190,38 +192,38 @@ def judge_shared_memory(facts: MachineFacts) -> Ruling:
         f"take up to {format_bytes(need)}"
     )
     # Other programs in the container use /dev/shm too, so half of it is already too much.
-    return Ruling("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
+    return Finding("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
 
 
-def judge_cores(facts: MachineFacts) -> Ruling:
+def judge_cores(facts: MachineFacts) -> Finding:
     """Use at most one worker less than there are cores (num_workers="auto" of make_loader does): more only take each
     other's turn, and the training loop's. On two cores, make_loader's threads beat any number of workers."""
     cores = format_count(facts.cores, "cores")
     # The training loop itself needs a core.
     best = max(1, facts.cores - 1)
     if facts.workers is None:
-        return Ruling("ok", f"{cores}: at most {format_count(best, 'workers')} beside the training loop.")
+        return Finding("ok", f"{cores}: at most {format_count(best, 'workers')} beside the training loop.")
     how = "running" if facts.workers_run else "asked about"
     said = f"{cores}, {format_count(facts.workers, 'workers')} {how}"
-    return Ruling("warn" if facts.workers > best else "ok", f"{said}.")
+    return Finding("warn" if facts.workers > best else "ok", f"{said}.")
 
 
-def judge_network_mount(facts: MachineFacts) -> Ruling:
+def judge_network_mount(facts: MachineFacts) -> Finding:
     """Stage it: stage_dataset(path) copies and packs it to the local disk once, and every epoch reads from there.
     Through a mount each file costs a round trip (0.4 s a file are reported of Drive), in every epoch."""
     data = facts.dataset
     if data is None:
-        return Ruling("skip", "No path was given.")
+        return Finding("skip", "No path was given.")
     # Before the mount is checked: a misspelt path is no reason to stage anything.
     if data.state == "missing":
-        return Ruling("fail", f"There is nothing at '{data.path}'. {data.instead}".rstrip(), _SPELLING)
+        return Finding("fail", f"There is nothing at '{data.path}'. {data.instead}".rstrip(), _SPELLING)
     if data.state == "unreachable":
-        return Ruling("fail", f"'{data.path}' could not be looked at: {data.problem}.", _UNREACHABLE)
+        return Finding("fail", f"'{data.path}' could not be looked at: {data.problem}.", _UNREACHABLE)
     if data.slow_mount is None:
-        return Ruling("ok", f"'{data.path}' is on a local disk.")
+        return Finding("ok", f"'{data.path}' is on a local disk.")
     # It costs time and breaks nothing: this is what people stage.
     what = "" if data.state == "file" else f" ({format_count(data.files, 'files')})"
-    return Ruling("warn", f"'{data.path}'{what} is on {data.slow_mount}.")
+    return Finding("warn", f"'{data.path}'{what} is on {data.slow_mount}.")
 
 
 _SPELLING = (
@@ -240,38 +242,38 @@ def _why_skipped(data: DatasetFacts | None, wanted: str) -> str:
     return f"'{data.path}' is not {wanted}."
 
 
-def judge_crowded_folder(facts: MachineFacts) -> Ruling:
+def judge_crowded_folder(facts: MachineFacts) -> Finding:
     """Zip the folder where the files come from and put the zip on Drive: archives are read in place and fast. With
     10,000 entries and more in one folder, a Drive mount answers listings with 'Input/output error'; trying again now
     and then succeeds, as each attempt learns a part."""
     data = facts.dataset
     if data is None or data.state != "folder":
-        return Ruling("skip", _why_skipped(data, "a folder"))
+        return Finding("skip", _why_skipped(data, "a folder"))
     if data.slow_mount is None:
-        return Ruling("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
+        return Finding("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
     said = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
-    return Ruling("warn" if data.largest_folder >= _CROWDED else "ok", f"{said}, on {data.slow_mount}.")
+    return Finding("warn" if data.largest_folder >= _CROWDED else "ok", f"{said}, on {data.slow_mount}.")
 
 
-def judge_pack(facts: MachineFacts) -> Ruling:
+def judge_pack(facts: MachineFacts) -> Finding:
     """Run `colabstage verify FILE` to compare every byte; if it is damaged, delete it and stage or copy it again. A
     copy that was cut off can open without an error and return wrong data: only the manifest (FILE.json), which holds a
     hash of every block, can tell. Files that other tools wrote have none; copy the manifest along with a pack."""
     data = facts.dataset
     if data is None or (data.pack is None and data.problem is None) or data.state == "unreachable":
-        return Ruling("skip", _why_skipped(data, "an HDF5 file"))
+        return Finding("skip", _why_skipped(data, "an HDF5 file"))
     pack = data.pack
     if pack is None:
-        return Ruling("fail", str(data.problem))
+        return Finding("fail", str(data.problem))
     rows = format_count(pack.rows, "samples")
     if pack.manifest == "agrees":
-        return Ruling("ok", f"{rows}; {pack.manifest_detail}.")
+        return Finding("ok", f"{rows}; {pack.manifest_detail}.")
     if pack.manifest == "missing":
-        return Ruling("warn" if pack.ours else "ok", f"{rows}; {pack.manifest_detail}.")
-    return Ruling("fail", f"{rows}; {pack.manifest_detail}.")
+        return Finding("warn" if pack.ours else "ok", f"{rows}; {pack.manifest_detail}.")
+    return Finding("fail", f"{rows}; {pack.manifest_detail}.")
 
 
-def judge_libraries(facts: MachineFacts) -> Ruling:
+def judge_libraries(facts: MachineFacts) -> Finding:
     """Install newer ones: pip install -U "numpy>=1.26" "h5py>=3.12" "torch>=2.4", then restart the session. torch may
     be missing where Keras or TensorFlow trains."""
     versions = facts.versions
@@ -281,31 +283,31 @@ def judge_libraries(facts: MachineFacts) -> Ruling:
     lost = [name for name in OLDEST if name != "torch" and versions.get(name) is None]
     if old or lost:
         wanted = ", ".join(f"{name} {OLDEST[name]} or newer" for name in [*old, *lost])
-        return Ruling("fail", f"{said}; needed: {wanted}.")
+        return Finding("fail", f"{said}; needed: {wanted}.")
     slower = [name for name in ACCELERATORS if name in versions and versions[name] is None]
     if slower:
-        why = "; ".join(f"{name} is missing: {ACCELERATORS[name]}" for name in slower)
-        return Ruling("warn", f"{said}. {why[0].upper()}{why[1:]}.", f"Install with: pip install {' '.join(slower)}")
-    return Ruling("ok", f"{said}.")
+        why = "; without ".join(f"{name}, {ACCELERATORS[name]}" for name in slower)
+        return Finding("warn", f"{said}. Without {why}.", f"Install with: pip install {' '.join(slower)}")
+    return Finding("ok", f"{said}.")
 
 
-def judge_gpu(facts: MachineFacts) -> Ruling:
+def judge_gpu(facts: MachineFacts) -> Finding:
     """On Colab choose a GPU under 'Runtime, Change runtime type'. A torch that was built for CPUs only is replaced by:
     pip install -U torch --force-reinstall. Who else uses the GPU is in `nvidia-smi`: an earlier notebook that still
     holds its memory is ended under 'Runtime, Manage sessions'. GpuMonitor shows how busy it is while a model trains."""
     if not facts.gpus:
         # On Colab a GPU is one menu away, and often forgotten; other machines either have one or not.
         chosen_by_person = facts.platform in {"colab", "kaggle"}
-        return Ruling("warn" if chosen_by_person else "skip", facts.gpu_problem or "There is no NVIDIA GPU here.")
+        return Finding("warn" if chosen_by_person else "skip", facts.gpu_problem or "There is no NVIDIA GPU here.")
     names = ", ".join(f"{one.name} ({format_bytes(one.memory_total_bytes or 0)})" for one in facts.gpus)
     # By the version string, because importing torch takes seconds.
     torch = facts.versions.get("torch") or ""
     if torch.endswith("+cpu"):
-        return Ruling("fail", f"{names}, but torch {torch} was built for CPUs only.")
+        return Finding("fail", f"{names}, but torch {torch} was built for CPUs only.")
     busy = [one for one in facts.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, facts.pid)]
     if busy:
-        return Ruling("warn", f"{names}; in use already: {', '.join(map(_describe_holder, busy))}.")
-    return Ruling("ok", f"{names}, idle.")
+        return Finding("warn", f"{names}; in use already: {', '.join(map(_describe_holder, busy))}.")
+    return Finding("ok", f"{names}, idle.")
 
 
 def _others_hold(one: GpuReading, ours: int) -> bool:
@@ -330,7 +332,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 # The checks by title, in the order of the report.
-CHECKS: dict[str, Callable[[MachineFacts], Ruling]] = {
+CHECKS: dict[str, Callable[[MachineFacts], Finding]] = {
     "platform": judge_platform,
     "disk": judge_disk,
     "Drive client's cache": judge_drive_cache,
@@ -345,17 +347,6 @@ CHECKS: dict[str, Callable[[MachineFacts], Ruling]] = {
     "crowded folders": judge_crowded_folder,
     "pack": judge_pack,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The finding of one check."""
-
-    title: str
-    status: Status
-    message: str
-    remedy: str
-    """What to do about it; empty if there is nothing to do."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -423,18 +414,18 @@ def judge_machine(facts: MachineFacts) -> DoctorReport:
     """Apply every check to the facts."""
     findings = []
     for title, check in CHECKS.items():
-        verdict = check(facts)
+        found = check(facts)
         # A remedy beside a good finding would look like a problem.
-        needed = verdict.status in {"warn", "fail"}
-        remedy = (verdict.remedy or " ".join((check.__doc__ or "").split())) if needed else ""
-        findings.append(Finding(title, verdict.status, verdict.message, remedy))
-    statuses = [finding.status for finding in findings]
+        needed = found.status in {"warn", "fail"}
+        remedy = (found.remedy or " ".join((check.__doc__ or "").split())) if needed else ""
+        findings.append(replace(found, title=title, remedy=remedy))
+    statuses = [one.status for one in findings]
     fine = statuses.count("ok")
     bad = [(statuses.count("fail"), "problems"), (statuses.count("warn"), "warnings")]
     counted = " and ".join(format_count(count, nouns) for count, nouns in bad if count)
     return DoctorReport(
         headline=f"{counted}; {fine} fine." if counted else f"All {fine} checks passed.",
-        rows=tuple(Row(one.title, one.message, one.remedy, one.status) for one in findings),
+        tables=(Table(tuple(Row((one.title, one.message), one.remedy, one.status) for one in findings)),),
         findings=tuple(findings),
         facts=facts,
     )

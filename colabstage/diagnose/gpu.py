@@ -16,21 +16,20 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from colabstage.diagnose.report import Bar, Report, Row
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import check_argument, takes_names
 from colabstage.io.page import in_notebook
+from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from types import TracebackType
 
 PROGRAM = "nvidia-smi"
 _GPU_COLUMNS = "index,uuid,name,utilization.gpu,memory.used,memory.total,power.draw"
@@ -40,9 +39,8 @@ _IDLE = 0.05
 # A GPU that trains from memory is above 90 %; below this, more than half of it is unused.
 _LOW = 0.5
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_COLUMNS = 60
-# A night with two samples a second would take 70 MB; beyond this number every second sample is dropped and the interval
-# doubled.
+_COLUMNS = 50
+# Beyond this number every second sample is dropped and the interval doubled: a night would take 70 MB.
 _MOST_SAMPLES = 7200
 # nvidia-smi sometimes fails to answer on a busy machine.
 _MOST_FAILURES = 3
@@ -90,26 +88,24 @@ def gpu_problem() -> str | None:
 
 @contextlib.contextmanager
 def open_gpus(*, timeout_s: float = 10.0) -> Iterator[ReadGpus]:
-    """Open the best source of readings; may take a second, while the driver wakes up. `timeout_s`: how long one answer
-    of nvidia-smi may take; NVML is a library and cannot be given a deadline."""
+    """Open the best source of readings. `timeout_s`: how long one answer of nvidia-smi may take; NVML is a library and
+    cannot be given a deadline."""
     if (problem := gpu_problem()) is not None:
         raise NotSupportedHereError(problem)
     # The library first: an answer takes a millisecond, and starting the program a tenth of a second.
     nvml = _open_nvml()
-    if nvml is None:
-        ask = partial(_ask_program, timeout_s)
-        ask(False)
-        yield ask
-        return
     try:
-        yield partial(_ask_library, nvml)
+        read = partial(_ask_program, timeout_s) if nvml is None else partial(_ask_library, nvml)
+        read(False)
+        yield read
     finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+        if nvml is not None:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
 
 
 def _open_nvml() -> Any | None:
-    """Open NVML where its package and the driver's library are installed and know a GPU; otherwise return `None`."""
+    """Open NVML if it is installed and knows a GPU."""
     # No reason is returned, because nvidia-smi is tried next and gives a better one.
     with contextlib.suppress(Exception):  # NVMLError, which only the package itself defines
         import pynvml
@@ -122,39 +118,34 @@ def _open_nvml() -> Any | None:
 
 
 def _ask_library(nvml: Any, with_processes: bool) -> tuple[GpuReading, ...]:
-    count = range(nvml.nvmlDeviceGetCount())
-    return tuple(_ask_device(nvml, index, with_processes=with_processes) for index in count)
-
-
-def _ask_device(nvml: Any, index: int, *, with_processes: bool) -> GpuReading:
-    device = nvml.nvmlDeviceGetHandleByIndex(index)
-
-    def value(question: str) -> Any:
+    def value(device: Any, question: str) -> Any:
         # One by one: which of them a driver can answer depends on the card, the container and the mode.
         with contextlib.suppress(nvml.NVMLError):
             return getattr(nvml, f"nvmlDeviceGet{question}")(device)
         return None
 
-    busy, memory, name = value("UtilizationRates"), value("MemoryInfo"), value("Name") or ""
-    power = value("PowerUsage")
-    running = value("ComputeRunningProcesses") if with_processes else None
-    return GpuReading(
-        index=index,
-        # Older versions of the package return bytes.
-        name=name.decode(errors="replace") if isinstance(name, bytes) else name,
-        utilisation=None if busy is None else busy.gpu / 100,
-        memory_used_bytes=None if memory is None else int(memory.used),
-        memory_total_bytes=None if memory is None else int(memory.total),
-        power_w=None if power is None else power / 1000,
-        processes=tuple(GpuProcess(one.pid, "", one.usedGpuMemory) for one in running or ()),
-    )
+    def read(index: int) -> GpuReading:
+        device = nvml.nvmlDeviceGetHandleByIndex(index)
+        busy, memory, name = (value(device, question) for question in ("UtilizationRates", "MemoryInfo", "Name"))
+        power, running = value(device, "PowerUsage"), with_processes and value(device, "ComputeRunningProcesses")
+        return GpuReading(
+            index=index,
+            # Older versions of the package return bytes.
+            name=name.decode(errors="replace") if isinstance(name, bytes) else name or "",
+            utilisation=None if busy is None else busy.gpu / 100,
+            memory_used_bytes=None if memory is None else int(memory.used),
+            memory_total_bytes=None if memory is None else int(memory.total),
+            power_w=None if power is None else power / 1000,
+            processes=tuple(GpuProcess(one.pid, "", one.usedGpuMemory) for one in running or ()),
+        )
+
+    return tuple(map(read, range(nvml.nvmlDeviceGetCount())))
 
 
 def _ask_program(timeout_s: float, with_processes: bool) -> tuple[GpuReading, ...]:
     width = _GPU_COLUMNS.count(",") + 1
-    lines = _query("gpu", _GPU_COLUMNS, timeout_s)
     # Warnings of the driver stand between the lines, on some machines.
-    known = [cells for cells in lines if len(cells) == width and cells[0].isdecimal()]
+    known = [cells for cells in _query("gpu", _GPU_COLUMNS, timeout_s) if len(cells) == width and cells[0].isdecimal()]
     if not known:
         msg = f"There is no NVIDIA GPU here: {PROGRAM} lists none."
         raise NotSupportedHereError(msg)
@@ -239,7 +230,9 @@ class GpuFigures:
     utilisation: float | None
     """The mean, 0 to 1."""
     idle: float | None
+    """The share of samples in which nothing ran on it."""
     memory_bytes: int | None
+    """The most memory that was used."""
     memory_total_bytes: int | None
     power_w: float | None
     processes: tuple[GpuProcess, ...]
@@ -275,47 +268,56 @@ class GpuReport(Report):
     """Why nothing is sampled, or why sampling ended early; `None` if all is well."""
 
 
-def _figures(index: int, samples: Sequence[GpuSample]) -> GpuFigures:
-    readings = [gpu for sample in samples for gpu in sample.gpus if gpu.index == index]
-    busy = [gpu.utilisation for gpu in readings if gpu.utilisation is not None]
-    processes = sorted(
-        (process for gpu in readings for process in gpu.processes), key=lambda one: (one.pid, one.memory_bytes or 0)
+def _figures(readings: Sequence[GpuReading]) -> GpuFigures:
+    busy = [one.utilisation for one in readings if one.utilisation is not None]
+    used = [one.memory_used_bytes for one in readings if one.memory_used_bytes is not None]
+    held = sorted(
+        (each for one in readings for each in one.processes), key=lambda one: (one.pid, one.memory_bytes or 0)
     )
     last = readings[-1]
     return GpuFigures(
-        index=index,
+        index=last.index,
         name=last.name,
         samples=len(readings),
         utilisation=_mean(busy),
         idle=_mean(float(value < _IDLE) for value in busy),
-        memory_bytes=max(
-            (one.memory_used_bytes for one in readings if one.memory_used_bytes is not None), default=None
-        ),
+        memory_bytes=max(used, default=None),
         memory_total_bytes=last.memory_total_bytes,
-        power_w=_mean(gpu.power_w for gpu in readings),
+        power_w=_mean(one.power_w for one in readings if one.power_w is not None),
         # The last of each process is the one with the most memory.
-        processes=tuple({process.pid: process for process in processes}.values()),
+        processes=tuple({one.pid: one for one in held}.values()),
     )
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
     return sum(known) / len(known) if known else None
 
 
-def _sparkline(index: int, samples: Sequence[GpuSample]) -> str:
+def _sparkline(readings: Sequence[GpuReading]) -> str:
     """Return a GPU's utilisation as block characters, blanks where it is unknown; of many samples means of equal
     parts."""
-    values = [gpu.utilisation for sample in samples for gpu in sample.gpus if gpu.index == index]
-    columns = min(len(values), _COLUMNS)
-    edges = [len(values) * part // max(1, columns) for part in range(columns + 1)]
-    means = [_mean(values[edges[part] : edges[part + 1]]) for part in range(columns)]
+    columns = min(len(readings), _COLUMNS)
+    edges = [len(readings) * part // max(1, columns) for part in range(columns + 1)]
+    means = [
+        _mean(one.utilisation for one in readings[edges[part] : edges[part + 1]] if one.utilisation is not None)
+        for part in range(columns)
+    ]
     return "".join(" " if one is None else _BLOCKS[round(one * (len(_BLOCKS) - 1))] for one in means)
+
+
+def _by_gpu(samples: Sequence[GpuSample]) -> list[list[GpuReading]]:
+    found: dict[int, list[GpuReading]] = {}
+    for sample in samples:
+        for one in sample.gpus:
+            found.setdefault(one.index, []).append(one)
+    return [found[index] for index in sorted(found)]
 
 
 def report_on(samples: Sequence[GpuSample], problem: str | None) -> GpuReport:
     """Say what the samples of all GPUs show."""
-    gpus = tuple(_figures(index, samples) for index in sorted({gpu.index for one in samples for gpu in one.gpus}))
+    by_gpu = _by_gpu(samples)
+    gpus = tuple(map(_figures, by_gpu))
     if not gpus:
         headline = problem or "No sample of a GPU was taken yet."
     elif problem:
@@ -324,18 +326,18 @@ def report_on(samples: Sequence[GpuSample], problem: str | None) -> GpuReport:
         more = f"; and {len(gpus) - 1} more" if len(gpus) > 1 else ""
         headline = f"GPU {gpus[0].index}, {gpus[0].name}: {gpus[0]}{more}"
     rows, bars = [], []
-    for one in gpus:
-        rows.append(Row(f"GPU {one.index}, {one.name}", str(one), one.advice, "warn" if one.advice else "ok"))
-        rows.append(Row("over time", _sparkline(one.index, samples)))
+    for one, readings in zip(gpus, by_gpu, strict=True):
+        name = f"GPU {one.index}"
+        rows.append(Row((f"{name}, {one.name}", str(one)), one.advice, "warn" if one.advice else "ok"))
+        rows.append(Row(("over time", _sparkline(readings))))
         if one.processes:
             users = (f"{used.pid} {used.name} ({format_bytes(used.memory_bytes or 0)})" for used in one.processes[:6])
-            rows.append(Row("processes", ", ".join(users)))
+            rows.append(Row(("processes", ", ".join(users))))
         if one.utilisation is not None:
-            cells = f"{one.utilisation:.0%} busy", f"{one.idle or 0:.0%} idle"
-            bars.append(Bar(f"GPU {one.index}", one.utilisation, cells))
-    return GpuReport(
-        headline=headline, bars=tuple(bars), rows=tuple(rows), gpus=gpus, samples=tuple(samples), problem=problem
-    )
+            cells = (name, f"{one.utilisation:.0%} busy", f"{one.idle or 0:.0%} idle")
+            bars.append(Row(cells, bar=one.utilisation))
+    tables = (Table(tuple(bars), numbers=frozenset({1, 2})), Table(tuple(rows)))
+    return GpuReport(headline, tables, gpus=gpus, samples=tuple(samples), problem=problem)
 
 
 @takes_names
@@ -366,41 +368,42 @@ class GpuMonitor:
         watch; a log message by default."""
         check_argument("interval_s", interval_s, "above zero")
         check_argument("timeout_s", timeout_s, "above zero")
-        self._sampling = _Sampling(interval_s, timeout_s)
+        self._interval_s, self._timeout_s = interval_s, timeout_s
         self._live = in_notebook() if live == "auto" else live
         self._notice = (lambda problem: _log.warning("GpuMonitor: %s", problem)) if notice is None else notice
+        self._problem: str | None = None
+        self._samples: list[GpuSample] = []
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        # If a monitor is dropped without being stopped, its thread must end.
-        weakref.finalize(self, _Sampling.end, self._sampling)
+        self._handle: Any = None
 
     @property
     def samples(self) -> tuple[GpuSample, ...]:
         """Return all samples so far, in order; empty without a GPU."""
-        return self._sampling.taken()
+        with self._lock:
+            return tuple(self._samples)
 
     @property
     def problem(self) -> str | None:
         """Return why nothing is sampled, or why sampling ended early; `None` if all is well."""
-        return self._sampling.problem
+        return self._problem
 
     def start(self) -> Self:
         """Start sampling, and return at once. Starting it twice is fine."""
         if self._thread is not None:
             return self
         # Not an error, because the same notebook must run on a machine without a GPU.
-        self._sampling.problem = gpu_problem()
-        if self.problem is not None:
+        self._problem = gpu_problem()
+        if self._problem is not None:
             self._give_notice()
             return self
         # The handle's `update` replaces what is shown below the cell, from any thread.
-        handle = None
-        if self._live:
-            handle = import_module("IPython.display").display(self.report(), display_id=True)
-        self._sampling.ending = ending = threading.Event()
-        # A daemon, which has no reference to the monitor: a driver may never answer, and the monitor may be dropped.
-        self._thread = threading.Thread(
-            target=self._sampling.work, args=(ending, handle), name="colabstage-gpu-monitor", daemon=True
-        )
+        self._handle = import_module("IPython.display").display(self.report(), display_id=True) if self._live else None
+        self._ending = threading.Event()
+        # A daemon, because a driver may never answer, with a weak reference, because the monitor may be dropped.
+        arguments = weakref.ref(self), self._ending, self._timeout_s
+        self._thread = threading.Thread(target=_watch, args=arguments, name="colabstage-gpu-monitor", daemon=True)
         self._thread.start()
         return self
 
@@ -409,29 +412,20 @@ class GpuMonitor:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        self._sampling.end()
-        thread.join(self._sampling.timeout_s + 1.0)
+        self._ending.set()
+        thread.join(self._timeout_s + 1.0)
         if thread.is_alive():
-            self._sampling.problem = (
-                "The driver has not answered; restart the session if a model cannot use the GPU either."
-            )
+            self._problem = "The driver has not answered; restart the session if a model cannot use the GPU either."
         self._give_notice()
-
-    def _give_notice(self) -> None:
-        if self.problem is not None:
-            self._notice(self.problem)
-            self._notice = lambda _: None
 
     def report(self) -> GpuReport:
         """Return what was seen so far."""
-        return report_on(self.samples, self.problem)
+        return report_on(self.samples, self._problem)
 
     def sparklines(self) -> str:
         """Return one line of block characters for the utilisation of each GPU."""
-        samples = self.samples
-        if not samples:
-            return self.problem or "Waiting for the GPU's first answer …"
-        return "\n".join(f"GPU {gpu.index} {_sparkline(gpu.index, samples)}" for gpu in samples[-1].gpus)
+        lines = [f"GPU {readings[0].index} {_sparkline(readings)}" for readings in _by_gpu(self.samples)]
+        return "\n".join(lines) or self._problem or "Waiting for the GPU's first answer …"
 
     def summary(self) -> str:
         """Return the figures of each GPU, and what to do if one is waiting, as text."""
@@ -440,9 +434,7 @@ class GpuMonitor:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -451,67 +443,65 @@ class GpuMonitor:
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()
 
+    def _give_notice(self) -> None:
+        if self._problem is not None:
+            self._notice(self._problem)
+            self._notice = lambda _: None
 
-@dataclass
-class _Sampling:
-    """The samples of a monitor, and the work of its thread."""
-
-    interval_s: float
-    timeout_s: float
-    problem: str | None = None
-    ending: threading.Event = field(default_factory=threading.Event)
-    _samples: list[GpuSample] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def taken(self) -> tuple[GpuSample, ...]:
+    def _add(self, gpus: tuple[GpuReading, ...], seconds: float) -> None:
         with self._lock:
-            return tuple(self._samples)
-
-    def end(self) -> None:
-        self.ending.set()
-
-    def work(self, ending: threading.Event, handle: Any) -> None:
-        # Time continues where an earlier run ended.
-        before = self.taken()
-        began = time.monotonic() - (before[-1].seconds + self.interval_s if before else 0.0)
-        try:
-            with open_gpus(timeout_s=self.timeout_s) as read:
-                self._sample(read, ending, began, handle)
-        except NotSupportedHereError as error:
-            self.problem = str(error)
-        finally:
-            self._show(handle)
-
-    def _sample(self, read: ReadGpus, ending: threading.Event, began: float, handle: Any) -> None:
-        shown = listed = -float("inf")
-        failures = 0
-        while not ending.is_set():
-            now = time.monotonic()
-            with_processes = now - listed > _PROCESSES_EVERY_S
-            try:
-                self._keep(GpuSample(now - began, read(with_processes)))
-                failures, listed = 0, now if with_processes else listed
-            except NotSupportedHereError:
-                failures += 1
-                # A single failure is common while a driver is busy; a row of them means that it is gone.
-                if failures == _MOST_FAILURES:
-                    raise
-            if now - shown > _SHOW_EVERY_S:
-                shown = now
-                self._show(handle)
-            # Minus the time of the reading, so that samples are evenly spaced.
-            ending.wait(max(0.0, self.interval_s - (time.monotonic() - now)))
-
-    def _keep(self, sample: GpuSample) -> None:
-        with self._lock:
-            self._samples.append(sample)
+            self._samples.append(GpuSample(seconds, gpus))
             if len(self._samples) >= _MOST_SAMPLES:
                 # So that hours of training keep their size, and all of them are covered.
                 del self._samples[1::2]
-                self.interval_s *= 2
+                self._interval_s *= 2
 
-    def _show(self, handle: Any) -> None:
+    def _show(self) -> None:
         # A page that was closed meanwhile must not end the sampling.
         with contextlib.suppress(Exception):
-            if handle is not None:
-                handle.update(report_on(self.taken(), self.problem))
+            if self._handle is not None:
+                self._handle.update(self.report())
+
+
+def _watch(monitor: weakref.ref[GpuMonitor], ending: threading.Event, timeout_s: float) -> None:
+    """Sample until the end, for as long as somebody has the monitor."""
+    problem = None
+    try:
+        with open_gpus(timeout_s=timeout_s) as read:
+            _sample(monitor, ending, read)
+    except NotSupportedHereError as error:
+        problem = str(error)
+    if (one := monitor()) is not None:
+        one._problem = problem
+        one._show()
+
+
+def _sample(monitor: weakref.ref[GpuMonitor], ending: threading.Event, read: ReadGpus) -> None:
+    shown = listed = -float("inf")
+    failures, wait_s, began = 0, 0.0, None
+    while not ending.wait(wait_s):
+        now = time.monotonic()
+        with_processes = now - listed > _PROCESSES_EVERY_S
+        try:
+            gpus, failures = read(with_processes), 0
+        except NotSupportedHereError:
+            # A single failure is common while a driver is busy; a row of them means that it is gone.
+            failures += 1
+            if failures == _MOST_FAILURES:
+                raise
+            gpus = ()
+        if (one := monitor()) is None:
+            return
+        if began is None:
+            # Time continues where an earlier run ended.
+            earlier = one.samples
+            began = now - (earlier[-1].seconds + one._interval_s if earlier else 0.0)
+        if gpus:
+            listed = now if with_processes else listed
+            one._add(gpus, now - began)
+        if now - shown > _SHOW_EVERY_S:
+            shown = now
+            one._show()
+        # Minus the time of the reading, so that samples are evenly spaced.
+        wait_s = max(0.0, one._interval_s - (time.monotonic() - now))
+        del one

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from array import array
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -18,21 +17,15 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.advice import Advice, ProfileFacts, Verdict, advise, format_batch, judge
-from colabstage.diagnose.loaders import (
-    View,
-    arrays_of,
-    batch_size_of,
-    end_iterator,
-    packed_instead,
-    view_of,
-)
-from colabstage.diagnose.report import Bar, Report, Row
+from colabstage.diagnose.loaders import View, arrays_of, batch_size_of, packed_instead, view_of
 from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness
 from colabstage.diagnose.stages import StackSampler
+from colabstage.diagnose.timing import Feed, time_alone, time_loop, time_step
 from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE, check_argument, refuse_argument, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.machine.resources import read_resources
 
@@ -52,9 +45,6 @@ COLOURS = {
 _OTHER = "#808890"
 # Shares of the time: the loader alone, loader and step together, the step alone, the stages.
 _PARTS = (0.25, 0.40, 0.10, 0.25)
-_LEAST_BATCHES = 3
-# In epochs of one or two batches most are an epoch's first, which do not count, so epochs are limited too.
-_MOST_EPOCHS = 20
 _RESTORE = "profile_loader(loader, step, restore=(model, optimizer))"
 _INSTEAD = {
     "seconds": "Write budget_s=…, in seconds.",
@@ -89,8 +79,7 @@ class LoaderProfile(Report):
     @property
     def stage_seconds(self) -> dict[str, float]:
         """Return the seconds that each observed stage takes alone for one batch, in the order of the stages."""
-        step_s = self.facts.step_s
-        return {**self.facts.stages, **({} if step_s is None else {"step": step_s})}
+        return _stage_seconds(self.facts)
 
 
 @takes(remedies=_INSTEAD)
@@ -153,17 +142,17 @@ def profile_loader(
 def describe(facts: ProfileFacts, notes: tuple[str, ...] = ()) -> LoaderProfile:
     """Judge what was measured."""
     verdict, advice = judge(facts), advise(facts)
-    rows = [Row(name, text) for name, text in _figures(facts)]
-    rows += [Row(f"at most {one.gain:.1f}×", one.argument, one.why, "change") for one in advice]
-    profile = LoaderProfile(
-        headline=verdict.sentence, rows=tuple(rows), notes=notes, facts=facts, verdict=verdict, advice=advice
-    )
     bars = [
-        Bar(name, seconds, (f"{format_batch(seconds)} a batch",), COLOURS.get(name, _OTHER))
-        for name, seconds in profile.stage_seconds.items()
+        Row((name, f"{format_batch(seconds)} a batch"), bar=seconds, colour=COLOURS.get(name, _OTHER))
+        for name, seconds in _stage_seconds(facts).items()
     ]
-    object.__setattr__(profile, "bars", tuple(bars))
-    return profile
+    changes = [Row((f"at most {one.gain:.1f}×", one.argument), one.why, "change") for one in advice]
+    tables = (Table(tuple(bars), numbers=frozenset({1})), Table((*map(Row, _figures(facts)), *changes)))
+    return LoaderProfile(verdict.sentence, tables, notes, facts=facts, verdict=verdict, advice=advice)
+
+
+def _stage_seconds(facts: ProfileFacts) -> dict[str, float]:
+    return {**facts.stages, **({} if facts.step_s is None else {"step": facts.step_s})}
 
 
 def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
@@ -177,7 +166,7 @@ def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
         yield "loader alone", f"{format_batch(facts.alone_s)} a batch"
         headroom = f", {facts.batch_samples / facts.step_s:,.0f} samples/s" if facts.step_s else ""
         yield "step alone", f"{format_batch(facts.step_s)} a batch{headroom}"
-        yield "waiting for batches", f"{min(1.0, facts.wait_s / facts.both_s):.0%} of the time"
+        yield "waiting for batches", f"{min(1.0, facts.wait_s / (facts.both_s or math.inf)):.0%} of the time"
     # Below that nobody notices it, and the line would only be one more to read.
     if facts.start_s > 0.05:
         yield "start of an epoch", format_duration(facts.start_s)
@@ -203,48 +192,12 @@ def check_step(step: object) -> None:
         raise OptionError(msg) from None
 
 
-class _Feed:
-    """Batches of consecutive epochs; `first` tells whether the last one was its epoch's first."""
-
-    def __init__(self, start: Callable[[], Iterator[Any]], *, once: bool, clock: Clock) -> None:
-        self.first = False
-        self.first_s = array("d")
-        self._start, self._once, self._now = start, once, clock.now
-        self._iterator: Iterator[Any] | None = None
-
-    def take(self) -> Any:
-        """Return the next batch."""
-        if self._iterator is not None:
-            try:
-                batch = next(self._iterator)
-            except StopIteration:
-                self.close()
-                if self._once:
-                    raise
-            else:
-                self.first = False
-                return batch
-        began = self._now()
-        self._iterator = self._start()
-        batch = next(self._iterator)
-        self.first = True
-        self.first_s.append(self._now() - began)
-        return batch
-
-    def close(self) -> None:
-        """End the running epoch and its workers."""
-        iterator, self._iterator = self._iterator, None
-        if not self._once:
-            end_iterator(iterator)
-
-
 class Runs:
     """The runs of one profile, and how often they ran the step."""
 
     def __init__(self, view: View, step: Callable[[Any], object] | None, clock: Clock) -> None:
         self.steps = 0
-        self._view, self._step = view, step
-        self._now, self._clock = clock.now, clock
+        self._view, self._step, self._clock = view, step, clock
 
     def measure(self, budget_s: float, prefixes: Mapping[str, Iterable[Any]]) -> ProfileFacts:
         """Run the loader, and the step, for about `budget_s` seconds."""
@@ -252,9 +205,9 @@ class Runs:
         # Without a step the loader has the time of its runs.
         parts = _PARTS if together else (_PARTS[0] + _PARTS[1], 0.0, 0.0, _PARTS[2] + _PARTS[3])
         alone_s, both_s, step_s, stages_s = (part * budget_s for part in parts)
-        feed = _Feed(view.start, once=view.once, clock=self._clock)
+        feed = Feed(view.start, self._clock, once=view.once)
         with closing(view), closing(feed):
-            load_s, whole = self._alone(feed, alone_s)
+            load_s, whole = time_alone(feed, alone_s)
             samples, nbytes = batch_size_of(whole)
             starts = feed.first_s[1:] or feed.first_s
             facts = replace(
@@ -267,8 +220,18 @@ class Runs:
                 start_s=max(0.0, sum(starts) / len(starts) - load_s),
             )
             if together:
-                facts = self._together(facts, feed, whole, both_s)
-                facts = replace(facts, step_s=self._repeat(self._take_step, whole, step_s))
+                # The first step compiles, allocates and warms up.
+                self._take_step(whole)
+                ahead = facts.workers * facts.prefetch
+                # The start of an epoch is counted separately, unless nothing else is left.
+                loop = time_loop(feed, self._take_step, both_s, ahead=ahead, with_starts=facts.batches == 1)
+                facts = replace(
+                    facts,
+                    both_s=loop.both_s or load_s,
+                    wait_s=loop.wait_s,
+                    busy_s=loop.busy_s,
+                    step_s=time_step(self._take_step, whole, step_s, self._clock),
+                )
             del whole
         torch = sys.modules.get("torch")
         return replace(
@@ -281,74 +244,6 @@ class Runs:
             has_gpu=torch is not None and torch.cuda.is_available(),
         )
 
-    def _alone(self, feed: _Feed, seconds: float) -> tuple[float, Any]:
-        """Take batches without using them; return the mean time of those that were not an epoch's first, and a full
-        batch, because an epoch's last one may have fewer samples."""
-        gaps, whole, most, taken = array("d"), None, -1, 0
-        deadline = self._now() + seconds
-        while len(gaps) < _LEAST_BATCHES or self._now() < deadline:
-            began = self._now()
-            try:
-                batch = feed.take()
-            except StopIteration:
-                break
-            taken += 1
-            if not feed.first:
-                gaps.append(self._now() - began)
-            elif taken > 1 and self._now() > deadline:
-                break  # epochs of one or two batches
-            # Between two measurements. The other batches are released, because their memory may be reused.
-            if taken <= 16 and (samples := batch_size_of(batch)[0]) > most:
-                whole, most = batch, samples
-            del batch
-        if not taken:
-            msg = "The loader has no batches, so there is nothing to measure. Check its dataset and its sampler."
-            raise OptionError(msg)
-        # If an epoch is one batch, all are first ones; the very first also opened files and started threads.
-        kept = gaps or feed.first_s[1:] or feed.first_s
-        return sum(kept) / len(kept), whole
-
-    def _together(self, facts: ProfileFacts, feed: _Feed, whole: Any, seconds: float) -> ProfileFacts:
-        """Take batches and do the step with each, as a training loop does."""
-        # The first step compiles, allocates and warms up.
-        self._take_step(whole)
-        waits, busy = array("d"), array("d")
-        firsts, now, began = 0, self._now, self._now()
-        while len(busy) < _LEAST_BATCHES or now() - began < seconds:
-            asked = now()
-            try:
-                batch = feed.take()
-            except StopIteration:
-                break
-            given = now()
-            self._take_step(batch)
-            done = now()
-            del batch
-            # The start of an epoch is counted separately, unless epochs are so short that nothing else is left.
-            firsts += feed.first
-            if not feed.first or facts.batches == 1:
-                waits.append(given - asked)
-                busy.append(done - given)
-            if firsts > _MOST_EPOCHS and done - began > seconds:
-                break
-        _synchronise()
-        # The first batches were prepared in advance, and do not count if enough others are left.
-        ahead = facts.workers * facts.prefetch
-        first = ahead if len(busy) > 3 * ahead else len(busy) // 3
-        wait_s, busy_s = (sum(some[first:]) / max(1, len(some) - first) for some in (waits, busy))
-        return replace(facts, both_s=wait_s + busy_s or facts.load_s, wait_s=wait_s, busy_s=busy_s)
-
-    def _repeat(self, work: Callable[[Any], object], batch: Any, seconds: float) -> float:
-        """Return the mean seconds of work that is done with one batch again and again."""
-        # CUDA returns before the work is done; without waiting here, an earlier queue would be measured.
-        _synchronise()
-        count, began = 0, self._now()
-        while count < _LEAST_BATCHES or self._now() - began < seconds:
-            work(batch)
-            count += 1
-        _synchronise()
-        return (self._now() - began) / count
-
     def _take_step(self, batch: Any) -> None:
         if self._step is not None:
             self.steps += 1
@@ -360,15 +255,15 @@ class Runs:
         # One that is used up cannot run again with a sampler, and TensorFlow's threads have no Python stacks.
         if view.once or view.facts.kind == "tf.data":
             return {}
-        feed = _Feed(view.alone or view.start, once=False, clock=self._clock)
+        feed = Feed(view.alone or view.start, self._clock)
         sampler = StackSampler(view.known, get_ident())
         with closing(view), closing(feed):
             if view.alone is not None:
                 # Half of the time without a sampler, for the true time of a batch that one process makes.
                 seconds /= 2
-                load_s = self._alone(feed, seconds)[0]
+                load_s = time_alone(feed, seconds)[0]
             with sampler:
-                self._alone(feed, seconds)
+                time_alone(feed, seconds)
         # Scaled to the measured time, because sampling makes everything slower by about the same factor.
         sampled = sum(sampler.seconds.values())
         ordered = sorted(sampler.seconds.items(), key=lambda item: list(COLOURS).index(item[0]))
@@ -380,8 +275,8 @@ class Runs:
         took = dict.fromkeys(starts, math.inf)
         # By turns, and the shorter time counts: other work on the machine can only add to it.
         for name, start in [*starts.items()] * 2:
-            with closing(_Feed(start, once=False, clock=self._clock)) as feed:
-                took_s, batch = self._alone(feed, seconds / 2 / len(starts))
+            with closing(Feed(start, self._clock)) as feed:
+                took_s, batch = time_alone(feed, seconds / 2 / len(starts))
             if (found := batch_size_of(batch)[0]) != samples:
                 expected = f"batches of {samples} samples, as the loader gives"
                 refuse_argument(f"prefixes[{name!r}]", found, expected, remedy=f"Append .batch({samples}) to it.")
@@ -400,9 +295,3 @@ def _image_size(batch: Any) -> tuple[int, int] | None:
     # There are at most four channels; no image is that low.
     height, width = shape[2:] if shape[1] <= 4 else shape[1:3]
     return int(height), int(width)
-
-
-def _synchronise() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()

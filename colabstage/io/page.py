@@ -18,7 +18,6 @@ import base64
 import contextvars
 import html
 import io
-import itertools
 import logging
 import re
 import sys
@@ -92,12 +91,8 @@ _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 
 def page(headline: str, body: str) -> str:
     """Return a report as HTML: `headline` is plain text, `body` is HTML."""
-    return f"{STYLE}<div class='cs-report'>{heading(headline)}{left_aligned(body)}</div>"
-
-
-def heading(text: str) -> str:
-    """Return a line of plain text as an HTML heading."""
-    return f"<div class='cs-head'><strong>{html.escape(text)}</strong></div>"
+    head = f"<div class='cs-head'><strong>{html.escape(headline)}</strong></div>"
+    return f"{STYLE}<div class='cs-report'>{head}{left_aligned(body)}</div>"
 
 
 def left_aligned(body: str) -> str:
@@ -112,37 +107,6 @@ def left_aligned(body: str) -> str:
         return f"<{cell[1]}{rest}{style}{look};{more}>" if style else f"<{cell[1]}{rest} style='{look}'>"
 
     return _CELL.sub(aligned, body)
-
-
-def facts_table(facts: Iterable[tuple[str, str]]) -> str:
-    """Return names and their values, both plain text, as an HTML table; nothing for none."""
-    rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in facts)
-    return f"<table>{rows}</table>" if rows else ""
-
-
-def table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    numbers: frozenset[int] = frozenset(),
-    below: Sequence[str] = (),
-) -> str:
-    """Return plain text in columns, as HTML; the columns in `numbers`, counted from 0, are right-aligned.
-
-    `below`: for each row a text that goes under it, across all columns; an empty one takes no room.
-    """
-    marks = [" class='cs-number'" if column in numbers else "" for column in range(len(head))]
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return "".join(f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
-
-    def under(text: str) -> str:
-        return f"<tr class='cs-below'><td colspan='{len(head)}'>{html.escape(text)}</td></tr>" if text else ""
-
-    body = "".join(
-        f"<tr>{line('td', row)}</tr>{under(text)}" for row, text in itertools.zip_longest(rows, below, fillvalue="")
-    )
-    return f"<table><tr>{line('th', head)}</tr>{body}</table>"
 
 
 def notes(lines: Iterable[str]) -> str:

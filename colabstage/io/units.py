@@ -87,9 +87,11 @@ def parse_fractions(text: str) -> dict[str, float] | list[float] | float:
 def format_duration(seconds: float) -> str:
     """Write a time span the way people say it.
 
-    >>> [format_duration(t) for t in (0.0042, 0.5, 42.0, 192.0, 7260.0)]
-    ['4.2 ms', '0.50 s', '42.0 s', '3 min 12 s', '2 h 1 min']
+    >>> [format_duration(t) for t in (0.000042, 0.0042, 0.5, 42.0, 192.0, 7260.0)]
+    ['42.0 µs', '4.2 ms', '0.50 s', '42.0 s', '3 min 12 s', '2 h 1 min']
     """
+    if 0 < seconds < 0.00009995:
+        return f"{seconds * 1_000_000:.1f} µs"
     if seconds < 0.09995:
         return f"{seconds * 1000:.1f} ms"
     if seconds < 9.995:
@@ -171,22 +173,3 @@ def format_rate(amount: float, seconds: float, unit: str) -> str:
     if unit == "B":
         return f"{format_bytes(rate)}/s"
     return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
-
-
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: frozenset[int] = frozenset()) -> str:
-    """Write rows in columns under their heads; the columns in `numbers`, counted from 0, are right-aligned.
-
-    >>> print(text_table(("split", "rows"), [("train", "800"), ("test", "90")], numbers=frozenset({1})))
-    split  rows
-    train   800
-    test     90
-    """
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = (
-        "  ".join(
-            cell.rjust(width) if at in numbers else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (head, *rows)
-    )
-    return "\n".join(lines)

@@ -12,8 +12,8 @@ from colabstage.errors import OptionError
 from colabstage.h5.info import NamedFields
 from colabstage.io.arguments import check_argument, takes
 from colabstage.io.boundary import typed
-from colabstage.io.page import facts_table, page
 from colabstage.io.pipeline import ThreadPool
+from colabstage.io.report import Report, facts
 from colabstage.io.units import format_bytes
 from colabstage.io.whole_imports import refuse_import
 from colabstage.load.reading.reader import SplitReader
@@ -301,7 +301,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return f"dataset_h5('{self.reader.path}', {self._which()}): {facts}"
 
     def _repr_html_(self) -> str:
-        return page(f"dataset_h5, {self._which()}", facts_table([("file", str(self.reader.path)), *self._facts()]))
+        known = facts([("file", str(self.reader.path)), *self._facts()])
+        return Report(f"dataset_h5, {self._which()}", (known,))._repr_html_()
 
     def _which(self) -> str:
         """Return the arguments that say which samples of the file these are."""

@@ -24,9 +24,9 @@ except ImportError as error:
 from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, takes, whole_number
 from colabstage.io.boundary import typed
 from colabstage.io.given import show_content
-from colabstage.io.page import facts_table, notes, page
 from colabstage.io.pipeline import SOLO
 from colabstage.io.progress import Demand
+from colabstage.io.report import Report, facts
 from colabstage.io.units import format_count
 from colabstage.load.ahead import Ahead, Iterated, Iteration
 from colabstage.load.arrival import Announced, FirstEpochOrder, mixing_of, order_of
@@ -737,10 +737,8 @@ class Loader(Iterated, _Base):
         return f"Loader of {self.dataset!r}\n  {self._described}"
 
     def _repr_html_(self) -> str:
-        shown = notes([repr(self.dataset)])
-        return page(
-            "Loader", (notes([self._described]) if self._machine is None else facts_table(self.plan.facts)) + shown
-        )
+        known = facts([("plan", self._described)] if self._machine is None else self.plan.facts)
+        return Report("Loader", (known,), (repr(self.dataset),))._repr_html_()
 
     @property
     def _described(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from colabstage.io.page import facts_table, page
+from colabstage.io.report import Report, facts
 from colabstage.io.units import format_count
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class LoaderPlan:
         return [(name, str(choice)) for name, choice in chosen.items() if choice is not None]
 
     def _repr_html_(self) -> str:
-        return page(f"LoaderPlan: {self.strategy}", facts_table(self.facts))
+        return Report(f"LoaderPlan: {self.strategy}", (facts(self.facts),))._repr_html_()
 
     def __str__(self) -> str:
         _, _, *others = self.facts

@@ -1,3 +1,1 @@
-"""User interfaces: the command line, the demo, the form and browser in a notebook, plots. No lower layer imports
-them.
-"""
+"""What notebooks show: the staging form, the browser of samples, and plots."""

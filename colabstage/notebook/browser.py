@@ -1,8 +1,7 @@
 """`browse_dataset`: the position in a dataset, the browser's widgets, and what each button does.
 
 A page is one HTML text, not a widget for each sample, so it arrives in one message. The widgets are created once, and
-are limited to those of ipywidgets 7.7, which Colab has. Invisible buttons lie over the grid and the bars, so a click on
-a picture reaches Python in every notebook, without a script.
+are limited to those of ipywidgets 7.7, which Colab has.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
 from colabstage.io.page import COLOURS, STYLE, TEXT_COLOUR, notes
 from colabstage.io.units import format_count
-from colabstage.notebook.form import as_images, show_with_picture
 from colabstage.notebook.grid import LARGE_PX, THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
 from colabstage.notebook.samples import Sample, SplitClasses, open_splits, read_labels, read_samples
+from colabstage.notebook.saved import as_images, show_with_picture, widget_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -200,27 +199,40 @@ def bar_order(counts: NDArray[np.int64]) -> list[int]:
     return [int(number) for number in np.argsort(-counts, kind="stable")]
 
 
+class Overlay:
+    """HTML with an invisible button over each of its cells, so that a click on a picture reaches Python in every
+    notebook, without a script."""
+
+    def __init__(self, widgets: Any, kind: str, count: int, tooltip: str, press: Callable[[int], None]) -> None:
+        """Make `count` buttons, which are shown or hidden: creating a widget again costs a message and a flicker."""
+        self.drawn = widgets.HTML()
+        self.buttons = [_bare_button(widgets, tooltip, lambda n=number: press(n)) for number in range(count)]
+        over = widgets.Box(self.buttons)
+        over.add_class("cs-over")
+        over.add_class(f"cs-over-{kind}")
+        self.widget = widgets.Box([self.drawn, over])
+        self.widget.add_class("cs-stack")
+
+    def show(self, drawn: str, count: int) -> None:
+        """Draw so many cells."""
+        self.drawn.value = drawn
+        for number, button in enumerate(self.buttons):
+            # A button over an empty cell would open the wrong one.
+            _set_shown(button, number < count)
+
+
 class Bars:
-    """The bars, with invisible buttons over them."""
+    """The classes as bars, a search field, and pages of them where they are many."""
 
     def __init__(self, widgets: Any, choose: Callable[[int | None], None]) -> None:
         """Make the widgets."""
         self._choose = choose
-        self._labels: SplitClasses | None = None
+        self._labels = SplitClasses()
         self._chosen: int | None = None
         self._start = 0
-        self._order: list[int] = []
         self._found: list[int] = []
-        self._drawn = widgets.HTML()
-        # Created once and shown or hidden: creating a widget again costs a message and a flicker.
-        self._buttons = [widgets.Button(tooltip="Show only this class, or all again") for _ in range(_AT_A_TIME)]
-        for place, button in enumerate(self._buttons):
-            button.on_click(lambda _, place=place: self._press(place))
-        over = widgets.Box(self._buttons)
-        over.add_class("cs-over")
-        over.add_class("cs-over-bars")
-        stack = widgets.Box([self._drawn, over])
-        stack.add_class("cs-stack")
+        tooltip = "Show only this class, or all again"
+        self._bars = Overlay(widgets, "bars", _AT_A_TIME, tooltip, self._press)
         self._search = widgets.Text(placeholder="find a class")
         self._search.layout.width = "auto"
         self._search.observe(lambda _: self._find(), "value")
@@ -228,57 +240,47 @@ class Bars:
         self._on = _button(widgets, "›", "The next classes", lambda: self._turn(_AT_A_TIME))
         self._place = widgets.Label()
         self._pager = widgets.HBox([self._back, self._on, self._place])
-        self.widget = widgets.VBox([self._search, stack, self._pager])
-        self.widget.layout.flex = "0 1 190px"
-        self.widget.layout.min_width = "150px"
+        self.widget = widgets.VBox([self._search, self._bars.widget, self._pager])
+        self.widget.layout.flex, self.widget.layout.min_width = "0 1 190px", "150px"
         self.widget.layout.margin = "0 14px 0 0"
 
     def show(self, labels: SplitClasses, chosen: int | None) -> None:
         """Draw the bars of a split."""
         another, self._labels, self._chosen = labels is not self._labels, labels, chosen
-        # Another split: its bars start from the first again.
         if another:
-            self._start, self._order = 0, bar_order(labels.counts)
-            self._found = self._order
             self._search.value = ""
-        self._draw(labels)
+            self._find()
+        else:
+            self._draw()
 
-    def _draw(self, labels: SplitClasses) -> None:
-        shown = self._shown()
+    def _draw(self) -> None:
+        labels, shown, found = self._labels, self._shown(), len(self._found)
         bars = [(labels.names[number], int(labels.counts[number]), number == self._chosen) for number in shown]
-        self._drawn.value = draw_bars(bars, int(labels.counts.max(initial=0)))
-        for place, button in enumerate(self._buttons):
-            button.layout.display = "" if place < len(shown) else "none"
-        self.widget.layout.display = "" if labels.names else "none"
-        many = len(labels.names) > _AT_A_TIME
-        self._search.layout.display = self._pager.layout.display = "" if many else "none"
-        if many:
-            self._back.disabled = self._start == 0
-            self._on.disabled = self._start + _AT_A_TIME >= len(self._found)
-            end = self._start + len(shown)
-            words = f"{self._start + 1:,} to {end:,} of {len(self._found):,}"
-            self._place.value = words if shown else "none of this name"
+        self._bars.show(draw_bars(bars, int(labels.counts.max(initial=0))), len(shown))
+        _set_shown(self.widget, bool(labels.names))
+        for one in (self._search, self._pager):
+            _set_shown(one, len(labels.names) > _AT_A_TIME)
+        self._back.disabled, self._on.disabled = self._start == 0, self._start + _AT_A_TIME >= found
+        place = f"{self._start + 1:,} to {self._start + len(shown):,} of {found:,}"
+        self._place.value = place if shown else "none of this name"
 
     def _shown(self) -> list[int]:
         return self._found[self._start : self._start + _AT_A_TIME]
 
     def _press(self, place: int) -> None:
-        if self._labels is not None:
-            number = self._shown()[place]
-            self._choose(None if number == self._chosen else number)
+        number = self._shown()[place]
+        self._choose(None if number == self._chosen else number)
 
     def _find(self) -> None:
         """Show only classes whose names contain the typed text, in the same order."""
-        if self._labels is not None:
-            typed, names = self._search.value.strip().casefold(), self._labels.names
-            self._found = [number for number in self._order if typed in names[number].casefold()]
-            self._start = 0
-            self._draw(self._labels)
+        typed, names = self._search.value.strip().casefold(), self._labels.names
+        self._found = [number for number in bar_order(self._labels.counts) if typed in names[number].casefold()]
+        self._start = 0
+        self._draw()
 
     def _turn(self, by: int) -> None:
-        if self._labels is not None:
-            self._start = max(0, min(self._start + by, (len(self._found) - 1) // _AT_A_TIME * _AT_A_TIME))
-            self._draw(self._labels)
+        self._start = max(0, min(self._start + by, (len(self._found) - 1) // _AT_A_TIME * _AT_A_TIME))
+        self._draw()
 
 
 @takes()
@@ -337,18 +339,23 @@ class DatasetBrowser:
         self._quiet = False
         self._page_html = ""
         self._message = widgets.HTML()
-        self._bars = Bars(widgets, self._press_class)
-        self._make_filters(widgets)
-        self._make_pager(widgets)
-        self._make_grid(widgets)
-        self._make_large(widgets)
-        right = widgets.VBox([self._filters, self._message, self._grid_box, self._large_box])
-        right.layout.flex = "1 1 360px"
+        self._bars = Bars(widgets, lambda number: self._do(state.choose_class, number))
+        self._grid = Overlay(widgets, "grid", state.page_size, "Show this sample large", self._press_picture)
+        self._legend, self._large = widgets.HTML(), widgets.HTML()
+        filters, pager = self._make_filters(widgets), self._make_pager(widgets)
+        self._grid_box = widgets.VBox([pager, self._grid.widget, self._legend])
+        back = "Back to the page", "Show the page that this sample is on"
+        buttons = [
+            _button(widgets, *back, lambda: self._do(state.turn_to, state.page), wide=True),
+            _button(widgets, "‹", "Sample before", lambda: self._do(state.enlarge, (state.place or 0) - 1)),
+            _button(widgets, "›", "Next sample", lambda: self._do(state.enlarge, (state.place or 0) + 1)),
+        ]
+        self._large_box = widgets.VBox([widgets.HBox(buttons), self._large])
+        right = widgets.VBox([filters, self._message, self._grid_box, self._large_box])
         # Otherwise a long class name would push the grid out of the cell.
-        right.layout.min_width = "0"
+        right.layout.flex, right.layout.min_width = "1 1 360px", "0"
         body = widgets.HBox([self._bars.widget, right])
-        body.layout.flex_flow = "row wrap"
-        body.layout.align_items = "flex-start"
+        body.layout.flex_flow, body.layout.align_items = "row wrap", "flex-start"
         self.widget = widgets.VBox([widgets.HTML(BROWSE_STYLE), body])
         self.widget.add_class("cs-browse")
         self.show()
@@ -367,12 +374,10 @@ class DatasetBrowser:
         self._follow()
 
     def _draw(self) -> None:
-        state = self.state
-        layout = state.source.layout
-        large = state.row is not None
-        self._grid_box.layout.display = "none" if large else ""
+        state, layout = self.state, self.state.source.layout
         # Hidden, not removed, so that the page behind it is back at once.
-        self._large_box.layout.display = "" if large else "none"
+        _set_shown(self._grid_box, state.row is None)
+        _set_shown(self._large_box, state.row is not None)
         if state.row is not None:
             (sample,) = state.read([state.row], LARGE_PX)
             if isinstance(sample, Sample):
@@ -381,15 +386,11 @@ class DatasetBrowser:
                 drawn = draw_grid([sample], classes=state.classes, layout=layout)
             self._large.value = f"<div class='cs-report'>{drawn}</div>"
             return
-        rows = state.rows
-        samples = state.read(rows, THUMB_PX)
+        samples = state.read(state.rows, THUMB_PX)
         # Kept for saved notebooks, which do not render widgets and show the last page.
         self._page_html = draw_grid(samples, classes=state.classes, layout=layout)
-        self._grid.value = self._page_html
+        self._grid.show(self._page_html, len(samples))
         self._legend.value = draw_legend([one for one in samples if isinstance(one, Sample)], classes=state.classes)
-        for number, button in enumerate(self._pictures):
-            # The last page has fewer samples; a button over an empty cell would open the wrong one.
-            button.layout.display = "" if number < len(rows) else "none"
 
     def _sentence(self) -> str:
         state = self.state
@@ -399,65 +400,45 @@ class DatasetBrowser:
         why = f" No filter by class: {state.labels.why_none}." if state.labels.why_none else ""
         return f"{state.source.name}: {format_count(state.count, 'samples')}{chosen} in {state.split}{few}.{why}"
 
-    def _make_filters(self, widgets: Any) -> None:
-        rows = self.state.source.rows
-        self._split = widgets.Dropdown(
-            options=[(f"{name} ({count:,})", name) for name, count in rows.items()], value=self.state.split
-        )
+    def _make_filters(self, widgets: Any) -> Any:
+        state = self.state
+        options = [(f"{name} ({count:,})", name) for name, count in state.source.rows.items()]
+        self._split = widgets.Dropdown(options=options, value=state.split)
         self._row = widgets.BoundedIntText(min=0, max=0, continuous_update=False)
         self._split.layout.width, self._row.layout.width = "150px", "90px"
-        self._split.observe(self._heard(self._press_split), "value")
-        self._row.observe(self._heard(self._press_row), "value")
-        self._filters = widgets.HBox([self._split, widgets.HBox([widgets.Label("sample"), self._row])])
-        self._filters.layout.flex_flow = "row wrap"
+        self._split.observe(self._when_chosen(state.choose_split), "value")
+        self._row.observe(self._when_chosen(state.go_to_row), "value")
+        filters = widgets.HBox([self._split, widgets.HBox([widgets.Label("sample"), self._row])])
+        filters.layout.flex_flow = "row wrap"
+        return filters
 
-    def _make_pager(self, widgets: Any) -> None:
+    def _make_pager(self, widgets: Any) -> Any:
         state = self.state
-        self._first = _button(widgets, "«", "First page", lambda: self._turn(0))
-        self._back = _button(widgets, "‹", "Page before", lambda: self._turn(state.page - 1))
-        self._on = _button(widgets, "›", "Next page", lambda: self._turn(state.page + 1))
-        self._last = _button(widgets, "»", "Last page", lambda: self._turn(state.pages - 1))
+        self._first = _button(widgets, "«", "First page", lambda: self._do(state.turn_to, 0))
+        self._back = _button(widgets, "‹", "Page before", lambda: self._do(state.turn_to, state.page - 1))
+        self._on = _button(widgets, "›", "Next page", lambda: self._do(state.turn_to, state.page + 1))
+        self._last = _button(widgets, "»", "Last page", lambda: self._do(state.turn_to, state.pages - 1))
         self._page = widgets.BoundedIntText(min=1, max=1, value=1, continuous_update=False)
         self._page.layout.width = "80px"
-        self._page.observe(self._heard(lambda number: self._turn(number - 1)), "value")
+        self._page.observe(self._when_chosen(lambda number: state.turn_to(number - 1)), "value")
         self._of = widgets.Label(layout=widgets.Layout(flex="0 0 auto"))
-        self._pager = widgets.HBox([self._first, self._back, self._page, self._of, self._on, self._last])
+        return widgets.HBox([self._first, self._back, self._page, self._of, self._on, self._last])
 
-    def _make_grid(self, widgets: Any) -> None:
-        self._grid, self._legend = widgets.HTML(), widgets.HTML()
-        self._pictures = [
-            _bare_button(widgets, "Show this sample large", lambda number=number: self._press_picture(number))
-            for number in range(self.state.page_size)
-        ]
-        over = widgets.Box(self._pictures)
-        over.add_class("cs-over")
-        over.add_class("cs-over-grid")
-        stack = widgets.Box([self._grid, over])
-        stack.add_class("cs-stack")
-        self._grid_box = widgets.VBox([self._pager, stack, self._legend])
+    def _do(self, move: Callable[[Any], None], where: Any) -> None:
+        """Move to another position, and show it."""
+        move(where)
+        self.show()
 
-    def _make_large(self, widgets: Any) -> None:
-        self._large = widgets.HTML()
-        buttons = [
-            _button(
-                widgets,
-                "Back to the page",
-                "Show the page that this sample is on",
-                lambda: self._turn(self.state.page),
-                wide=True,
-            ),
-            _button(widgets, "‹", "Sample before", lambda: self._step(-1)),
-            _button(widgets, "›", "Next sample", lambda: self._step(1)),
-        ]
-        self._large_box = widgets.VBox([widgets.HBox(buttons), self._large])
+    def _press_picture(self, number: int) -> None:
+        self._do(self.state.enlarge, self.state.page * self.state.page_size + number)
 
-    def _heard(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Wrap a callback so that it reacts to people, not to our own changes of the widgets."""
+    def _when_chosen(self, move: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Return a callback that reacts to people, not to our own changes of the widgets."""
 
         def react(change: Any) -> None:
             # ipywidgets reports values that we set like those that a person chooses.
             if not self._quiet:
-                act(change["new"])
+                self._do(move, change["new"])
 
         return react
 
@@ -466,40 +447,15 @@ class DatasetBrowser:
         state = self.state
         self._quiet = True
         try:
-            self._page.max = state.pages
-            self._page.value = state.page + 1
+            self._page.max, self._page.value = state.pages, state.page + 1
             self._of.value = f"of {state.pages:,}"
             self._row.max = max(0, state.source.rows[state.split] - 1)
             if state.row is not None:
                 self._row.value = state.row
-            for button, end in ((self._first, 0), (self._back, 0), (self._on, -1), (self._last, -1)):
-                button.disabled = state.page == (end if end == 0 else state.pages - 1)
+            self._first.disabled = self._back.disabled = state.page == 0
+            self._on.disabled = self._last.disabled = state.page == state.pages - 1
         finally:
             self._quiet = False
-
-    def _press_split(self, split: str) -> None:
-        self.state.choose_split(split)
-        self.show()
-
-    def _press_class(self, number: int | None) -> None:
-        self.state.choose_class(number)
-        self.show()
-
-    def _press_row(self, row: int) -> None:
-        self.state.go_to_row(row)
-        self.show()
-
-    def _press_picture(self, number: int) -> None:
-        self.state.enlarge(self.state.page * self.state.page_size + number)
-        self.show()
-
-    def _step(self, by: int) -> None:
-        self.state.enlarge((self.state.place or 0) + by)
-        self.show()
-
-    def _turn(self, page: int) -> None:
-        self.state.turn_to(page)
-        self.show()
 
     def __repr__(self) -> str:
         return f"DatasetBrowser: {self._sentence()}"
@@ -513,12 +469,11 @@ class DatasetBrowser:
         show_with_picture(self.widget, self._repr_html_(), repr(self))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        return {
-            "application/vnd.jupyter.widget-view+json": view,
-            "text/html": self._repr_html_(),
-            "text/plain": repr(self),
-        }
+        return {**widget_view(self.widget), "text/html": self._repr_html_(), "text/plain": repr(self)}
+
+
+def _set_shown(widget: Any, shown: bool) -> None:
+    widget.layout.display = "" if shown else "none"
 
 
 def _button(widgets: Any, text: str, tooltip: str, act: Callable[[], None], *, wide: bool = False) -> Any:

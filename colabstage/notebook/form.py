@@ -1,19 +1,15 @@
 """`stage_form`: fields, the same call as a line of Python, and buttons to plan, to stage and to cancel.
 
-The work is done in a thread, so the kernel stays free and buttons respond. A picture is stored with each widget, for
-pages without a running kernel.
+The work is done in a thread, so the kernel stays free and buttons respond.
 """
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import contextvars
 import html
 import inspect
-import re
 import threading
-import uuid
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
@@ -24,6 +20,7 @@ from colabstage.io.page import COLOURS, STYLE, Board, panel_html
 from colabstage.io.progress import Cancellation
 from colabstage.io.redaction import hide_secrets
 from colabstage.io.units import parse_bytes, parse_fractions, parse_sides
+from colabstage.notebook.saved import show_with_picture
 from colabstage.pack.options import split_fractions, square
 from colabstage.stage.request import FormArguments, Keep, Verify, make_request
 
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from colabstage.io.page import Row
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
-
 
 # The width that most formatters wrap at.
 _LONGEST_LINE = 88
@@ -45,6 +41,9 @@ _ERRORS = ("raise", "skip", "skip:1%")
 _NAME_PX = 84
 # Two fields are side by side, in the folded part too.
 _FIELD_PX = 335
+_WIDTH = "720px"
+# The most used arguments; the others are folded.
+_FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
 
 
 def read_source(text: str) -> str | list[str]:
@@ -56,19 +55,9 @@ def read_source(text: str) -> str | list[str]:
     return lines[0] if len(lines) == 1 else lines
 
 
-def write_source(source: Any) -> str:
-    """Return the text for `source`."""
-    return "\n".join(map(str, source)) if isinstance(source, list | tuple) else str(source)
-
-
 def read_size(text: str) -> tuple[int, int] | None:
     """Read `256x320` as (height, width), `256` as a square, nothing as `None`."""
     return None if not text.strip() else parse_sides(text)
-
-
-def write_size(size: tuple[int, int] | None) -> str:
-    """Return the text for `size`."""
-    return "" if size is None else f"{size[0]}x{size[1]}"
 
 
 def read_splits(text: str) -> dict[str, float] | None:
@@ -76,28 +65,41 @@ def read_splits(text: str) -> dict[str, float] | None:
     return None if not text.strip() else dict(split_fractions(parse_fractions(text)) or ())
 
 
-def write_splits(splits: Mapping[str, float] | None) -> str:
-    """Return the text for `splits`."""
-    return "" if splits is None else ",".join(f"{name}={fraction:g}" for name, fraction in splits.items())
-
-
-def read_place(text: str) -> str | None:
-    """Read a folder, or `auto`; an empty text is `None`."""
+def read_text(text: str) -> str | None:
+    """Read a text; an empty one is `None`."""
     return text.strip() or None
 
 
 def read_limit(text: str) -> str | None:
     """Read a disk limit, such as `20GB`; an empty text is `None`."""
-    limit = read_place(text)
+    limit = read_text(text)
     # Reported while typing, as for image sizes, not only when staging starts.
     if limit is not None:
         parse_bytes(limit, "disk_limit")
     return limit
 
 
-def write_place(place: Any) -> str:
-    """Return the text for `place`."""
-    return "" if place is None else str(place)
+def write_text(value: Any) -> str:
+    """Return the text of a field for an argument: of a size, fractions, several sources, or anything else."""
+    if isinstance(value, dict):
+        return ",".join(f"{name}={fraction:g}" for name, fraction in value.items())
+    if isinstance(value, tuple | list):
+        return ("x" if isinstance(value, tuple) else "\n").join(map(str, value))
+    return "" if value is None else str(value)
+
+
+# What is typed as text, in this order: what an empty field means, and how it is read.
+_TEXTS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "image_size": ("each its own; else 256", read_size),
+    "splits": ("as found; else 0.8,0.2", read_splits),
+    "group_by": (r"e.g. patient\d+", read_text),
+    "only": ("all of it; e.g. train/images", read_text),
+    "zip_encoding": ("as declared; e.g. gbk", read_text),
+    "local_dir": ("fast local folder", read_text),
+    "cache_dir": ("nowhere", read_text),
+    "hash": ("e.g. sha256:…", read_text),
+    "disk_limit": ("none; e.g. 20GB", read_limit),
+}
 
 
 def python_of(arguments: Mapping[str, Any]) -> str:
@@ -132,139 +134,41 @@ def _literal(value: object) -> str:
     return repr(value)
 
 
-@dataclass(frozen=True, slots=True)
-class FormField:
-    """One argument of `stage_dataset` in the form."""
-
-    widget: Any
-    """The widget that holds the argument."""
-    read: Callable[[Any], Any]
-    """Convert that widget's value to the argument."""
-
-
-def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, FormField]:
-    """Make a field for each argument, by name, in order; `start` has their initial values.
-
-    Args:
-        widgets: the module ipywidgets.
-        start: values by argument.
-    """
+def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, tuple[Any, Callable[[Any], Any]]]:
+    """Make a widget of ipywidgets for each argument, with its initial value from `start`, and what converts its value
+    to the argument."""
     from colabstage.layouts.detect import LAYOUTS
 
-    def look(name: str) -> dict[str, Any]:
-        style = {"description_width": f"{_NAME_PX}px"}
-        return {"description": name, "style": style, "layout": widgets.Layout(width=f"{_FIELD_PX}px", max_width="98%")}
-
-    def text(name: str, hint: str, read: Callable[[str], Any], write: Callable[[Any], str]) -> FormField:
-        return FormField(widgets.Text(value=write(start[name]), placeholder=hint, **look(name)), read)
-
-    def choice(name: str, words: tuple[str, ...]) -> FormField:
-        value = start[name]
-        # Code may give a value with a number in it, such as jpeg:85.
-        options = words if value in words else (*words, value)
-        return FormField(widgets.Dropdown(options=options, value=value, **look(name)), str)
-
-    wide = look("source") | {"layout": widgets.Layout(width="auto"), "rows": 2}
-    hint = "one a line: a folder, a .zip, a share link, https://…, s3://…, kaggle://…"
-    return {
-        "source": FormField(
-            widgets.Textarea(value=write_source(start["source"]), placeholder=hint, **wide), read_source
-        ),
-        "layout": choice("layout", ("auto", *(reader.name for reader in LAYOUTS))),
-        "image_size": text("image_size", "each its own; else 256", read_size, write_size),
-        "resize": choice("resize", get_args(Resize)),
-        "color_mode": choice("color_mode", get_args(ColorMode)),
-        "encoding": choice("encoding", _ENCODINGS),
-        "splits": text("splits", "as found; else 0.8,0.2", read_splits, write_splits),
-        "keep": choice("keep", get_args(Keep)),
-        "group_by": text("group_by", r"e.g. patient\d+", read_place, write_place),
-        "only": text("only", "all of it; e.g. train/images", read_place, write_place),
-        "zip_encoding": text("zip_encoding", "as declared; e.g. gbk", read_place, write_place),
-        "seed": FormField(widgets.IntText(value=start["seed"], **look("seed")), int),
-        "on_error": choice("on_error", _ERRORS),
-        "local_dir": text("local_dir", "fast local folder", read_place, write_place),
-        "cache_dir": text("cache_dir", "nowhere", read_place, write_place),
-        "verify": choice("verify", get_args(Verify)),
-        "hash": text("hash", "e.g. sha256:…", read_place, write_place),
-        "disk_limit": text("disk_limit", "none; e.g. 20GB", read_limit, write_place),
-        "refresh": FormField(widgets.Checkbox(value=start["refresh"], **look("refresh")), bool),
+    choices: dict[str, tuple[str, ...]] = {
+        "layout": ("auto", *(reader.name for reader in LAYOUTS)),
+        "resize": get_args(Resize),
+        "color_mode": get_args(ColorMode),
+        "encoding": _ENCODINGS,
+        "keep": get_args(Keep),
+        "on_error": _ERRORS,
+        "verify": get_args(Verify),
     }
 
+    def make(name: str, value: Any) -> tuple[Any, Callable[[Any], Any]]:
+        layout = widgets.Layout(width=f"{_FIELD_PX}px", max_width="98%")
+        look = {"description": name, "style": {"description_width": f"{_NAME_PX}px"}, "layout": layout}
+        if name == "source":
+            look["layout"] = widgets.Layout(width="auto")
+            hint = "one a line: a folder, a .zip, a share link, https://…, s3://…, kaggle://…"
+            return widgets.Textarea(value=write_text(value), placeholder=hint, rows=2, **look), read_source
+        if name in _TEXTS:
+            hint, read = _TEXTS[name]
+            return widgets.Text(value=write_text(value), placeholder=hint, **look), read
+        if name in choices:
+            words = choices[name]
+            # Code may give a value with a number in it, such as jpeg:85.
+            options = words if value in words else (*words, value)
+            return widgets.Dropdown(options=options, value=value, **look), str
+        if isinstance(value, bool):
+            return widgets.Checkbox(value=value, **look), bool
+        return widgets.IntText(value=value, **look), int
 
-# An output for a widget without any element holds only a sentence, such as "Loading widget…" or "model not found".
-_HIDE_LOST = (
-    "<style>.jp-OutputArea-child:has(.{mark}) + .jp-OutputArea-child .jp-OutputArea-output:not(:has(*))"
-    "{{display:none}}</style>"
-)
-_HIDE_PICTURE = "<style>.jp-OutputArea-child:has(.{mark}),.{mark}{{display:none!important}}</style>"
-
-
-# Where our part of the style widget begins: a widget may be shown several times.
-_MARK = "<!-- in place of its picture -->"
-
-
-_DRAWING = re.compile(r"<svg class='cs-picture' (?P<look>[^>]*)>(?P<content>.*?)</svg>", re.DOTALL)
-_LOOK = re.compile(r"style='([^']*)'")
-_BOX = re.compile(r"viewBox='0 0 (\d+) (\d+)'")
-
-
-def as_images(drawn: str) -> str:
-    """Return HTML with each drawing of a sample as an image, because untrusted notebooks keep only images."""
-
-    def embedded(found: re.Match[str]) -> str:
-        box, style = _BOX.search(found["look"]), _LOOK.search(found["look"])
-        size = f"width='{box[1]}' height='{box[2]}'" if box is not None else ""
-        look = f"xmlns='http://www.w3.org/2000/svg' font-family='sans-serif' {size} {_LOOK.sub('', found['look'])}"
-        text = f"<svg {look}>{found['content']}</svg>"
-        # For pages that drop styles as well as drawings.
-        shown = style[1] if style is not None else "width:100%;max-height:150px;object-fit:contain"
-        encoded = base64.b64encode(text.encode()).decode()
-        return f"<img class='cs-picture' alt='' style='{shown}' src='data:image/svg+xml;base64,{encoded}'>"
-
-    # In rows even without a style sheet, whatever the height of each image; with one, the grid sets the width.
-    look = "display:inline-block;vertical-align:top;width:150px;margin:0 8px 8px 0"
-    return _DRAWING.sub(embedded, drawn.replace("<div class='cs-cell'>", f"<div class='cs-cell' style='{look}'>"))
-
-
-# A saved notebook stores the names of its widgets but not their content, so readers would see "model not found". Two
-# outputs take turns without a script: where widgets work, their style hides the picture; where they do not, the
-# picture's style hides their placeholder. An untrusted notebook keeps the picture without styles.
-def show_with_picture(widget: Any, picture: str, text: str) -> None:
-    """Show a widget in a cell's output, with HTML that replaces it in a saved notebook.
-
-    Args:
-        widget: a box of ipywidgets, whose first child holds a style.
-        picture: HTML.
-        text: the same for programs that show no HTML.
-    """
-    import IPython.display
-
-    display: Any = IPython.display.display
-    mark = f"cs-saved-{uuid.uuid4().hex}"
-    style = widget.children[0]
-    style.value = f"{style.value.partition(_MARK)[0]}{_MARK}{_HIDE_PICTURE.format(mark=mark)}"
-    html = f"{_HIDE_LOST.format(mark=mark)}<div class='{mark}'>{picture}</div>"
-    display({"text/html": html, "text/plain": text}, raw=True)
-    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
-    display({"application/vnd.jupyter.widget-view+json": view, "text/plain": ""}, raw=True)
-
-
-# The most used arguments; the others are folded.
-_FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
-_MORE = (
-    "only",
-    "group_by",
-    "seed",
-    "on_error",
-    "local_dir",
-    "cache_dir",
-    "verify",
-    "hash",
-    "disk_limit",
-    "zip_encoding",
-    "refresh",
-)
-_WIDTH = "720px"
+    return {name: make(name, value) for name, value in start.items()}
 
 
 class Worker:
@@ -273,19 +177,14 @@ class Worker:
     def __init__(self) -> None:
         # A second click may come before the first has taken effect.
         self._lock = threading.Lock()
-        self._busy = False
-
-    @property
-    def busy(self) -> bool:
-        """Tell whether something runs."""
-        return self._busy
+        self.busy = False
 
     def start(self, work: Callable[[], None], *, begun: Callable[[], None], ended: Callable[[], None]) -> None:
         """Call `begun`, then run `work`, then call `ended`, even after an error. Does nothing while something runs."""
         with self._lock:
-            if self._busy:
+            if self.busy:
                 return
-            self._busy = True
+            self.busy = True
         begun()
 
         def run() -> None:
@@ -296,7 +195,7 @@ class Worker:
                 # click then waits instead of being ignored.
                 with self._lock:
                     ended()
-                    self._busy = False
+                    self.busy = False
 
         # A daemon that ends with the kernel: finished work is kept, and the next call continues from there.
         threading.Thread(
@@ -338,9 +237,10 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
             "stage_dataset does the same without it."
         )
         raise MissingDependencyError(msg) from error
-    for part in source if isinstance(source, list | tuple) else (source,):
+    sources = list(source) if isinstance(source, list | tuple) else [source]
+    for part in sources:
         check_argument("source", part, "path")
-    start = {"source": source, **defaults(make_request, FormArguments), **arguments}
+    start = {"source": sources, **defaults(make_request, FormArguments), **arguments}
     # As the fields write them; invalid values are refused here already.
     fractions = split_fractions(arguments.get("splits"))
     start["image_size"] = square(arguments.get("image_size"))
@@ -353,14 +253,11 @@ class StageForm:
 
     def __init__(self, widgets: Any, start: Mapping[str, Any]) -> None:
         """Create the widgets from the module ipywidgets; `start` has the initial values by argument."""
-        self._worker = Worker()
-        self._cancellation = Cancellation()
+        self._worker, self._cancellation = Worker(), Cancellation()
         self._dataset: StagedDataset | None = None
         self._error: BaseException | None = None
         self._fields = make_fields(widgets, start)
-        self._line = widgets.HTML()
-        self._panel = widgets.HTML()
-        self._outcome = widgets.HTML()
+        self._line, self._panel, self._outcome = (widgets.HTML() for _ in range(3))
         self._plan_button = _make_button(widgets, "Plan", "Say what would be done, and do nothing", self.plan)
         self._stage_button = _make_button(widgets, "Stage", "Make the dataset local and ready", self.stage)
         self._stage_button.button_style = "primary"
@@ -368,14 +265,14 @@ class StageForm:
         self._cancel_button.disabled = True
         self.widget = self._arranged(widgets)
         # Registered once drawing is possible, because setting a value from code calls it too.
-        for field in self._fields.values():
-            field.widget.observe(lambda _: self._changed(), names="value")
+        for widget in self.fields.values():
+            widget.observe(lambda _: self._changed(), names="value")
         self._show_line()
 
     @property
     def fields(self) -> dict[str, Any]:
         """Return the widget of each argument, by the argument's name."""
-        return {name: field.widget for name, field in self._fields.items()}
+        return {name: widget for name, (widget, _) in self._fields.items()}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -384,7 +281,7 @@ class StageForm:
         Raises:
             OptionError: a field holds what cannot be read; the message names it.
         """
-        return {name: field.read(field.widget.value) for name, field in self._fields.items()}
+        return {name: read(widget.value) for name, (widget, read) in self._fields.items()}
 
     @property
     def code(self) -> str:
@@ -443,14 +340,16 @@ class StageForm:
 
     def _arranged(self, widgets: Any) -> Any:
         wrap = widgets.Layout(flex_flow="row wrap")
-        first = widgets.Box([self.fields[name] for name in _FIRST], layout=wrap)
-        more = widgets.Accordion([widgets.Box([self.fields[name] for name in _MORE], layout=wrap)])
+        fields = self.fields
+        source = fields.pop("source")
+        first = widgets.Box([fields.pop(name) for name in _FIRST], layout=wrap)
+        more = widgets.Accordion([widgets.Box(list(fields.values()), layout=wrap)])
         more.set_title(0, "more")
         # Folded at first.
         more.selected_index = None
         buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
         # The first child is invisible: it holds the style that hides the form's picture.
-        rows = [widgets.HTML(), self.fields["source"], first, more, self._line, buttons, self._panel, self._outcome]
+        rows = [widgets.HTML(), source, first, more, self._line, buttons, self._panel, self._outcome]
         form = widgets.VBox(rows, layout=widgets.Layout(max_width=_WIDTH))
         form.add_class("colabstage-form")
         return form
@@ -470,7 +369,7 @@ class StageForm:
     def _start(self, work: Callable[[], None], *, cancellable: bool) -> None:
         def run() -> None:
             self._error = None
-            self._panel.value = ""
+            _put(self._panel, "")
             self._say("Looking at the source …")
             try:
                 work()
@@ -481,7 +380,7 @@ class StageForm:
                 self._error = error
                 # A field's mistake is already shown in place of the line of code.
                 said = html.escape(str(error)) in self._line.value
-                self._outcome.value = "" if said else _error_html(error)
+                _put(self._outcome, "" if said else _error_html(error))
 
         def begun() -> None:
             self._cancellation = Cancellation()
@@ -492,19 +391,15 @@ class StageForm:
     def _plan(self) -> None:
         from colabstage.stage.plan import plan_stage
 
-        self._outcome.value = plan_stage(**changed(self.arguments))._repr_html_()
+        _put(self._outcome, plan_stage(**changed(self.arguments))._repr_html_())
 
     def _stage(self) -> None:
         from colabstage.stage.run import stage_dataset
 
         board = Board(self._draw, cancellation=self._cancellation)
         self._dataset = stage_dataset(**changed(self.arguments), progress=board)
-        self._outcome.value = (
-            _line_html(
-                "Done. Continue with form.dataset, or with the code above, which finds all of it here.", colour="ok"
-            )
-            + self._dataset._repr_html_()
-        )
+        words = "Done. Continue with form.dataset, or with the code above, which finds all of it here."
+        _put(self._outcome, _line_html(words, colour="ok") + self._dataset._repr_html_())
 
     def _draw(self, rows: Sequence[Row]) -> None:
         self._panel.value = panel_html(rows)
@@ -513,11 +408,18 @@ class StageForm:
             self._outcome.value = ""
 
     def _say(self, words: str) -> None:
-        self._outcome.value = _line_html(words, muted=True)
+        _put(self._outcome, _line_html(words, muted=True))
 
     def _set_buttons(self, *, running: bool, cancellable: bool) -> None:
-        self._plan_button.disabled = self._stage_button.disabled = running
-        self._cancel_button.disabled = not cancellable
+        with contextlib.suppress(Exception):  # as in `_put`
+            self._plan_button.disabled = self._stage_button.disabled = running
+            self._cancel_button.disabled = not cancellable
+
+
+def _put(widget: Any, value: str) -> None:
+    # Work of hours must not end because the page that showed it is gone.
+    with contextlib.suppress(Exception):
+        widget.value = value
 
 
 def _make_button(widgets: Any, words: str, tooltip: str, press: Callable[[], None]) -> Any:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.images.decode import encode_jpeg
-from colabstage.io.page import COLOURS, facts_table, table
+from colabstage.io.page import COLOURS
+from colabstage.io.report import Row, Table, facts
 from colabstage.io.units import format_count
 from colabstage.notebook.samples import channels_first, class_name, sample_kind
 
@@ -72,15 +73,11 @@ def is_background(value: int, classes: Sequence[str]) -> bool:
 
 
 def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]:
-    """Convert an image of any dtype to one that can be shown.
+    """Convert an image of any dtype, `(H, W)`, `(H, W, C)` or `(C, H, W)`, to uint8 `(H, W, 3)`, with a text that says
+    how values became grey levels; empty if they are grey levels.
 
-    Args:
-        x: `(H, W)`, `(H, W, C)` or `(C, H, W)`. Of two channels the first is shown, of five or more the first three; a
-            fourth is transparency, over grey.
-        longest_px: larger images are reduced to about this height or width, by leaving out pixels.
-
-    Returns:
-        uint8 `(H, W, 3)`, and a text that says how values became grey levels; empty if they are grey levels.
+    Of two channels the first is shown, of five or more the first three; a fourth is transparency, over grey. Larger
+    images are reduced to about `longest_px`, by leaving out pixels.
     """
     pixels = np.moveaxis(x, 0, -1) if channels_first(x.shape) else x
     # Twice as large as shown, because the following filter takes means.
@@ -159,15 +156,7 @@ def is_small(image: NDArray[np.uint8]) -> bool:
 
 
 def draw_sample(sample: Sample, *, classes: Sequence[str], layout: str | None, longest_px: int, large: bool) -> str:
-    """Draw a sample's input as HTML, with its mask or boxes.
-
-    Args:
-        sample: the sample.
-        classes: their names, in label order.
-        layout: the file's layout.
-        longest_px: maximum height or width of pictures.
-        large: enlarged, with all of its numbers; otherwise one of many.
-    """
+    """Draw a sample's input as HTML, with its mask or boxes; `large`: with all of its numbers."""
     kind = sample_kind(sample.x.shape, sample.x.dtype, layout)
     if kind == "image":
         return _picture(sample, classes, longest_px, large=large)
@@ -368,13 +357,13 @@ def draw_legend(samples: Iterable[Sample], *, classes: Sequence[str]) -> str:
 def draw_large(sample: Sample, *, split: str, classes: Sequence[str], layout: str | None) -> str:
     """Draw one sample with all its details."""
     picture = draw_sample(sample, classes=classes, layout=layout, longest_px=LARGE_PX, large=True)
-    facts = [("sample", f"{split}[{sample.row}]")]
-    facts += [("made from", sample.key)] if sample.key else []
-    facts += [("target", caption(sample, classes)), *_target_facts(sample), *_input_facts(sample, layout)]
+    known = [("sample", f"{split}[{sample.row}]")]
+    known += [("made from", sample.key)] if sample.key else []
+    known += [("target", caption(sample, classes)), *_target_facts(sample), *_input_facts(sample, layout)]
     legend = draw_legend([sample], classes=classes)
     return (
         f"<div class='cs-large'><div>{picture}{legend}</div>"
-        f"<div>{facts_table(facts)}{_details(sample, classes)}</div></div>"
+        f"<div>{facts(known).html}{_details(sample, classes)}</div></div>"
     )
 
 
@@ -390,17 +379,17 @@ def _target_facts(sample: Sample) -> list[tuple[str, str]]:
 
 def _input_facts(sample: Sample, layout: str | None) -> list[tuple[str, str]]:
     x = sample.x
-    facts = [("input", f"{' x '.join(map(str, x.shape))} {x.dtype}")]
+    known = [("input", f"{' x '.join(map(str, x.shape))} {x.dtype}")]
     if sample.size is not None and sample_kind(x.shape, x.dtype, layout) == "image":
         # It is read at the size at which it is shown; the facts are about the original image.
         if sample.size != x.shape[:2] and sample.size != x.shape[1:]:
-            facts[0] = ("input", f"{sample.size[0]} x {sample.size[1]} {x.dtype}, shown smaller")
+            known[0] = ("input", f"{sample.size[0]} x {sample.size[1]} {x.dtype}, shown smaller")
         _, note = to_rgb(x, longest_px=LARGE_PX)
-        facts += [("shown so that", note)] if note else []
+        known += [("shown so that", note)] if note else []
     if x.size and x.dtype.kind in "iuf":
         least, mean, most = float(x.min()), float(x.mean(dtype=np.float64)), float(x.max())
-        facts.append(("min, mean, max", f"{least:,.4g}, {mean:,.4g}, {most:,.4g}"))
-    return facts
+        known.append(("min, mean, max", f"{least:,.4g}, {mean:,.4g}, {most:,.4g}"))
+    return known
 
 
 def _details(sample: Sample, classes: Sequence[str]) -> str:
@@ -409,26 +398,21 @@ def _details(sample: Sample, classes: Sequence[str]) -> str:
         # Additional columns of a layout are shown as they are.
         others = [name for name in boxes if name not in ("boxes", "labels")]
         labels = boxes.get("labels", np.full(len(boxes["boxes"]), -1))
-        rows = [
-            (
-                class_name(int(labels[number]), classes),
-                *(f"{place:.1f}" for place in boxes["boxes"][number].tolist()),
-                *(
-                    f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
-                    for value in (boxes[name][number] for name in others)
-                ),
-            )
-            for number in range(min(len(boxes["boxes"]), _MOST_IN_TABLE))
-        ]
         head = ("class", "x0", "y0", "x1", "y1", *others)
-        return table(head, rows, numbers=frozenset(range(1, len(head)))) if rows else ""
-    if mask is not None:
-        shares = [
-            ("no class" if value == NO_CLASS else class_name(value, classes), f"{share:.1%}")
-            for value, share in mask_shares(mask)[:_MOST_IN_TABLE]
-        ]
-        return table(("class", "of the pixels"), shares, numbers=frozenset({1}))
-    return ""
+        rows = []
+        for number in range(min(len(boxes["boxes"]), _MOST_IN_TABLE)):
+            corners = (f"{corner:.1f}" for corner in boxes["boxes"][number].tolist())
+            values = (boxes[name][number].item() for name in others)
+            shown = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
+            rows.append(Row((class_name(int(labels[number]), classes), *corners, *shown)))
+    elif mask is not None:
+        head = ("class", "of the pixels")
+        shares = mask_shares(mask)[:_MOST_IN_TABLE]
+        names = ("no class" if value == NO_CLASS else class_name(value, classes) for value, _ in shares)
+        rows = [Row((name, f"{share:.1%}")) for name, (_, share) in zip(names, shares, strict=True)]
+    else:
+        return ""
+    return Table(tuple(rows), head, numbers=frozenset(range(1, len(head)))).html
 
 
 def draw_bars(bars: Sequence[tuple[str, int, bool]], most: int) -> str:

@@ -7,29 +7,33 @@ And the classes of a split's samples: their names, how many samples each has, an
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from colabstage.errors import OptionError, PackFormatError, SplitNotFoundError
+from colabstage.errors import OptionError, PackFormatError
 from colabstage.h5.info import open_h5, read_info
 from colabstage.h5.parts import find_parts
 from colabstage.h5.schema import OFFSETS
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.pipeline import ThreadPool
-from colabstage.io.units import format_count
+from colabstage.io.progress import Cancellation
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.resources import usable_cores
 from colabstage.stage.dataset import StagedDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.info import FieldInfo
+    from colabstage.h5.info import FieldInfo, PackInfo
     from colabstage.load.arrival import Arrival
     from colabstage.load.dataset import dataset_h5
 
@@ -45,6 +49,8 @@ _MOST_MULTI_HOT_BYTES = 1 << 28
 # Masks are searched for classes if they have at most this many pixels, which takes a third of a second.
 _MOST_MASK_BYTES = 1 << 28
 _TARGET_BYTES = 1 << 24
+# Rows whose boxes are read at once.
+_BOXED_ROWS = 1 << 16
 # The value for "no class" in masks.
 _NO_CLASS = 255
 
@@ -71,21 +77,17 @@ class ShownSplits:
     """The layout, according to the file."""
     rows: Mapping[str, int]
     """How many samples each split has."""
-    paths: tuple[Path, ...]
-    """The files, in the order of their rows."""
-    arrival: Arrival | None = None
-    """What brings the rows that are not here."""
+    open: Callable[[str], SplitReader]
+    """Opens the reader of a split."""
+    infos: Sequence[PackInfo]
+    """What each file holds, in the order of their rows."""
     _readers: dict[str, SplitReader] = field(default_factory=dict)
     _keys: dict[str, list[str]] = field(default_factory=dict)
 
     def reader(self, split: str) -> SplitReader:
         """Return the reader of a split, the same one each time."""
-        if split not in self.rows:
-            there = ", ".join(f"'{name}' ({format_count(rows, 'samples')})" for name, rows in self.rows.items())
-            msg = f"'{self.name}' has no split '{split}'. It has {there}."
-            raise SplitNotFoundError(msg)
         if split not in self._readers:
-            self._readers[split] = SplitReader(list(self.paths), split, arrival=self.arrival)
+            self._readers[split] = self.open(split)
         return self._readers[split]
 
     def keys(self, split: str, rows: Sequence[int]) -> list[str]:
@@ -111,9 +113,8 @@ class ShownSplits:
 
     def targets(self, split: str) -> list[tuple[Path, FieldInfo]]:
         """Return the targets of a split in each file that has it, in the order of rows; empty if there are none."""
-        in_part = self.arrival is not None
-        infos = [(path, read_info(path, in_part=in_part).splits.get(split)) for path in self.paths]
-        return [(path, info.y) for path, info in infos if info is not None and info.y is not None]
+        found = [(info.path, info.splits.get(split)) for info in self.infos]
+        return [(path, one.y) for path, one in found if one is not None and one.y is not None]
 
 
 def open_splits(data: Samples) -> ShownSplits:
@@ -122,26 +123,27 @@ def open_splits(data: Samples) -> ShownSplits:
         if data.info is None:
             msg = f"Only plain files were kept ({data.path}); stage with keep='pack' or keep='both' to look at samples."
             raise OptionError(msg)
-        return _of_paths((data.info.path,)) if data.part is None else _of_paths(data.part.paths, data.part)
+        return _of_files((data.info.path,)) if data.part is None else _of_files(data.part.paths, arrival=data.part)
     # Recognised by its attributes and not by its class, which would import torch.
     reader = getattr(data, "reader", None)
     if isinstance(reader, SplitReader):
-        layout = read_info(reader.path, in_part=reader.arrival is not None).layout
-        return ShownSplits(reader.path.name, layout, {reader.split: len(reader)}, reader.paths, reader.arrival)
+        how: dict[str, Any] = {"fields": reader.fields, "allow_external": reader.allow_external}
+        found = _of_files(reader.paths, arrival=reader.arrival, **how)
+        return replace(found, rows={reader.split: len(reader)})
     if not isinstance(data, str | os.PathLike):
         refuse_argument("data", data, "what stage_dataset returns, a dataset_h5, or the path of an HDF5 file")
-    return _of_paths(find_parts(data))
+    return _of_files(find_parts(data))
 
 
-def _of_paths(paths: tuple[Path, ...], arrival: Arrival | None = None) -> ShownSplits:
-    infos = [read_info(Path(path).expanduser(), in_part=arrival is not None) for path in paths]
+def _of_files(paths: Sequence[Path], *, arrival: Arrival | None = None, **how: Any) -> ShownSplits:
+    infos = [read_info(path, in_part=arrival is not None, **how) for path in paths]
     rows: dict[str, int] = {}
-    for info in infos:
-        for name, split in info.splits.items():
-            # One dataset in several files: a split is spread over all of them.
-            rows[name] = rows.get(name, 0) + split.rows
-    name = infos[0].path.name + (f" and {len(infos) - 1} more" if len(infos) > 1 else "")
-    return ShownSplits(name, infos[0].layout, rows, tuple(info.path for info in infos), arrival)
+    for name, count in chain.from_iterable(info.rows.items() for info in infos):
+        # One dataset in several files: a split is spread over all of them.
+        rows[name] = rows.get(name, 0) + count
+    shown = infos[0].path.name + (f" and {len(infos) - 1} more" if len(infos) > 1 else "")
+    opener = partial(SplitReader, [info.path for info in infos], arrival=arrival, **how)
+    return ShownSplits(shown, infos[0].layout, rows, opener, infos)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +164,8 @@ class Sample:
 
 
 def read_samples(source: ShownSplits, split: str, rows: Sequence[int], *, longest_px: int) -> list[Sample]:
-    """Read samples, in the order of `rows`.
-
-    Args:
-        source: the dataset.
-        split: its split.
-        rows: the rows to read.
-        longest_px: encoded images are decoded to about this size, which takes a fraction of the time; others are
-            returned as stored.
-    """
+    """Read samples, in the order of `rows`. Encoded images are decoded to about `longest_px`, which takes a fraction of
+    the time; others are returned as stored."""
     reader = source.reader(split)
     samples: list[Sample] = []
     # A page of large images is read in parts, so that memory does not grow with the page.
@@ -263,8 +258,6 @@ class SplitClasses:
 
     names: tuple[str, ...] = ()
     """The names of the classes."""
-    values: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """The target value of each, int64 `(K,)`."""
     counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Number of samples with each, int64 `(K,)`; a sample with boxes or a mask may have several."""
     why_none: str = ""
@@ -281,9 +274,7 @@ def read_labels(source: ShownSplits, split: str) -> SplitClasses:
     """Read the targets of a split, and sort its rows by them."""
     reader = source.reader(split)
     if reader.has_boxes:
-        if source.arrival is not None:
-            return _of_boxes_in_part(reader)
-        return _of_boxes(source, split, reader.classes)
+        return _of_boxes(source, split)
     targets = source.targets(split)
     if not targets:
         return SplitClasses(why_none="the file has no targets")
@@ -344,37 +335,33 @@ def _of_masks(reader: SplitReader) -> SplitClasses:
     return _sorted(rows, labels, reader.classes)
 
 
-def _of_boxes_in_part(reader: SplitReader) -> SplitClasses:
-    """Return the classes of the boxes of each row, where they have to be brought first."""
-    labels: list[NDArray[np.int64]] = []
-    for row in range(len(reader)):
-        boxes: Any = reader.read_y([row])[0]
-        if "labels" not in boxes:
-            return SplitClasses(why_none="boxes have no classes")
-        labels.append(np.unique(boxes["labels"]).astype(np.int64))
-    rows = np.repeat(np.arange(len(labels)), [len(one) for one in labels])
-    return _sorted(rows, np.concatenate(labels) if labels else rows, reader.classes)
-
-
-def _of_boxes(source: ShownSplits, split: str, classes: Sequence[str]) -> SplitClasses:
-    """Return the classes of the boxes of each row."""
-    rows: list[NDArray[np.int64]] = []
-    labels: list[NDArray[np.int64]] = []
+def _of_boxes(source: ShownSplits, split: str) -> SplitClasses:
+    """Return the classes of the boxes of each row. Only the labels are read: boxes would need their images' sizes."""
+    reader = source.reader(split)
+    rows, labels = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     before = 0
     for path, info in source.targets(split):
         if "labels" not in info.columns:
             return SplitClasses(why_none="boxes have no classes")
-        with open_h5(path) as file:
-            offsets = np.asarray(file[info.name][OFFSETS][()], np.int64)
-            values = np.asarray(file[info.name]["labels"][()], np.int64)
-        # Entries after the last offset belong to no row.
-        labels.append(values[: int(offsets[-1])] if len(offsets) else values[:0])
-        rows.append(before + np.repeat(np.arange(info.rows), np.diff(offsets)))
+        for start in range(0, info.rows, _BOXED_ROWS):
+            own = np.arange(start, min(start + _BOXED_ROWS, info.rows))
+            # Opened for each part, because HDF5 keeps bytes beside those that it reads, which may not be here yet.
+            with _held(reader, before + own), open_h5(path, in_part=reader.arrival is not None) as file:
+                offsets = np.asarray(file[info.name][OFFSETS][start : start + len(own) + 1], np.int64)
+                labels.append(np.asarray(file[info.name]["labels"][offsets[0] : offsets[-1]], np.int64))
+            rows.append(before + np.repeat(own, np.diff(offsets)))
         before += info.rows
-    joined = np.concatenate(labels) if labels else np.empty(0, np.int64)
     # A row with three boxes of a class counts once.
-    pairs = np.unique(np.stack([joined, np.concatenate(rows) if rows else joined]), axis=1)
-    return _sorted(pairs[1], pairs[0], classes)
+    pairs = np.unique(np.stack([np.concatenate(labels), np.concatenate(rows)]), axis=1)
+    return _sorted(pairs[1], pairs[0], reader.classes)
+
+
+def _held(reader: SplitReader, rows: NDArray[np.intp]) -> AbstractContextManager[None]:
+    """Wait until the targets of rows are here, and keep them while they are read."""
+    arrival = reader.arrival
+    if arrival is None or arrival.complete:
+        return nullcontext()
+    return arrival.hold(reader.split, rows, side="targets", cancellation=Cancellation())
 
 
 def _of_texts(reader: SplitReader) -> SplitClasses:
@@ -397,7 +384,6 @@ def _sorted(rows: NDArray[np.int64], labels: NDArray[np.int64], classes: Sequenc
     order = np.argsort(numbers, kind="stable")
     return SplitClasses(
         names=tuple(class_name(int(value), classes) for value in values),
-        values=np.asarray(values, np.int64),
         counts=np.bincount(numbers, minlength=len(values)).astype(np.int64),
         _rows=np.asarray(rows, np.int64)[order],
     )

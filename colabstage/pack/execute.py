@@ -24,8 +24,8 @@ from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_AT
 from colabstage.io.files import typed_write_errors
 from colabstage.io.ownership import whatever_is_there
 from colabstage.io.packages import installed_version
-from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
+from colabstage.io.report import Report
 from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, link_own, only_for, open_workspace, remove_own
 from colabstage.layouts.mask_values import compare_with_all
@@ -144,7 +144,7 @@ class PackReport:
 
     def _repr_html_(self) -> str:
         headline, *further = str(self).splitlines()
-        return page(headline, notes([*further, f"in {self.path}"]))
+        return Report(headline, notes=(*further, f"in {self.path}"))._repr_html_()
 
 
 def notes_on_losses(found: PackReport) -> tuple[str, ...]:

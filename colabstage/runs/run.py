@@ -16,8 +16,9 @@ from colabstage.errors import ColabstageError, DamagedPackError, OptionError, Ru
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import typed, typed_errors
 from colabstage.io.files import make_folder
-from colabstage.io.page import facts_table, in_notebook, page
+from colabstage.io.page import in_notebook
 from colabstage.io.progress import SYSTEM_CLOCK, NullProgress, resolve_progress
+from colabstage.io.report import Report, facts
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import open_spool, remove_own
@@ -324,7 +325,7 @@ class Run:
         return "; ".join(f"{name} {value}".strip() for name, value in self._facts())
 
     def _repr_html_(self) -> str:
-        return page(f"Run in '{self.folder}'", facts_table(self._facts()))
+        return Report(f"Run in '{self.folder}'", (facts(self._facts()),))._repr_html_()
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         """Yield how far it is, what it logged last, and how it stands with its versions: names and values."""

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
-from colabstage.errors import CancelledError, NotStagedError, OptionError, ended, printable
+from colabstage.errors import CancelledError, NotStagedError, OptionError, ended
 from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
-from colabstage.io.page import facts_table, heading, notes, page, table
 from colabstage.io.progress import Readiness
+from colabstage.io.report import Report, Row, Table, facts
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
 from colabstage.io.whole_imports import whole_imports
 from colabstage.load.plan import TORCH_REMEDIES, ArrayOptions, LoaderOptions
@@ -202,25 +202,20 @@ class StageReport:
         said += [f"{format_bytes(nbytes)} {words}" for words, nbytes in moved.items()]
         return f"{'; '.join(said)}." if said else ""
 
-    @property
-    def _remarks(self) -> list[str]:
-        """Return what is said below the steps."""
-        more = len(self.skipped) - _SKIPPED_SHOWN
-        left_out = [f"{format_count(len(self.skipped), 'samples')} left out:"] if self.skipped else []
-        left_out += self.skipped[:_SKIPPED_SHOWN]
-        left_out += [f"… and {more:,} more, in report.skipped"] if more > 0 else []
-        return [*self.notes, *filter(None, (self.arrived,)), *left_out]
+    def shown(self, *, found: bool = True) -> Report:
+        """Return the headline, what was found where wanted, the steps, what was left out, and the notes."""
+        steps = (Row((s.name, format_duration(s.seconds), s.quantity, s.rate), s.note) for s in self.steps)
+        skipped, more = self.skipped[:_SKIPPED_SHOWN], len(self.skipped) - _SKIPPED_SHOWN
+        skipped += (f"… and {more:,} more, in report.skipped",) if more > 0 else ()
+        tables = (
+            facts(self.facts if found else ()),
+            Table(tuple(steps), ("step", "time", "amount", "rate"), numbers=frozenset({1, 2, 3})),
+            Table(tuple(Row((one,)) for one in skipped), (f"{format_count(len(self.skipped), 'samples')} left out",)),
+        )
+        return Report(self.headline, tables, tuple(filter(None, (*self.notes, self.arrived))))
 
     def __str__(self) -> str:
-        rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate, s.note) for s in self.steps]
-        widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
-        lines = [self.headline]
-        lines += [
-            f"  {name:<{widths[0]}}  {took:>{widths[1]}}  {much:>{widths[2]}}  {rate:>{widths[3]}}  {note}".rstrip()
-            for name, took, much, rate, note in rows
-        ]
-        lines += [f"  {name:<9}{value}" for name, value in self.facts]
-        return "\n".join(map(printable, [*lines, *(f"  {remark}" for remark in self._remarks)]))
+        return str(self.shown())
 
     @property
     def headline(self) -> str:
@@ -229,17 +224,8 @@ class StageReport:
         seconds = time.monotonic() - self.began_s if self.state == "arriving" else self.seconds
         return _HEADLINES[self.state].format(_ORIGINS[self.origin], format_duration(seconds))
 
-    def to_html_body(self) -> str:
-        """Return the steps and the notes as HTML, without the headline and what was found."""
-        rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate) for s in self.steps]
-        # A note has a line of its own: beside four columns on a narrow page it would have one letter a line.
-        said = [s.note for s in self.steps]
-        numbers = frozenset({1, 2, 3})
-        steps = table(("step", "time", "amount", "rate"), rows, numbers=numbers, below=said) if rows else ""
-        return steps + notes(self._remarks)
-
     def _repr_html_(self) -> str:
-        return page(self.headline, facts_table(self.facts) + self.to_html_body())
+        return self.shown()._repr_html_()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -575,8 +561,9 @@ class StagedDataset:
         return f"not there yet: {self.ready} are here"
 
     def _repr_html_(self) -> str:
-        report = heading(self.report.headline) + self.report.to_html_body()
-        return page("StagedDataset", facts_table(self._facts()) + report)
+        # What was found is among the facts.
+        own, report = Report("StagedDataset", (facts(self._facts()),)), self.report.shown(found=False)
+        return own._repr_html_() + report._repr_html_()
 
     def _facts(self) -> list[tuple[str, str]]:
         files = [] if self.files is None else [("files", str(self.files))]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import html
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from colabstage.errors import TargetExistsError, ended, printable
+from colabstage.errors import TargetExistsError, ended
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack
 from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.ownership import check_replaceable
-from colabstage.io.page import COLOURS, facts_table, notes, page
 from colabstage.io.progress import NullProgress
+from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import free_space
@@ -106,22 +105,19 @@ class StagePlan:
         }
 
     def __str__(self) -> str:
-        lines = [self._headline, *(f"  {reason}" for reason in (*self.reasons, *self._refusal))]
-        return "\n".join(map(printable, [*lines, *(f"  {name:<9}{value}" for name, value in self._facts())]))
+        return str(self._report)
 
     def _repr_html_(self) -> str:
-        obstacles = [*([] if self.fits else ["This does not fit on the disk."]), *self._refusal]
-        marked = (f"<div><b style='color:{COLOURS['fail']}'>{html.escape(said)}</b></div>" for said in obstacles)
-        return page(self._headline, notes(self.reasons) + facts_table(self._facts()) + "".join(marked))
+        return self._report._repr_html_()
 
     @property
-    def _refusal(self) -> list[str]:
-        return [f"It would be refused: {self.refused}"] if self.refused else []
-
-    @property
-    def _headline(self) -> str:
+    def _report(self) -> Report:
         sentence = _IN_PART if self.in_part and self.action == "restore" else _SENTENCES[self.action]
-        return f"'{self.source}' {sentence}."
+        why = [Row(("why" if not number else "", reason)) for number, reason in enumerate(self.reasons)]
+        obstacles = [] if self.fits else [Row(("space", "This does not fit on the disk."), status="fail")]
+        obstacles += [Row(("refused", f"It would be refused: {self.refused}"), status="fail")] if self.refused else []
+        rows = (*why, *map(Row, self._facts()), *obstacles)
+        return Report(f"'{self.source}' {sentence}.", (Table(rows),))
 
     def _facts(self) -> list[tuple[str, str]]:
         facts = list(self.found)

@@ -69,7 +69,6 @@ def test_the_verdict_follows_from_loader_alone_step_alone_and_both(
         ({"kind": "keras", "packed": 'dataset_h5("a.h5")'}, 'to_keras(dataset_h5("a.h5"), 8)'),
         ({"kind": "tf.data", "stages": {}}, ".prefetch(tf.data.AUTOTUNE)"),
         ({"kind": "tf.data", "stages": {}}, "num_parallel_calls=tf.data.AUTOTUNE"),
-        ({"kind": "iterable", "workers": 2, "stages": {"transform": 0.08}}, "num_workers=2"),
         ({"kind": "iterable", "has_gpu": True}, "CudaDataLoader(loader, device)"),
     ],
 )
@@ -124,7 +123,7 @@ def test_a_stream_is_divided_among_processes_by_its_own_code() -> None:
 def test_a_profile_shows_what_was_measured() -> None:
     """Stages and step as bars, rates as rows, advice below; short times are no zeros."""
     profile = describe(replace(DECODING, start_s=0.5), ("a note",))
-    assert [bar.name for bar in profile.bars] == ["read", "decode", "transform", "step"]
+    assert [row.cells[0] for row in profile.tables[0].rows] == ["read", "decode", "transform", "step"]
     text = profile.summary()
     assert "80 samples/s" not in text  # the start of an epoch counts
     assert "76 samples/s" in text
@@ -136,3 +135,5 @@ def test_a_profile_shows_what_was_measured() -> None:
     short = str(describe(ProfileFacts("colabstage", load_s=4e-7, both_s=4e-7, stages={"read": 4e-7})))
     assert "0.4 µs" in short
     assert "0.00 ms" not in short
+    # A clock that ticks slowly may stand still for a batch.
+    assert describe(ProfileFacts("torch", step_s=0.0)).samples_per_s > 0

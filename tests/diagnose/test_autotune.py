@@ -61,7 +61,7 @@ def test_samples_that_are_waited_for_get_several_processes() -> None:
     assert len(tuned.table) == len(stock_candidates(len(psutil.Process().cpu_affinity() or [1])))
     assert torch.equal(torch.get_rng_state(), state)
     assert str(tuned).startswith(tuned.call)
-    assert len(tuned.bars) == len(tuned.table)
+    assert len(tuned.tables[0].rows) == len(tuned.table)
     assert json.loads(json.dumps(tuned.to_dict()))["options"] == tuned.options
 
 
@@ -136,6 +136,17 @@ def test_the_reason_is_told_when_nothing_works() -> None:
     """That of the first candidate."""
     with pytest.raises(OptionError, match="the disk is gone"):
         autotune_loader(Broken(0.0), 8, budget_s=1)
+
+
+def test_an_error_of_the_step_is_its_own() -> None:
+    """And not a way of loading that does not work."""
+
+    def step(_: object) -> None:
+        msg = "no such layer"
+        raise ValueError(msg)
+
+    with pytest.raises(ValueError, match="no such layer"):
+        autotune_loader(Numbers(0.0), 8, step=step, restore=(), budget_s=1)
 
 
 @pytest.mark.parametrize(("dataset", "budget"), [(iter([1]), 1.0), (Numbers(0.0), 0.0)])

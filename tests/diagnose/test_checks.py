@@ -31,10 +31,10 @@ from colabstage.diagnose.machine_facts import DatasetFacts, MachineFacts, MountF
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.diagnose.doctor import Ruling
-    from colabstage.diagnose.report import Status
+    from colabstage.diagnose.doctor import Finding
+    from colabstage.io.report import Status
 
-    Check = Callable[[MachineFacts], Ruling]
+    Check = Callable[[MachineFacts], Finding]
 
 GB = 1_000_000_000
 PACK = PackFacts(5000, 150_528, ours=True, manifest="agrees", manifest_detail="its manifest: agrees")

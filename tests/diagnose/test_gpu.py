@@ -148,7 +148,7 @@ def test_what_is_not_reported_is_not_counted() -> None:
     assert one.utilisation == 0.5
     sliced = watched(GpuReading(0, "NVIDIA A100"))
     assert "not reported" in str(sliced)
-    assert (sliced.gpus[0].power_w, sliced.gpus[0].advice, sliced.bars) == (None, "", ())
+    assert (sliced.gpus[0].power_w, sliced.gpus[0].advice, sliced.tables[0].rows) == (None, "", ())
     assert str(watched(problem="no GPU")) == "no GPU"
     assert watched().gpus == ()
 

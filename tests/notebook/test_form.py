@@ -6,7 +6,7 @@ import threading
 import time
 from importlib.metadata import version as installed
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,8 +18,8 @@ from colabstage.notebook.form import (
     read_size,
     read_source,
     read_splits,
-    write_size,
-    write_splits,
+    stage_form,
+    write_text,
 )
 from tests.cli.conftest import write_images
 from tests.kernels import errors_in, run_cells, text_in, widgets_7
@@ -101,6 +101,32 @@ def test_a_second_press_while_it_works_is_one_too_many() -> None:
     assert calls == ["first"]
 
 
+class Gone:
+    """A widget whose page was closed."""
+
+    @property
+    def value(self) -> str:
+        return ""
+
+    @value.setter
+    def value(self, text: str) -> None:
+        raise RuntimeError(text)
+
+
+@pytest.mark.skipif(find_spec("ipywidgets") is None, reason="needs ipywidgets: pip install --group notebooks")
+def test_a_page_that_is_gone_ends_no_staging(tmp_path: Path) -> None:
+    """What cannot be shown is not shown, and the dataset is there."""
+    write_images(tmp_path / "photos", each=2)
+    form: Any = stage_form(tmp_path / "photos", local_dir=str(tmp_path / "fast"), cache_dir=None)
+    form._panel = form._outcome = form._stage_button = Gone()
+    form.stage()
+    deadline = time.monotonic() + 60
+    while form.busy and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert form.dataset.splits == {"train": 4}
+    assert form.error is None
+
+
 def test_long_lines_are_broken() -> None:
     """One argument a line where all in one would be too long."""
     code = python_of({"source": "x" * 60, "group_by": "y" * 40})
@@ -114,8 +140,8 @@ def test_fields_read_as_the_command_line_does() -> None:
     assert read_splits(" ") is None
     assert [read_limit(text) for text in (" ", " 20GB ", "6000000")] == [None, "20GB", "6000000"]
     assert read_source("a.zip\n\n b.zip ") == ["a.zip", "b.zip"]
-    assert read_size(write_size((48, 64))) == (48, 64)
-    assert read_splits(write_splits({"train": 0.75, "dev": 0.25})) == {"train": 0.75, "dev": 0.25}
+    assert read_size(write_text((48, 64))) == (48, 64)
+    assert read_splits(write_text({"train": 0.75, "dev": 0.25})) == {"train": 0.75, "dev": 0.25}
 
 
 @pytest.mark.parametrize(

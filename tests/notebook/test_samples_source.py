@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path  # noqa: TC003 - fixtures
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
 from colabstage.errors import OptionError, SourceNotFoundError, SplitNotFoundError
 from colabstage.load.reading.reader import SplitReader
-from colabstage.notebook.samples import open_splits, read_samples
+from colabstage.notebook.samples import open_splits, read_labels, read_samples
 from tests.notebook.packs import photos, write_boxed, write_pack
 
 
@@ -28,6 +29,20 @@ def test_every_way_to_say_it(tmp_path: Path) -> None:
         assert source.rows == {"train": 20, "test": 2}
         np.testing.assert_array_equal(source.reader("test").read_x([1])[0], photos(2)[1])
     assert open_splits(dataset_h5(path, split="test")).rows == {"test": 2}
+
+
+@pytest.mark.torch
+def test_a_dataset_keeps_the_names_of_its_fields(tmp_path: Path) -> None:
+    """Inputs and targets that are called otherwise are shown, with their classes."""
+    from colabstage.load.dataset import dataset_h5
+
+    with h5py.File(tmp_path / "own.h5", "w") as file:
+        file["pictures"], file["kinds"] = photos(6), np.arange(6) % 2
+    source = open_splits(dataset_h5(tmp_path / "own.h5", x="pictures", y="kinds"))
+    ((split, count),) = source.rows.items()
+    assert count == 6
+    assert [sample.y for sample in read_samples(source, split, [1, 2], longest_px=99)] == [1, 0]
+    assert read_labels(source, split).counts.tolist() == [3, 3]
 
 
 def test_several_files_are_one(tmp_path: Path) -> None:

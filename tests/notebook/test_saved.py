@@ -9,18 +9,6 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
 
 from colabstage.io.page import new_figure
-from colabstage.notebook.form import as_images
-
-
-def test_drawings_become_images() -> None:
-    """With their size and what is beside them; nothing of a drawing is left that a page could drop."""
-    drawn = "<div class='cs-cell'><svg class='cs-picture' viewBox='0 0 40 30' style='width:9em'><rect/></svg>car</div>"
-    kept = as_images(drawn)
-    assert "<svg" not in kept
-    assert kept.count("<img class='cs-picture' alt='' style='width:9em' src='data:image/svg+xml;base64,") == 1
-    assert "car</div>" in kept
-    # A row begins where the tallest cell of the one before ends, which floats would not wait for.
-    assert "<div class='cs-cell' style='display:inline-block;vertical-align:top;" in kept
 
 
 def test_a_figure_says_nothing_of_who_drew_it() -> None:

@@ -26,7 +26,7 @@ def browse(path: Path, **options: Any) -> Any:
 
 def shown(browser: Any) -> int:
     """How many pictures can be pressed."""
-    return sum(button.layout.display != "none" for button in browser._pictures)
+    return sum(button.layout.display != "none" for button in browser._grid.buttons)
 
 
 def test_pages_are_turned(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_pages_are_turned(tmp_path: Path) -> None:
     browser = browse(PACKS["labels"](tmp_path / "a.h5"), page_size=8)
     assert (browser._first.disabled, browser._on.disabled, browser._of.value) == (True, False, "of 4")
     browser._on.click()
-    assert ("#8 " in browser._grid.value, "#7 " in browser._grid.value) == (True, False)
+    assert ("#8 " in browser._grid.drawn.value, "#7 " in browser._grid.drawn.value) == (True, False)
     browser._page.value = 4
     assert (shown(browser), browser._on.disabled, browser.state.page) == (6, True, 3)
     browser._first.click()
@@ -44,24 +44,24 @@ def test_pages_are_turned(tmp_path: Path) -> None:
 def test_class_and_split_are_chosen(tmp_path: Path) -> None:
     """By a bar, which pressed again shows all; another split has classes of its own."""
     browser = browse(PACKS["labels"](tmp_path / "a.h5"), page_size=8)
-    browser._bars._buttons[2].click()
+    browser._bars._bars.buttons[2].click()
     assert browser.state.rows[:3] == [2, 5, 8]
     assert "of class van" in browser._message.value
-    browser._bars._buttons[0].click()
+    browser._bars._bars.buttons[0].click()
     assert browser.state.rows[:2] == [0, 3]
-    browser._bars._buttons[0].click()
+    browser._bars._bars.buttons[0].click()
     assert browser.state.count == 30
-    browser._bars._buttons[0].click()
+    browser._bars._bars.buttons[0].click()
     browser._split.value = "test"
     assert (browser.state.count, shown(browser)) == (3, 3)
-    assert browser._bars._drawn.value.count("cs-bar-name") == len(CLASSES)
+    assert browser._bars._bars.drawn.value.count("cs-bar-name") == len(CLASSES)
 
 
 def test_a_sample_is_enlarged(tmp_path: Path) -> None:
     """By a press on it or by its number; forwards, backwards, and back to its page."""
     browser = browse(PACKS["labels"](tmp_path / "a.h5"), page_size=8)
     browser._on.click()
-    browser._pictures[3].click()
+    browser._grid.buttons[3].click()
     assert "train[11]" in browser._large.value
     assert (browser._grid_box.layout.display, browser._large_box.layout.display) == ("none", "")
     back, before, following = browser._large_box.children[0].children
@@ -88,7 +88,7 @@ def test_many_classes_are_found_and_turned(tmp_path: Path) -> None:
     assert found._place.value == "15 to 28 of 40"
     found._search.value = "BREED 1"
     assert found._place.value == "1 to 10 of 10"
-    found._buttons[3].click()
+    found._bars.buttons[3].click()
     assert bars.state.rows == [13]
     assert found._search.value == "BREED 1", "a press leaves what was searched for"
     found._search.value = "cat"
@@ -123,6 +123,9 @@ def test_it_can_be_read_where_nothing_can_be_pressed(tmp_path: Path) -> None:
     bundle = browse(PACKS["masks"](tmp_path / "a.h5"))._repr_mimebundle_()
     assert bundle["text/html"].count("<img") == 24, "what is not trusted loses drawings, and keeps images"
     assert "<svg" not in bundle["text/html"]
+    assert bundle["text/html"].count("src='data:image/svg+xml;base64,") == 24
+    # A row begins where the tallest cell of the one before ends, which floats would not wait for.
+    assert bundle["text/html"].count("<div class='cs-cell' style='display:inline-block;vertical-align:top;") == 24
     assert "30 samples in train" in bundle["text/plain"]
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"]
 

@@ -1,0 +1,420 @@
+"""The commands: each calls one function of the library and returns its result. Their docstrings are their help."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from colabstage.cli import options as o
+from colabstage.cli.command import command
+from colabstage.cli.outcome import NOTHING_LEFT, Output, shows_progress
+from colabstage.errors import OptionError
+from colabstage.io.arguments import NOTHING_DONE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from colabstage.diagnose.gpu import GpuMonitor
+    from colabstage.stage.purge import StoredDataset
+
+_REDRAW_S = 0.5
+
+
+@command(flags=o.STAGE_FLAGS)
+def stage(source: o.Source, *, flags: dict[str, Any]) -> Output:
+    """Make a dataset local and ready to train on, in the quickest way.
+
+    A dataset that is already staged is used as it is. A packed copy in the cache is copied and verified. Otherwise the
+    source is read and packed, and the pack is published to the cache.
+
+    Examples:
+      colabstage stage /content/drive/MyDrive/kitti.zip --image-size 256x256
+      colabstage stage https://example.org/photos.tar.gz --hash sha256:…
+      colabstage stage s3://bucket/part-1.zip s3://bucket/part-2.zip
+      colabstage stage photos --splits train=0.8,test=0.2 --on-error skip
+      colabstage stage digits.tar.gz --color-mode grayscale --json
+    """
+    from colabstage.stage.run import stage_dataset
+
+    staged = stage_dataset(o.read_sources(source), **flags, progress=shows_progress())
+    found = {
+        "path": staged.path,
+        "files": staged.files,
+        "splits": dict(staged.splits),
+        "classes": staged.classes,
+        "report": staged.report.to_dict(),
+    }
+    return Output(found, f"{staged.report}\n{staged}")
+
+
+@command(flags=o.STAGE_FLAGS, kept=NOTHING_DONE)
+def plan(source: o.Source, *, flags: dict[str, Any]) -> object:
+    """Show what `stage` would do, and how much disk space it would need.
+
+    It takes the same arguments, reads only what it needs to know, and writes nothing.
+
+    Examples:
+      colabstage plan /content/drive/MyDrive/kitti.zip --image-size 256x256
+      colabstage plan photos --keep both --json
+    """
+    from colabstage.stage.plan import plan_stage
+
+    return plan_stage(o.read_sources(source), **flags)
+
+
+@command(kept=NOTHING_DONE)
+def list_(local_dir: o.LocalDir = None, cache_dir: o.CacheDir = "auto") -> Output:
+    """List the datasets on this machine and in the cache, with their source, size, rows and options, and the total.
+
+    Examples:
+      colabstage cache list
+      colabstage cache list --cache-dir /content/drive/MyDrive/colabstage --json
+    """
+    from colabstage.io.units import format_bytes, format_count
+    from colabstage.stage.purge import list_datasets
+
+    found = list_datasets(local_dir=local_dir, cache_dir=cache_dir)
+    total = f"{format_count(len(found), 'datasets')}, {format_bytes(sum(one.nbytes for one in found))} in all"
+    return _listed(found, "\n".join([*map(str, found), total]) if found else "Nothing is kept.")
+
+
+@command()
+def purge(
+    names: Annotated[list[str] | None, o.argument("NAME…", "Datasets, as `cache list` names them.")] = None,
+    *,
+    older_than: Annotated[
+        float | None, o.option("--older-than", "DAYS", "Only those older than this many days.", least=0.0)
+    ] = None,
+    everything: Annotated[bool, o.option("--all", "", "All stored datasets.")] = False,
+    only: Annotated[
+        Literal["here", "cache"] | None,
+        o.choice("--only", ("here", "cache"), "Only on this machine, or only in the cache."),
+    ] = None,
+    yes: Annotated[bool, o.option("--yes", "", "Really remove them; without it, only list them.")] = False,
+    local_dir: o.LocalDir = None,
+    cache_dir: o.CacheDir = "auto",
+) -> Output:
+    """Remove datasets that colabstage has stored, and nothing else.
+
+    Without --yes it only lists them. Unfinished work of runs that died is removed as well.
+
+    Examples:
+      colabstage cache purge photos-1f2e3d4c
+      colabstage cache purge --older-than 30 --only cache --yes
+      colabstage cache purge --all --yes
+    """
+    from colabstage.io.units import format_bytes, format_count
+    from colabstage.stage.purge import list_datasets, purge_datasets, select_datasets, sweep_leftovers
+
+    places: dict[str, Any] = {"local_dir": local_dir, "cache_dir": cache_dir}
+    # Chosen before anything is removed, so that the list without --yes is exactly the same.
+    chosen: Sequence[StoredDataset] = select_datasets(
+        list_datasets(**places), names=names or (), older_than_days=older_than, everything=everything, place=only
+    )
+    verb, advice, failure = "Would remove", "Add --yes to remove them." if chosen else "", ""
+    # Removal cannot be undone, so it has to be requested explicitly.
+    if yes:
+        done = purge_datasets(chosen)
+        # Afterwards, because a removed dataset may leave temporaries behind.
+        sweep_leftovers(**places)
+        chosen, verb, advice = done.removed, "Removed", ""
+        # A scheduled purge that removed only half must not look like one that removed everything.
+        failure = f"Not removed: {'; '.join(done.reasons)}." if done.kept else ""
+    total = format_bytes(sum(one.nbytes for one in chosen))
+    lines = [f"{verb} {format_count(len(chosen), 'datasets')}, {total}.", *(f"  {one}" for one in chosen), advice]
+    return _listed(chosen, "\n".join(filter(None, lines)), failure)
+
+
+def _listed(found: Iterable[Any], text: str, failure: str = "") -> Output:
+    return Output([one.to_dict() for one in found], text, failure)
+
+
+@command()
+def fetch(
+    *,
+    source: Annotated[
+        list[str] | None,
+        # A single word would be taken as the target, and the error about a missing source would be confusing.
+        o.argument("SOURCE", "As for `stage`: paths, patterns, share links, addresses."),
+    ] = None,
+    target: Annotated[
+        str, o.argument("TARGET", "The file or folder to create; a single file can go into an existing folder.")
+    ],
+    only: o.Only = [],  # noqa: B006 - typer reads it
+    hash_: Annotated[str | None, o.option("--hash", "ALGORITHM:DIGEST", "The expected hash of the file.")] = None,
+    overwrite: o.Overwrite = False,
+    refresh: o.Refresh = False,
+    verify: o.Verifying = "fast",
+) -> object:
+    """Copy or download a file, or a folder of files, to the local disk.
+
+    The result is verified and never partial, and an interrupted run resumes. Archives are not extracted. If nothing has
+    changed since the last run, nothing is done.
+
+    Examples:
+      colabstage fetch https://example.org/photos.zip photos.zip --hash sha256:…
+      colabstage fetch s3://bucket/train train
+      colabstage fetch /content/drive/MyDrive/photos /content/photos --json
+    """
+    from colabstage.sources.fetching import fetch_files
+
+    if not source:
+        msg = f"Give a SOURCE and a TARGET, for example: colabstage fetch '{target}' FOLDER/."
+        raise OptionError(msg)
+    return fetch_files(
+        o.read_sources(source),
+        target,
+        only=only,
+        hash=hash_,
+        overwrite=overwrite,
+        refresh=refresh,
+        verify=verify,
+        progress=shows_progress(),
+    )
+
+
+@command()
+def extract(
+    archive: Annotated[str, o.argument("ARCHIVE", "A zip, tar, 7z, rar or gz.")],
+    target: Annotated[str, o.argument("TARGET", "The folder to create.")],
+    only: o.Only = [],  # noqa: B006 - typer reads it
+    zip_encoding: o.ZipEncoding = None,
+    overwrite: o.Overwrite = False,
+) -> object:
+    """Extract an archive into a folder of its own.
+
+    Members are extracted in parallel, all of them or none. An archive with unsafe names is refused.
+
+    Examples:
+      colabstage extract photos.zip photos
+      colabstage extract photos.tar.zst photos --overwrite --json
+      colabstage extract photos.zip train --only photos/train
+    """
+    from colabstage.sources.extracting import extract_archive
+
+    return extract_archive(
+        archive, target, only=only, zip_encoding=zip_encoding, overwrite=overwrite, progress=shows_progress()
+    )
+
+
+@command(flags=o.PACK_FLAGS)
+def pack(
+    source: o.LocalSource,
+    # Not required, because with --append-to the name follows from that pack.
+    out: Annotated[str | None, o.argument("[OUT]", "The file to write; its manifest OUT.json goes next to it.")] = None,
+    *,
+    flags: dict[str, Any],
+    shards: o.Shards = None,
+    append_to: o.AppendTo = None,
+    overwrite: o.Overwrite = False,
+) -> Output:
+    """Convert a folder or archive to one HDF5 file, or several.
+
+    The source has to be local or mounted; no cache is involved.
+
+    Examples:
+      colabstage pack photos photos.h5 --image-size 224x224 --resize crop
+      colabstage pack photos.zip photos.h5 --encoding jpeg:90 --overwrite
+      colabstage pack photos photos.h5 --splits train=0.9,test=0.1 --group-by 'patient\\d+'
+      colabstage pack photos photos.h5 --shards 8 --on-error skip:1%
+      colabstage pack newer --append-to photos.h5
+    """
+    from colabstage.pack.run import pack_dataset
+
+    places: dict[str, Any] = {"shards": shards, "append_to": append_to, "overwrite": overwrite}
+    report = pack_dataset(source, out, **flags, **places, progress=shows_progress())
+    return Output(report, f"{o.spell_options(str(report))}\nWritten to '{report.path}'")
+
+
+@command(kept=NOTHING_DONE)
+def info(file: o.PackFile) -> Output:
+    """Show what an HDF5 file with X_<split> and Y_<split> holds.
+
+    It works for any such file, whichever tool wrote it. Samples are not read.
+
+    Examples:
+      colabstage info /content/colabstage/kitti-1f2e3d4c/kitti-1f2e3d4c.h5
+      colabstage info data.h5 --json
+    """
+    from colabstage.cli.described import describe_pack
+    from colabstage.sources.parse import refuse_address
+
+    refuse_address("FILE", file, "copy it here with fetch_files first")
+    return describe_pack(file)
+
+
+@command(kept=NOTHING_DONE)
+def verify(file: o.PackFile) -> Output:
+    """Compare every byte of a file with its manifest.
+
+    The manifest is the file of the same name with .json added. Damaged blocks are listed, and the exit code is 1.
+
+    Examples:
+      colabstage verify /content/drive/MyDrive/colabstage/kitti-1f2e3d4c.h5
+      colabstage verify model.pt --json
+    """
+    from colabstage.h5.verify import verify_file
+
+    found = verify_file(file, progress=shows_progress())
+    return Output(found, str(found)) if found.whole else Output(found, "", str(found))
+
+
+@command(kept=NOTHING_DONE)
+def runs(folder: Annotated[str, o.argument("DIR", "The folder of a run, or one that holds several.")]) -> Output:
+    """List trainings that go on after their machine is gone, with the versions they can go on from.
+
+    It changes nothing. `resumable` in a notebook or script saves and restores them.
+
+    Examples:
+      colabstage runs /content/drive/MyDrive/runs
+      colabstage runs /content/drive/MyDrive/runs/first --json
+    """
+    from colabstage.runs.listing import list_runs
+
+    found = list_runs(folder)
+    return _listed(found, "\n".join(map(str, found)) or f"No runs in '{folder}'.")
+
+
+@command(kept=NOTHING_DONE)
+def doctor_(
+    path: Annotated[str | None, o.argument("PATH", "A folder, an archive or an HDF5 file to check as well.")] = None,
+    workers: Annotated[int | None, o.option("--workers", "N", "Workers of your own loader.", least=0)] = None,
+    batch_size: Annotated[int, o.option("--batch-size", "N", "Batch size of that loader.", least=1)] = 64,
+    timeout: Annotated[float, o.option("--timeout", "S", "Seconds that a mount may take to answer.", least=0.1)] = 10.0,
+) -> Output:
+    """Check this machine for problems, and say how to fix them.
+
+    It checks the platform, disk, mounts, versions, memory, GPU, and the place where a dataset is. The exit code is 1 if
+    something is broken, and 0 if something is merely slow. It changes nothing, and does not hang if a mount does.
+
+    Examples:
+      colabstage doctor
+      colabstage doctor /content/drive/MyDrive/photos --workers 4
+      colabstage doctor photos.h5 --json
+    """
+    from colabstage.diagnose.doctor import doctor
+
+    report = doctor(path, num_workers=workers, batch_size=batch_size, timeout_s=timeout)
+    # Being slow is not a failure, so that a script can check whether this machine works at all.
+    broken = [finding.title for finding in report.findings if finding.status == "fail"]
+    return Output(report, o.spell_options(str(report)), f"Broken: {', '.join(broken)}." if broken else "")
+
+
+@command(kept=NOTHING_LEFT)
+def compare(
+    path: Annotated[str, o.argument("PATH", "A folder or an archive of images.")],
+    *,
+    image_size: o.Size = None,
+    layout: o.LayoutName = "auto",
+    encoding: o.Encoded = "auto",
+    samples: Annotated[int, o.option("--samples", "N", "Maximum number of images to read.", least=1)] = 500,
+    workers: Annotated[int, o.option("--workers", "N", "Files to read at the same time.", least=1)] = 2,
+    seconds: Annotated[float, o.option("--seconds", "S", "Approximate duration.", least=0.1)] = 60.0,
+    local_dir: o.LocalDir = None,
+) -> object:
+    """Measure, with your own images, what staging would change.
+
+    The same images are read from where they are, from copies on the local disk, and from a pack, in about a minute.
+    Nothing is written next to your images, and nothing is left behind.
+
+    Examples:
+      colabstage compare /content/drive/MyDrive/photos --image-size 224x224
+      colabstage compare photos.zip --seconds 20 --json
+    """
+    from colabstage.diagnose.compare import compare_sources
+
+    return compare_sources(
+        path,
+        layout=layout,
+        image_size=image_size,
+        encoding=encoding,
+        samples=samples,
+        num_workers=workers,
+        budget_s=seconds,
+        local_dir=local_dir,
+        progress=shows_progress(),
+    )
+
+
+@command(kept=NOTHING_DONE)
+def profile(
+    file: Annotated[str, o.argument("FILE", "An HDF5 file, or a pattern for several.")],
+    *,
+    split: Annotated[str, o.option("--split", "NAME", "Which split.")] = "train",
+    batch_size: Annotated[int, o.option("--batch-size", "N", "Samples in a batch.", least=1)] = 64,
+    step_ms: Annotated[
+        float | None,
+        o.option("--step-ms", "MS", "Milliseconds that your model takes for a batch; simulated by waiting.", least=0.0),
+    ] = None,
+    seconds: Annotated[float, o.option("--seconds", "S", "Seconds to measure.", least=0.1)] = 10.0,
+    tune: Annotated[bool, o.option("--tune", "", "Instead, try out strategies and numbers of workers.")] = False,
+) -> object:
+    """Measure how fast a packed file loads on this machine.
+
+    It also shows where the time goes, and what to change.
+
+    Examples:
+      colabstage profile photos.h5
+      colabstage profile photos.h5 --step-ms 20
+      colabstage profile photos.h5 --tune --json
+    """
+    from colabstage.load.dataset import dataset_h5
+
+    dataset = dataset_h5(file, split=split)
+    # A step that only waits changes nothing, so nothing has to be restored.
+    if tune:
+        from colabstage.diagnose.autotune import autotune_loader
+
+        return autotune_loader(dataset, batch_size, step=_waiting(step_ms), restore=(), budget_s=seconds)
+    from colabstage.diagnose.profile import profile_loader
+    from colabstage.load.loader import make_loader
+
+    with make_loader(dataset, batch_size) as loader:
+        return profile_loader(loader, _waiting(step_ms), restore=(), budget_s=seconds)
+
+
+def _waiting(step_ms: float | None) -> Callable[[object], None] | None:
+    """Return a step that sleeps for the given time, which leaves all cores to the loader, as a GPU would."""
+    return None if step_ms is None else lambda _: time.sleep(step_ms / 1000)
+
+
+@command(kept=NOTHING_DONE)
+def gpu(
+    seconds: Annotated[float, o.option("--seconds", "S", "Seconds to watch.", least=0.1)] = 10.0,
+    interval: Annotated[float, o.option("--interval", "S", "Seconds between two samples.", least=0.05)] = 0.5,
+) -> Output:
+    """Watch the NVIDIA GPUs, and show how busy they are.
+
+    Ctrl-C ends it early and shows the result so far.
+
+    Examples:
+      colabstage gpu
+      colabstage gpu --seconds 60 --json
+    """
+    from colabstage.diagnose.gpu import PROGRAM, GpuMonitor
+
+    # The command reports the problem itself, so the monitor's own notice is dropped.
+    with GpuMonitor(interval, live=False, notice=lambda _: None) as monitor:
+        _follow(monitor, seconds)
+    # Without the driver's program there is no GPU, which is not a failure; one that does not answer is.
+    broken = not monitor.samples and shutil.which(PROGRAM) is not None
+    return Output(monitor.report(), "" if broken else monitor.summary(), monitor.summary() if broken else "")
+
+
+def _follow(monitor: GpuMonitor, seconds: float) -> None:
+    """Wait, and show the current state in a line on the terminal."""
+    deadline = time.monotonic() + seconds
+    shown = shows_progress()
+    try:
+        while monitor.problem is None and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(_REDRAW_S, left))
+            if shown:
+                # One line that is overwritten; only the summary stays in the terminal's history.
+                print(f"\r\x1b[K{monitor.sparklines().splitlines()[0]}", end="", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        pass  # the user has seen enough
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr)
