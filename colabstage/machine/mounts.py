@@ -332,6 +332,17 @@ def is_slow_mount(path: str | os.PathLike[str]) -> bool:
     return slow_reason(mount_of(path)) is not None
 
 
+def slow_mounts_below(folder: str | os.PathLike[str]) -> frozenset[str]:
+    """Return the names in a folder of a local disk at which something slow is mounted; nothing there is touched."""
+    table = list_mounts()
+    top = follow_links(folder, mounts=table)
+    # A share that is mounted in parts is one all the same.
+    if slow_reason(table.covering(str(top))) is not None:
+        return frozenset()
+    inside = (mount for mount in table.visible.values() if mount.mountpoint.is_relative_to(top))
+    return frozenset(str(mount.mountpoint.relative_to(top)) for mount in inside if slow_reason(mount) is not None)
+
+
 def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountProbe:
     """Ask the file system of `path` for a sign of life, from a child process and with a deadline.
 

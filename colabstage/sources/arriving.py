@@ -187,6 +187,7 @@ class StreamingCopy(Closing):
     def read_in_place(self) -> None:
         """Expect scattered reads of single members, and no copy: each fetches only the requested bytes."""
         self._along_bytes = 0
+        self._looked_at.clear()
 
     def read_members(self, byte_ranges: Iterable[tuple[int, int]], *, readers: int) -> None:
         """Expect `readers` readers to read these members `(begin, end)` in place, about in order: members close
@@ -340,10 +341,10 @@ class StreamingCopy(Closing):
         for begin, data in tuple(self._looked_at):
             if begin <= offset and end <= begin + len(data):
                 return data[offset - begin : end - begin]
-        if end - offset > self._along_bytes:
-            return self._read_directly(offset, end)
-        data = self._read_directly(offset, min(self.size, offset + self._along_bytes))
-        self._looked_at.append((offset, data))
+        data = self._read_directly(offset, min(self.size, max(end, offset + self._along_bytes)))
+        if self._along_bytes:
+            # The contents of a long zip, too: they are hashed, and read again for its members.
+            self._looked_at.append((offset, data))
         return data[: end - offset]
 
     def _look_at_ends(self, begin: int, end: int) -> bytes | None:

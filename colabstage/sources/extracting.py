@@ -241,7 +241,7 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
             raise SourceAccessError(msg) from error
         part = opened.parts[0]
         assert part.file is not None
-        identity = replace(identify(part.content, part.file.facts.mtime_ns), part=_part_named(opening))
+        identity = replace(identify(part.open_content(), part.file.facts.mtime_ns), part=_part_named(opening))
         found = _reusable(target, identity, overwrite=overwrite)
         if found is not None:
             # A run that died right after putting the folder in place could not clean up.

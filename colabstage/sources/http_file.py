@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import itertools
+import threading
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,7 +28,7 @@ from colabstage.sources.http_answers import (
     status_error,
     validators,
 )
-from colabstage.sources.http_session import AGENT, HttpSession, connection_error
+from colabstage.sources.http_session import AGENT, HttpSession, connection_error, shut_down
 from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError, at_least_rate, with_retries
 
 if TYPE_CHECKING:
@@ -101,8 +103,9 @@ def open_http(
     session = HttpSession(url, timeout_s, clock, resolve=resolve, label=label, agent=agent)
     try:
         tail = in_thread(lambda: _ask_for_tail(session, along_bytes), "colabstage-end") if along_bytes else None
-        length = max(_LOOK_BYTES, along_bytes)
-        return with_retries(lambda: _look(session, checksum, length, tail), policy or RetryPolicy(), clock.sleep)
+        # Again for less: a server that cuts each connection early never sends what is asked for along.
+        lengths = itertools.chain([max(_LOOK_BYTES, along_bytes)], itertools.repeat(_LOOK_BYTES))
+        return with_retries(lambda: _look(session, checksum, next(lengths), tail), policy or RetryPolicy(), clock.sleep)
     # Nobody else uses the session yet.
     except BaseException:
         session.close()
@@ -193,7 +196,11 @@ class HttpFile(RemoteFile):
                 came, asked = (promised or 0) - (left or 0) - offset, (stop or 0) - offset
                 msg = f"The server of '{self.facts.label}' sent {came} of the {asked} bytes it promised. Try again."
                 raise TransientError(msg)
-            if stop is not None and (found or (stop == self.facts.size and not coding)) and not _is_at_end(response):
+            if (
+                stop is not None
+                and (found or (stop == self.facts.size and not coding))
+                and not _is_at_end(response, self._session)
+            ):
                 msg = f"The server of '{self.facts.label}' sent more than the {stop - offset} bytes it promised."
                 raise SourceReadError(msg)
 
@@ -302,7 +309,7 @@ def _read_part(response: requests.Response, session: HttpSession, most: int) -> 
     if count > most or content_length(response.headers) not in {None, count}:
         return None
     data = b"".join(_content(response, session, count=count))
-    whole = len(data) == count and _is_at_end(response)
+    whole = len(data) == count and _is_at_end(response, session)
     return _Part(found.start, data, found.total, validators(response.headers)) if whole else None
 
 
@@ -388,7 +395,7 @@ def _content(
 
     def pieces() -> Iterator[bytes]:
         left = _PIECE_BYTES if count is None else count
-        while left > 0 and (piece := bytes(read(min(left, _PIECE_BYTES)))):
+        while left > 0 and (piece := _read_some(response, session, read, min(left, _PIECE_BYTES))):
             left -= 0 if count is None else len(piece)
             yield piece
 
@@ -399,6 +406,20 @@ def _content(
         raise TransientError(msg) from error
 
 
-def _is_at_end(response: requests.Response) -> bool:
+def _read_some(response: requests.Response, session: HttpSession, read: Callable[[int], bytes], count: int) -> bytes:
+    """Return the next bytes of a body, at most `count`; `read` is a stream's `read1`."""
+    if not response.raw.chunked:
+        return bytes(read(count))
+    # Behind the last chunk come lines that are no content. A server may send them without end, and no read ends then.
+    deadline = threading.Timer(session.timeout_s, shut_down, [response])
+    deadline.daemon = True
+    deadline.start()
+    try:
+        return bytes(read(count))
+    finally:
+        deadline.cancel()
+
+
+def _is_at_end(response: requests.Response, session: HttpSession) -> bool:
     """Return whether nothing follows; this also takes the end of a body in chunks, so that its connection is kept."""
-    return not response.raw.read1(1)
+    return not _read_some(response, session, response.raw.read1, 1)

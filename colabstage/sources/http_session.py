@@ -105,7 +105,7 @@ class HttpSession:
                 with self._lock:
                     self._open.discard(response)
                 # Reads to its end have given the connection back already; else it is closed for good.
-                _shut_down(response)
+                shut_down(response)
                 response.close()
                 # Given back to a session that was closed meanwhile, it would stay open.
                 if self._closed:
@@ -117,7 +117,7 @@ class HttpSession:
             self._closed = True
             reading = list(self._open)
         for response in reading:
-            _shut_down(response)
+            shut_down(response)
         self._session.close()
 
     def _ask(self, headers: dict[str, str]) -> requests.Response:
@@ -173,7 +173,8 @@ def _is_page(response: requests.Response) -> bool:
     return response.status_code == 200 and is_page_type(response.headers)
 
 
-def _shut_down(response: requests.Response) -> None:
+def shut_down(response: requests.Response) -> None:
+    """Cut the connection of an answer, also while another thread reads it."""
     # Fails for an answer that has just ended.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         response.raw.shutdown()

@@ -11,7 +11,7 @@ from colabstage.errors import ColabstageError, SourceReadError, said_by
 from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.machine.drive_attributes import Md5Questions, ask_client
-from colabstage.machine.mounts import is_slow_mount, silence_of
+from colabstage.machine.mounts import is_slow_mount, silence_of, slow_mounts_below
 from colabstage.sources.identity import MD5_PROOF, compare_states, drive_md5s, identify_by_times, identify_tree
 from colabstage.sources.parse import (
     KaggleSource,
@@ -139,9 +139,9 @@ class _Asker:
         # Listing everything would take minutes there, so its folders speak for it.
         if is_slow_mount(path) or not recorded.trusts_times:
             return self._ask_mounted(path, recorded, leave_out)
-        now = identify_by_times(
-            FolderTree(path, heard=self.heard, leave_out=leave_out, keeps_inodes=True), address=recorded.address
-        )
+        mounts = slow_mounts_below(path)
+        tree = FolderTree(path, heard=self.heard, leave_out=leave_out, mounts=mounts, keeps_inodes=True)
+        now = identify_by_times(tree, address=recorded.address)
         seen = "names, sizes and times of all files are unchanged"
         return Look("same", seen) if compare_states(recorded, now) == "same" else Look("changed")
 

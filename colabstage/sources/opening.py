@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from colabstage.errors import ChecksumMismatchError, LayoutError, OptionError
 from colabstage.io.environment import require_online
-from colabstage.io.files import PATIENT, Closing, RetryPolicy, read_json, read_with_retry, write_json
+from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import LateStep
@@ -32,7 +32,7 @@ from colabstage.io.workspace import (
     temp_beside,
 )
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
-from colabstage.machine.mounts import is_slow_mount, require_answer
+from colabstage.machine.mounts import is_slow_mount, require_answer, slow_mounts_below
 from colabstage.machine.resources import check_space
 from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents, fetch_file
 from colabstage.sources.identity import (
@@ -66,7 +66,7 @@ from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree, Joining
 from colabstage.trees.listing import total_size
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, distinct_names
-from colabstage.trees.open import OnlyTree, open_archive, recognise, recognise_archive
+from colabstage.trees.open import OnlyTree, is_folder, open_archive, recognise_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -191,8 +191,12 @@ class Part(Closing):
     """The single files of a list, if the tree is of these; `source` then stands for the slowest of them."""
     in_place: bool = False
     """Whether an archive is read in place although each answer takes time, because there is no room for a copy."""
+    kind: ArchiveKind | None = None
+    """The kind of archive that a file is, once `recognise` has found out."""
     copy: StreamingCopy | None = None
     """The bytes of the file, if they are copied here while they are read."""
+    _content: ByteSource | None = None
+    """The bytes of the file, once they were opened."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What has to be closed before the file or tree itself."""
     _download: Path | None = None
@@ -205,10 +209,10 @@ class Part(Closing):
         file = self.file
         return file is not None and self.path is None and (file.facts.size is None or not file.facts.ranges)
 
-    @cached_property
-    def kind(self) -> ArchiveKind | None:
-        """The kind of archive that a file is; its beginning is read once, when the source is opened."""
-        return None if self.file is None or self.comes_first else recognise_archive(self.content)
+    def recognise(self) -> None:
+        """Read the beginning of a file, for the kind of archive that it is."""
+        if self.file is not None and not self.comes_first:
+            self.kind = recognise_archive(self.open_content())
 
     @property
     def cost(self) -> Cost:
@@ -257,29 +261,35 @@ class Part(Closing):
         if self.questions is None:
             # Before the ends are read, so that a write in between is noticed.
             md5s, _ = ask_md5s([str(self.path)]) if self.slow and is_on_drive(self.source) else ([], "")
-            identity = identify_archive(self.content, facts.mtime_ns, address=address)
+            identity = identify_archive(self.open_content(), facts.mtime_ns, address=address)
         else:
             # In a zip, a write in between is noticed when members are read: their checksums are in its directory.
-            identity = identify_archive(self.content, facts.mtime_ns, address=address)
+            identity = identify_archive(self.open_content(), facts.mtime_ns, address=address)
             md5s, _ = self.questions.answers([str(self.path)])
         return replace(identity, md5=md5s[0] if md5s else "")
 
-    @cached_property
-    def content(self) -> ByteSource:
-        """The bytes of a file, which is downloaded now if necessary."""
+    def open_content(self) -> ByteSource:
+        """Return the bytes of a file, which is downloaded now if necessary."""
+        if self._content is None:
+            content = self._opened_content()
+            self._stack.callback(content.close)
+            self._content = content
+        return self._content
+
+    def _opened_content(self) -> LocalBytes | JoinedBytes | StreamingCopy:
         assert self.file is not None
         label, facts = self.source.label, self.file.facts
         if self.path is not None and not self._is_copied:
             pieces = self.source.pieces if isinstance(self.source, LocalSource) else ()
             if pieces:
-                return self._stack.enter_context(JoinedBytes(label, [LocalBytes(piece) for piece in pieces]))
-            return self._stack.enter_context(LocalBytes(self.path, label=label))
+                return JoinedBytes(label, [LocalBytes(piece) for piece in pieces])
+            return LocalBytes(self.path, label=label)
         if self.comes_first:
-            return self._stack.enter_context(LocalBytes(self._downloaded() / _DATA, label=label))
+            return LocalBytes(self._downloaded() / _DATA, label=label)
         assert facts.size is not None
         step = self._stack.enter_context(LateStep(self.opening.progress, f"copy {facts.name}", facts.size))
-        self.copy = self._stack.enter_context(
-            StreamingCopy(self.file, self._copy_path, step=step, policy=PATIENT, cancellation=self.opening.cancellation)
+        self.copy = StreamingCopy(
+            self.file, self._copy_path, step=step, policy=PATIENT, cancellation=self.opening.cancellation
         )
         return self.copy
 
@@ -319,7 +329,7 @@ class Part(Closing):
         """Hash the whole file, which requires reading all of it; another one than asked for is an error."""
         if self.file is None:
             raise _not_one_file(self.source.label)
-        content, walk = self.content, None
+        content, walk = self.open_content(), None
         read = content.pread
         if self.copy is not None and self.opening.sparing:
             # There may be no room for a copy, so all of it is read once for this and not kept.
@@ -349,7 +359,7 @@ class Part(Closing):
         if self.tree is not None:
             return self.tree
         assert self.file is not None
-        content, walk = self.content, None
+        content, walk = self.open_content(), None
         if self.cost.is_walked:
             content = walk = self._walk("look through")
         elif not self.cost.opens_at_once and self.copy is not None:
@@ -371,16 +381,15 @@ class Part(Closing):
         """Return the bytes of a remote file, for reading it once from beginning to end."""
         assert self.file is not None
         assert self.copy is not None
-        step = LateStep(self.opening.progress, f"{verb} {self.file.facts.name}", self.content.size)
+        step = LateStep(self.opening.progress, f"{verb} {self.file.facts.name}", self.copy.size)
         return ArchiveWalk(self.copy, self._stack.enter_context(step))
 
     def changes(self) -> str:
         """Look for changes that reading cannot notice: list a folder on a slow mount again, and compare the time of a
         local file. Return what has changed, in a sentence, or ""."""
-        if self.file is not None and isinstance(self.__dict__.get("content"), LocalBytes) and self.path is not None:
-            assert isinstance(self.content, LocalBytes)
+        if self.file is not None and isinstance(self._content, LocalBytes) and self.path is not None:
             # Of the open file, because its path may lead to another one meanwhile.
-            now, facts = os.fstat(self.content.fileno()), self.file.facts
+            now, facts = os.fstat(self._content.fileno()), self.file.facts
             if (now.st_size, now.st_mtime_ns) == (facts.size, facts.mtime_ns):
                 return ""
             return f"'{self.path}' was written to while it was being read; wait until whatever writes it is done."
@@ -450,7 +459,8 @@ class OpenedSource(Closing):
                 self._open_as_they_are(source)
             if unpack:
                 for part in self.parts:
-                    _ = part.kind
+                    if part.kind is None:
+                        part.recognise()
             undo.pop_all()
 
     def _open(self, sources: Sequence[SingleSource]) -> None:
@@ -475,7 +485,7 @@ class OpenedSource(Closing):
         # The first source determines the kind of list. Single files are opened when they are read, because there may be
         # thousands of addresses.
         have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
-        if have_addresses and opened.file is not None and recognise_archive(opened.content) is None:
+        if have_addresses and opened.file is not None and recognise_archive(opened.open_content()) is None:
             self._stack.pop_all().close()
             self._whole = self._list([(part.label, part) for part in source.parts])
         else:
@@ -749,9 +759,7 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
     slow = is_slow_mount(path)
     if slow and transport == "local disk":
         transport = "mount"
-    # Recognising a file reads its beginning, which may fail on a mount like any read.
-    kind = read_with_retry(lambda: recognise(path), str(path), policy=RetryPolicy())
-    if kind == "folder":
+    if is_folder(path):
         leave_out = source.leave_out if isinstance(source, LocalSource) else frozenset()
         if slow and is_on_drive(source):
             questions = Md5Questions(workers=SLOW_LISTERS)
@@ -764,8 +772,8 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
                 md5s=questions.known,
             )
             return Part(source, transport, slow, opening, tree=tree, path=path, questions=questions)
-        workers = SLOW_LISTERS if slow else 1
-        tree = FolderTree(path, workers=workers, leave_out=leave_out, keeps_inodes=not slow)
+        workers, mounts = SLOW_LISTERS if slow else 1, slow_mounts_below(path)
+        tree = FolderTree(path, workers=workers, leave_out=leave_out, mounts=mounts, keeps_inodes=not slow)
         return Part(source, transport, slow, opening, tree=tree, path=path)
     pieces = source.pieces if isinstance(source, LocalSource) else ()
     file: RemoteFile = JoinedFile([MountedFile(piece) for piece in pieces], path) if pieces else MountedFile(path)
@@ -773,9 +781,11 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
     if opening.checksum is not None and isinstance(source, LocalSource):
         file.facts = replace(file.facts, checksum=opening.checksum)
     part = Part(source, transport, slow, opening, file=file, path=path)
-    if kind == "zip" and slow and is_on_drive(source):
-        part.questions = Md5Questions(workers=1)
-        part.questions.ask([str(path)])
+    if slow and is_on_drive(source):
+        part.recognise()
+        if part.kind == "zip":
+            part.questions = Md5Questions(workers=1)
+            part.questions.ask([str(path)])
     return part
 
 

@@ -153,8 +153,9 @@ class RangeOrder(Order):
         self._longest_silence_s = 0.0
         self._first_byte_s: float | None = None
         self._bytes_per_s: float | None = None
-        # The bytes that have arrived, and when the first did.
-        self._come, self._began = 0, math.inf
+        # The bytes that have arrived, and when the first did; and the shortest wait for a first byte.
+        self._come, self._began, self._round_trip_s = 0, math.inf, math.inf
+        self._limit = FlightLimit()
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
         """Hand out these byte ranges `(begin, end)` first, in this order, and with `alone` no others; replaces earlier
@@ -181,6 +182,8 @@ class RangeOrder(Order):
 
     def take(self, now: float) -> Run | None:
         """Return bytes for a free connection; `None` if nothing is worth a request now."""
+        if self._wanted and self._in_flight(now) >= self._limit.most_bytes:
+            return None
         run = self._cut_gap(now) if self._gaps and not self._must_wait(now) else self._take_over(now)
         if run is not None:
             self.active.append(run)
@@ -193,7 +196,11 @@ class RangeOrder(Order):
             run.first_byte_at = now
             self._first_byte_s = _moving_mean(self._first_byte_s, now - run.asked_at)
             self._began = min(self._began, now)
+            self._round_trip_s = min(self._round_trip_s, now - run.asked_at)
         self._come += position - run.position
+        if self._wanted:
+            most_bytes = _WORTH_LIMITING * self._connections * self._stretch_bytes
+            self._limit.look(now, self._come, self._round_trip_s, self._stretch_bytes, most_bytes)
         run.position, run.moved_at = position, now
         if not run.left:
             self.release(run, now)
@@ -213,6 +220,10 @@ class RangeOrder(Order):
     def again(self, begin: int, end: int) -> None:
         """Hand out bytes again that have arrived wrong."""
         bisect.insort(self._gaps, (begin, end))
+
+    def _in_flight(self, now: float) -> int:
+        """Return how many requested bytes have not arrived, without those of silent connections."""
+        return sum(run.left for run in self.active if now - run.active_at <= self._silent_s)
 
     def _must_wait(self, now: float) -> bool:
         """Tell whether the remaining gaps have to wait: nobody needs them, or they would share the line with the last
@@ -319,6 +330,48 @@ def _round_up(value: int, unit: int) -> int:
 def _moving_mean(before: float | None, value: float) -> float:
     """Return a mean weighted towards the latest values."""
     return value if before is None else before + 0.2 * (value - before)
+
+
+# A limit of the bytes in flight is worth it below this share of what all connections would have in flight; and only
+# while the rate stays above this share of what it was without.
+_WORTH_LIMITING, _KEPT_RATE = 0.6, 0.8
+# The first rate is soon wanted; others have to be sure.
+_FIRST_MEASURE_S = 0.5
+
+
+class FlightLimit:
+    """How many preferred bytes are requested at once: as few as keep the line full, because all that is requested
+    shares the line, and the most urgent would come as late as the rest.
+
+    The rate is measured without a limit, then with one. Where that lowers it, the connections are slow and not the
+    line, and there is none.
+    """
+
+    def __init__(self) -> None:
+        self.most_bytes = math.inf
+        self._from: tuple[float, int] | None = None
+        self._rate, self._has_failed = 0.0, False
+
+    def look(self, now: float, come: int, round_trip_s: float, stretch_bytes: int, worth_bytes: float) -> None:
+        """Decide, if it is time to, with so many bytes arrived so far."""
+        if self._from is None:
+            self._from = now + round_trip_s, come
+        began, before = self._from
+        if now < began:
+            self._from = began, come
+            return
+        if self._has_failed or now - began < (_MEASURE_S if self._rate else _FIRST_MEASURE_S):
+            return
+        rate = (come - before) / (now - began)
+        self._from = now, come
+        if rate < _KEPT_RATE * self._rate and self.most_bytes < math.inf:
+            self.most_bytes, self._has_failed = math.inf, True
+        elif rate > self._rate:
+            # What the line delivers between a request and its first byte; what is arriving, and one stretch to spare.
+            enough = rate * round_trip_s + 2 * stretch_bytes
+            was_limited = self.most_bytes < math.inf
+            self._rate, self.most_bytes = rate, enough if enough < worth_bytes else math.inf
+            self._from = self._from if was_limited else None
 
 
 # Rates are measured for this long, after a pause in which a new connection gets up to speed.

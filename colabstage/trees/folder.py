@@ -8,6 +8,7 @@ import functools
 import os
 import re
 import stat
+import threading
 from array import array
 from dataclasses import dataclass, field
 from itertools import islice
@@ -37,6 +38,7 @@ from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,9 +56,9 @@ _ODD_ENDINGS = re.compile(rf"\.(?:{'|'.join(re.escape(kind.removeprefix('.')) fo
 _LOOK_BATCH = 256
 # And a folder is shared among at least this many.
 _SHARES = 64
-# Entries of a folder by which its pace shows; and the seconds for one above which it is that of round trips, of which
-# several at once take no longer than one.
-_FIRST_LOOKS, _SLOW_LOOK_S = 4, 0.001
+# Entries of a folder by which its pace shows; the seconds for one above which it is that of round trips, of which
+# several at once take no longer than one; and the batches in a row that have to show it.
+_FIRST_LOOKS, _SLOW_LOOK_S, _SLOW_BATCHES = 4, 0.001, 2
 # Folders that are listed before their entries join the others: enough for every worker.
 _LIST_FOLDERS = 512
 # Longer than the slowest listing anybody reported from a Drive mount (20 s) with its retries.
@@ -83,6 +85,7 @@ class FolderTree(Tree):
         found: called, in any thread, with the paths of some files as soon as these are known to exist.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
+        mounts: names of folders in it that something slow is mounted at, which are left out with a note.
         md5s: returns the MD5 of each of some paths, "" for one that its client does not report; given for a folder on
             Google Drive, where times count to the second.
         keeps_inodes: whether a file keeps its inode for as long as it is there, as on a local disk, so that a file that
@@ -101,6 +104,7 @@ class FolderTree(Tree):
         found: Callable[[Sequence[str]], object] | None = None,
         before_read: Callable[[str], object] | None = None,
         leave_out: Collection[str] = (),
+        mounts: Collection[str] = (),
         md5s: Callable[[Sequence[str]], Sequence[str]] | None = None,
         keeps_inodes: bool = False,
     ) -> None:
@@ -111,9 +115,9 @@ class FolderTree(Tree):
         # When files were written of which a part has been read, by path.
         self._times: dict[str, int] = {}
         _check_root(self._root)
-        with _threads(workers) as pool:
-            walk = _Walk(self._root, pool, retry, heard, found)
-            walk.all_but(leave_out)
+        with _threads(workers) as listers, _threads(workers) as lookers:
+            walk = _Walk(self._root, listers, lookers, retry=retry, heard=heard, on_files=found)
+            walk.all_but({**dict.fromkeys(mounts, "mount"), **dict.fromkeys(leave_out, "own")})
         files = walk.files
         sizes, times_ns = np.array(files.sizes, np.int64), times_in_column(files.times_ns)
         inodes, changed_ns = np.array(files.inodes, np.uint64), np.array(files.changed_ns, np.int64)
@@ -280,8 +284,12 @@ def _at_once(function: Callable[[T], R], items: Sequence[T], pool: DaemonPool | 
     """Call `function` with each item, and return the results in order; fails when nothing moves for `_STALL_S`."""
     if pool is None:
         return [function(item) for item in items]
+    return _results([pool.submit(functools.partial(function, item)) for item in items])
+
+
+def _results(calls: Sequence[Future[R]]) -> list[R]:
     try:
-        return pool.run(function, items, stall_timeout_s=_STALL_S)
+        return DaemonPool.results(calls, stall_timeout_s=_STALL_S)
     except TimeoutError as error:
         if error.errno is not None:  # the mount's own answer
             raise
@@ -394,20 +402,28 @@ class _Listed(NamedTuple):
     found: _Found
     unseen: list[os.DirEntry[str]]
     """Entries that nobody has looked at yet."""
+    looks: list[Future[_Found]]
+    """What these are, while it is looked up."""
 
 
 class _Walk:
-    """List one level of a tree after the other: as many folders at once as there are workers, then what they hold."""
+    """List one level of a tree after the other: as many folders at once as there are workers, and meanwhile what they
+    hold."""
 
     def __init__(
         self,
         root: str,
-        pool: DaemonPool | None,
+        listers: DaemonPool | None,
+        lookers: DaemonPool | None,
+        *,
         retry: RetryPolicy,
         heard: Callable[[], object],
         on_files: Callable[[Sequence[str]], object] | None,
     ) -> None:
-        self._root, self._pool, self._retry, self._heard, self._on_files = root, pool, retry, heard, on_files
+        self._root, self._listers, self._lookers = root, listers, lookers
+        self._retry, self._heard, self._on_files = retry, heard, on_files
+        self._turn = threading.Lock()
+        self._slow_batches = 0
         self.files = _Found()
         self.stamp: dict[str, tuple[int, int]] = {}
 
@@ -423,12 +439,16 @@ class _Walk:
         for kind, where in (("broken", "to nothing"), ("looped", "to a folder above")):
             if names := left.get(kind):
                 yield f"{left_out(len(names), 'links', where)} (first '{names[0]}')."
-        if own := left.get("own"):
-            named = ", ".join(f"'{name}'" for name in own[:3])
-            yield f"{left_out(len(own), 'folders', 'in which colabstage keeps what it makes')} ({named})."
+        for kind, what, remedy in (
+            ("own", "in which colabstage keeps what it makes", ""),
+            ("mount", "at which something else is mounted", ": give them as sources of their own if they belong to it"),
+        ):
+            if names := left.get(kind):
+                named = ", ".join(f"'{name}'" for name in names[:3])
+                yield f"{left_out(len(names), 'folders', what)} ({named}){remedy}."
 
-    def all_but(self, leave_out: Collection[str]) -> None:
-        """List all folders but those of these names."""
+    def all_but(self, leave_out: Mapping[str, str]) -> None:
+        """List all folders but those of these names, each with the kind of note on it."""
         level = [_Folder("", frozenset(), through_link=False)]
         while level:
             below: list[_Folder] = []
@@ -439,21 +459,13 @@ class _Walk:
             level = below
 
     def _list_some(self, folders: list[_Folder]) -> list[_Listed | None]:
-        listed = _at_once(self._list, folders, self._pool)
-        # What was left is shared among all, whichever folder it is in.
-        batches = []
-        for folder, one in zip(folders, listed, strict=True):
-            if one is not None and one.unseen:
-                length = min(-(-len(one.unseen) // _SHARES), _LOOK_BATCH)
-                starts = range(0, len(one.unseen), length)
-                batches += [(folder, one.found, one.unseen[start : start + length]) for start in starts]
-                one.unseen.clear()
-        looks = _at_once(lambda batch: self._look_at(batch[0], batch[2]), batches, self._pool)
-        for (_, found, _), more in zip(batches, looks, strict=True):
+        listed = _at_once(self._list, folders, self._listers)
+        looks = [(one.found, look) for one in listed if one is not None for look in one.looks]
+        for (found, _), more in zip(looks, _results([look for _, look in looks]), strict=True):
             found.add(more)
         return listed
 
-    def _take(self, folder: _Folder, listed: _Listed | None, leave_out: Collection[str]) -> Iterator[_Folder]:
+    def _take(self, folder: _Folder, listed: _Listed | None, leave_out: Mapping[str, str]) -> Iterator[_Folder]:
         """Put what was found in a folder to the rest; yield the folders in it."""
         if listed is None:
             self.files.leave_out("looped", folder.name)
@@ -461,7 +473,7 @@ class _Walk:
         self.stamp[folder.name] = (listed.mtime_ns, listed.found.total)
         for name, linked in listed.found.folders:
             if name in leave_out:
-                self.files.leave_out("own", name)
+                self.files.leave_out(leave_out[name], name)
             else:
                 yield _Folder(name, folder.ancestors | {listed.identity}, linked)
         listed.found.folders.clear()
@@ -472,27 +484,47 @@ class _Walk:
         path = _path_below(self._root, folder.name)
         listed = read_with_retry(lambda: self._read(folder, path), path, policy=self._retry)
         self._heard()
+        if listed is not None and listed.unseen and self._lookers is not None:
+            # By others: a look that waited behind folders to be listed would leave the mount with only these to do.
+            length = min(-(-len(listed.unseen) // _SHARES), _LOOK_BATCH)
+            for start in range(0, len(listed.unseen), length):
+                look = functools.partial(self._look_at, folder, listed.unseen[start : start + length])
+                listed.looks.append(self._lookers.submit(look))
+            listed.unseen.clear()
         return listed
 
     def _read(self, folder: _Folder, path: str) -> _Listed | None:
-        """Read one folder, and look at its entries meanwhile; among other threads, only until that proves slow."""
+        """Read one folder, and look at its entries meanwhile; among other threads, until that proves slow."""
         # Asked before the listing: a change while the folder is being listed then shows in the stamp.
         status = os.stat(path)  # noqa: PTH116
         identity = (status.st_dev, status.st_ino)
         if folder.through_link and identity in folder.ancestors:
             return None
-        listed = _Listed(status.st_mtime_ns, identity, _Found(), [])
+        listed = _Listed(status.st_mtime_ns, identity, _Found(), [], [])
         with os.scandir(path) as scan:
             count = _FIRST_LOOKS
             # At once: a mount that tells sizes with the names keeps them for a second or less.
-            while batch := list(islice(scan, count)):
-                began = SYSTEM_CLOCK.now()
-                listed.found.add(self._look_at(folder, batch))
-                # On a mount that leaves them out each look is a round trip of its own.
-                if SYSTEM_CLOCK.now() - began > _SLOW_LOOK_S * count and self._pool is not None:
-                    listed.unseen.extend(scan)
-                count = _LOOK_BATCH
+            while not self._looks_slowly and (batch := list(islice(scan, count))):
+                self._look_in_turn(folder, batch, listed)
+                count = _FIRST_LOOKS if self._slow_batches else _LOOK_BATCH
+            listed.unseen.extend(scan)
         return listed
+
+    @property
+    def _looks_slowly(self) -> bool:
+        """Whether each look is a round trip; of one batch alone, it may have been a wait for Python's lock."""
+        return self._lookers is not None and self._slow_batches >= _SLOW_BATCHES
+
+    def _look_in_turn(self, folder: _Folder, batch: list[os.DirEntry[str]], listed: _Listed) -> None:
+        """Look at some entries, unless that has proved slow: then others do, of whom many wait at once."""
+        # Looks that do not leave the kernel would only take Python's lock from each other.
+        with self._turn:
+            if self._looks_slowly:
+                listed.unseen.extend(batch)
+                return
+            most_s, began = _SLOW_LOOK_S * len(batch), SYSTEM_CLOCK.now()
+            listed.found.add(self._look_at(folder, batch))
+            self._slow_batches = self._slow_batches + 1 if SYSTEM_CLOCK.now() - began > most_s else 0
 
     def _look_at(self, folder: _Folder, entries: list[os.DirEntry[str]]) -> _Found:
         """Look at each entry once, which empties the list; what they are is checked by all names at once, because

@@ -87,7 +87,7 @@ class SingleFileTree(Tree):
 
 def recognise(path: Path) -> TreeFormat | None:
     """Return what can be opened at `path`: a folder, an archive, a compressed file; `None` for anything else."""
-    if _is_folder(path):
+    if is_folder(path):
         return "folder"
     with LocalBytes(path) as source:
         return recognise_archive(source)
@@ -116,7 +116,7 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
 def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
     """Open a folder, an archive or a compressed file as a tree. `spool`: a folder on a local disk for the unpacked form
     of what is compressed as a whole; nothing stays in it."""
-    if _is_folder(path):
+    if is_folder(path):
         return FolderTree(path, workers=workers)
     return open_archive(LocalBytes(path), spool=spool, limits=limits)
 
@@ -191,7 +191,9 @@ def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
     raise (CorruptArchiveError(msg) if named else ArchiveError(msg))
 
 
-def _is_folder(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
+    """Tell whether a path leads to a folder, not to a file; anything else is an error."""
+
     def mode_of() -> int | None:
         try:
             return path.stat().st_mode

@@ -1,7 +1,6 @@
-"""Sources whose bytes are got wrongly today: archives, parts of archives, pointers, servers, buckets.
+"""Sources whose bytes were once got wrongly: archives, parts of archives, pointers, servers, buckets.
 
-Each is expected to fail, strictly, for the reason given; once it holds, take the mark (or the row's `wrong`) away. A
-message is right if it names the value that helps, whatever its words.
+A message is right if it names the value that helps, whatever its words.
 """
 
 from __future__ import annotations
@@ -9,12 +8,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 import re
 import shutil
 import struct
 import subprocess
-import sys
 import tarfile
 import threading
 import unicodedata
@@ -29,6 +26,8 @@ import pytest
 
 from colabstage import ColabstageError, fetch_files, stage_dataset
 from colabstage.options import token_blocks
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
@@ -41,11 +40,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def fails(reason: str) -> pytest.MarkDecorator:
-    """It does so today."""
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
 
 
 @pytest.fixture
@@ -353,29 +347,23 @@ def test_what_is_not_the_data_is_named(
     assert is_right, str(packed)
 
 
-_LISTED = """
-import json, os, sys
-from colabstage import stage_dataset
-
-looked = ("open", "os.scandir", "os.listdir")  # a folder is opened, or listed by its path
-listed = []
-sys.addaudithook(lambda event, found: listed.append(str(found[0])) if event in looked else None)
-stage_dataset(sys.argv[1], image_size=24, local_dir=sys.argv[2], cache_dir=None, progress=False)
-print(json.dumps(listed))
-"""
-
-
-@fails("everything below the table's folder is listed, a mounted Drive too")
-def test_a_table_lists_only_the_folders_of_its_images(tmp_path: Path) -> None:
-    """`/content/labels.csv` beside `/content/drive`: what the table does not name is none of its business."""
+@pytest.mark.fuse
+def test_what_is_mounted_below_a_folder_is_left_alone(tmp_path: Path, stage: Callable[[object], Packed]) -> None:
+    """`/content/labels.csv` beside `/content/drive`: what the table does not name is none of its business, and neither
+    is a Drive that fails."""
     lines = "".join(f"images/{i}.png,{'xy'[i % 2]}\n" for i in range(6))
     write_files(tmp_path / "content", files("images/{0..5}.png", {"labels.csv": f"file,label\n{lines}"}))
-    for n in range(20):
-        (tmp_path / f"content/drive/MyDrive/course{n}").mkdir(parents=True)
-    command = [sys.executable, "-c", _LISTED, f"{tmp_path}/content/labels.csv", f"{tmp_path}/local"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    listed = {path for path in json.loads(done.stdout.splitlines()[-1]) if "/drive/" in path}
-    assert len(listed) <= 2
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        for n in range(20):
+            (drive.cloud / f"MyDrive/course{n}").mkdir(parents=True)
+        drive.mount(tmp_path / "content/drive")
+        for source in ("content/labels.csv", "content"):
+            packed = stage(tmp_path / source)
+            assert packed.found == "train 6: x y"
+            assert "('drive')" in packed.notes[0]
+        assert drive.stats().listings_cold + drive.stats().listings_warm <= 2
+        drive.kill()
+        assert stage(tmp_path / "content/labels.csv").found == "train 6: x y"
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage import fetch_files, stage_dataset
+from colabstage import fetch_files, plan_stage, stage_dataset
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
+from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import in_classes, make_tree, noise
+from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,3 +104,84 @@ def test_a_file_on_the_web_comes_once(tmp_path: Path, zipped: bytes, way: str) -
         server.forget_requests()
         call()
         assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("way", ["fetch", "stage"])
+def test_a_server_that_cuts_every_connection_early_is_read_all_the_same(
+    tmp_path: Path, zipped: bytes, way: str
+) -> None:
+    """Also what is asked for first, which is longer than a connection lives."""
+    with WebServer({"photos.zip": zipped}) as server:
+        server.set_faults(WebFault(kind="truncate", at_byte=200_000))
+        if way == "fetch":
+            fetch_files(server.url("photos.zip"), tmp_path / "copy.zip", progress=False)
+            assert (tmp_path / "copy.zip").read_bytes() == zipped
+        else:
+            staged = stage_dataset(
+                server.url("photos.zip"), local_dir=tmp_path, cache_dir=None, image_size=8, progress=False
+            )
+            assert staged.splits == {"train": 40}
+
+
+@pytest.mark.fuse
+def test_a_zip_on_a_drive_comes_once(tmp_path: Path, zipped: bytes) -> None:
+    """Through the handles of its few readers; a second call opens nothing."""
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        (drive.cloud / "MyDrive/photos.zip").write_bytes(zipped)
+        drive.mount(tmp_path / "drive")
+
+        def call() -> int:
+            before = drive.stats()
+            source = tmp_path / "drive/MyDrive/photos.zip"
+            stage_dataset(source, local_dir=tmp_path / "local", cache_dir=None, image_size=8, progress=False)
+            now = drive.stats()
+            return now.cold_opens + now.warm_opens - before.cold_opens - before.warm_opens
+
+        assert call() <= 4
+        assert drive.stats().bytes_cold == len(zipped)
+        assert call() == 0
+
+
+def test_a_shared_folder_is_listed_once_and_each_file_comes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google counts requests: beside the page of the folder there are two a file, one for its length; later that page
+    alone."""
+    contents = {name: noise(number, size=(64, 64)) for name, number in in_classes(8).items()}
+    with DriveShares(tmp_path) as shares:
+        for name, value in shares.hosts.environment().items():
+            monkeypatch.setenv(name, value)
+        files = {f"1File{number:028d}": (name, content) for number, (name, content) in enumerate(contents.items())}
+        classes = {"cat": "1Cats" + 28 * "a", "dog": "1Dogs" + 28 * "a"}
+        for one, (name, content) in files.items():
+            shares.add(SharedItem(one, name.partition("/")[2], content=content))
+        for label, folder in classes.items():
+            inside = tuple(one for one, (name, _) in files.items() if name.startswith(label))
+            shares.add(SharedItem(folder, label, kind="folder", entries=inside))
+        shares.add(SharedItem("1Pets" + 28 * "a", "pets", kind="folder", entries=tuple(classes.values())))
+
+        def call() -> None:
+            link = f"https://drive.google.com/drive/folders/1Pets{28 * 'a'}"
+            stage_dataset(link, local_dir=tmp_path / "local", cache_dir=None, image_size=8, progress=False)
+
+        call()
+        assert shares.count("/embeddedfolderview") == 3
+        assert shares.count("/download") == 2 * len(files)
+        call()
+        assert shares.count("/embeddedfolderview") == 6
+        assert shares.count("/download") == 2 * len(files)
+
+
+def test_the_contents_of_a_long_zip_come_once(tmp_path: Path) -> None:
+    """They are its state, where its server reports no version, and say what is in it."""
+    content, archive = noise(0, size=(2, 2)), tmp_path / "photos.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        for number in range(50_000):
+            made.writestr(zipfile.ZipInfo(f"{('cat', 'dog')[number % 2]}/{number:060}.png"), content)
+        contents_at = made.start_dir
+    nbytes = archive.stat().st_size - contents_at
+    assert nbytes > 4 << 20
+    knobs = WebKnobs(etag="none", last_modified=False)
+    with WebServer({"photos.zip": archive.read_bytes()}, knobs=knobs) as server:
+        plan_stage(server.url("photos.zip"), local_dir=tmp_path / "local", cache_dir=None, image_size=8)
+        assert nbytes < server.bytes_sent < 1.5 * nbytes

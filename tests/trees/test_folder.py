@@ -145,6 +145,35 @@ def test_who_lists_a_folder_looks_at_its_files_too_unless_each_look_is_a_round_t
     assert max(shared) > 4 if look_s else min(shared) == 1
 
 
+def test_files_are_looked_at_while_other_folders_are_listed(
+    tmp_path: Path, write_files: WriteFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a mount tells with the names it soon forgets, and round trips should not wait for the listings."""
+    root = write_files(tmp_path, {f"{folder}/{number}.jpg": b"x" for folder in "ab" for number in range(100)})
+    seen, looks, all_seen = Counter[str](), threading.Lock(), threading.Event()
+    stat_of, scandir = _CountedEntry.stat, os.scandir
+    waited = []
+
+    def stat(entry: _CountedEntry) -> os.stat_result:
+        time.sleep(0.002)
+        found = stat_of(entry)
+        with looks:
+            seen["looks"] += 1
+            if seen["looks"] == 100:
+                all_seen.set()
+        return found
+
+    def listed(place: Any) -> _Counted:
+        if str(place).endswith("/b"):
+            waited.append(all_seen.wait(10))
+        return _Counted(scandir(place), Counter())
+
+    monkeypatch.setattr(_CountedEntry, "stat", stat)
+    monkeypatch.setattr(os, "scandir", listed)
+    assert len(FolderTree(root, workers=8).entries) == 200
+    assert waited == [True]
+
+
 def test_links_to_files_and_folders_are_followed(tmp_path: Path, write_files: WriteFiles, read_all: ReadAll) -> None:
     """A folder of links into another place is how people share one copy of the images."""
     shared = write_files(tmp_path / "shared", {"1.jpg": b"one", "more/2.jpg": b"two"})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+import random
 
 import pytest
 from hypothesis import given
@@ -139,6 +141,46 @@ def test_the_first_of_what_is_preferred_is_not_shared_with_twice_as_much_that_co
     # Later ones are whole: a request costs a round trip.
     assert plan.take(0.0).end % MIB == 0  # type: ignore[union-attr]
     assert [(one.end - one.begin) for _ in range(5) if (one := plan.take(0.0)) is not None] == [MIB] * 5
+
+
+def lateness(*, line: float, connection: float = math.inf) -> tuple[list[float], float]:
+    """How much later than on a line with one connection each of 200 MiB comes, in an order that is preferred, and when
+    all of it is here: 16 connections that share `line` bytes a second, after 0.4 s for each request."""
+    size, latency_s, step_s = 200 * MIB, 0.4, 0.01
+    units = [(at, at + MIB) for at in range(0, size, MIB)]
+    random.Random(0).shuffle(units)
+    plan = RangeOrder([(0, size)], connections=16, block_bytes=8 * MIB)
+    plan.prefer(units, alone=True)
+    now, runs, left, came = 0.0, list[Run](), dict.fromkeys(range(0, size, MIB), MIB), dict[int, float]()
+    while left:
+        while len(runs) < 16 and (run := plan.take(now)) is not None:
+            runs.append(run)
+        moving = [run for run in runs if now >= run.asked_at + latency_s]
+        for run in moving:
+            count = int(min(line / len(moving), connection) * step_s)
+            while run.left and count > 0:
+                unit = run.position // MIB * MIB
+                part = min(count, run.left, unit + MIB - run.position)
+                left[unit] -= part
+                if not left[unit]:
+                    del left[unit]
+                    came[unit] = now
+                plan.advance(run, run.position + part, now)
+                count -= part
+        runs = [run for run in runs if run.left]
+        now += step_s
+    latest = itertools.accumulate((came[begin] for begin, _ in units), max)
+    return [at - latency_s - (number + 1) * MIB / line for number, at in enumerate(latest)], now
+
+
+def test_the_most_urgent_is_not_late_because_all_that_is_requested_shares_the_line() -> None:
+    """No more is requested then than keeps the line full; where connections are slow and not the line, all of them."""
+    late_s, end_s = lateness(line=10e6)
+    assert max(late_s[100:]) < 0.5
+    assert end_s < 1.05 * (200 * MIB / 10e6 + 0.4)
+    _, end_s = lateness(line=1e9, connection=1e6)
+    each_s = MIB / 1e6 + 0.4
+    assert end_s < 1.15 * 200 / 16 * each_s
 
 
 def test_equal_connections_end_within_four_percent_of_the_ideal() -> None:

@@ -790,6 +790,20 @@ def test_a_head_that_drips_ends_in_time(
     assert time.monotonic() - began < 0.2 * len(slowly) - 1
 
 
+def test_a_body_that_never_ends_is_cut(raw_server: Callable[[Callable[[socket.socket], None]], str]) -> None:
+    """Behind the last chunk come lines that are no content: what has come is all of it."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3000\r\n" + bytes(0x3000))
+        connection.sendall(b"\r\n0\r\n")
+        _drip(connection, b"X-More: 1\r\n" * 1000, 0.05)
+
+    began = time.monotonic()
+    with closing(open_http(raw_server(answer), timeout_s=0.5, policy=ONCE)) as file:
+        assert content(file, 0, None) == bytes(0x3000)
+    assert time.monotonic() - began < 0.05 * 1000
+
+
 def test_a_body_that_drips_is_given_up(
     raw_server: Callable[[Callable[[socket.socket], None]], str], tmp_path: Path
 ) -> None:
