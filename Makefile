@@ -23,16 +23,12 @@ NO_TORCH := echo "If pip found no torch: constraints.txt allows its CPU build on
   echo "that has CPU builds (extra-index-url or find-links)."
 # BENCH=name picks one benchmark, or several; all of them otherwise.
 BENCH ?=
-# CAMPAIGN=name picks one kind of work to kill, or several; all of them otherwise. KILLS is for each.
-CAMPAIGN ?=
-KILLS ?= 60
-
 # UNTIL=seconds since 1970: `make test` runs no longer, and says what it knows by then.
 UNTIL ?=
 # What `make check` runs of the tests: test, or test-all.
 TESTS ?= test
 
-.PHONY: help demo test test-all changed libraries check format docs smoke bench campaign clean python313
+.PHONY: help demo test test-all changed libraries check format docs smoke bench clean python313
 
 help: ## show these lines
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -76,12 +72,9 @@ smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the b
 bench: $(VENV)/.installed $(VENV)/.large $(VENV)/.fuse ## measure, and write benchmarks/results/ and docs/benchmarks.md (BENCH=name for one)
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
-campaign: $(VENV)/.installed $(VENV)/.fuse ## kill work at random moments, and write the table of docs/contributing.md (CAMPAIGN=name for one)
-	$(VENV)/bin/python -m campaigns $(CAMPAIGN) --kills $(KILLS)
-
 clean: ## remove what these targets made, the virtual environments included
 	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_WHEEL) $(VENV_LIBRARIES) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .testmondata*
-	find colabstage simulated_drive demo tests benchmarks campaigns scripts -name __pycache__ -prune -exec rm -rf {} +
+	find colabstage simulated_drive demo tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/pip $(VENV_COLAB)/bin/pip $(VENV_WHEEL)/bin/pip $(VENV_LIBRARIES)/bin/pip:
 	@bash scripts/make_venv.sh $(PYTHON) $(@D)/..

@@ -13,19 +13,18 @@ import statistics
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks._fetch_rows import OURS, Row
 from benchmarks._photographs import write_photographs
+from benchmarks.fetching import OURS, Row
 from colabstage.sources.fetching import fetch_files
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 FILES = 2000
 # An ordinary day, but for the cold open: 30 ms is its fast end, which favours those that open one after the other.
@@ -40,7 +39,9 @@ def measure(files: int = FILES, *, rounds: int = _ROUNDS) -> list[Row]:
         RuntimeError: a tool failed, or what it brought are not the files.
     """
     task = f"copy {files:,} JPEGs of 100 kB from Drive, 30 ms a cold open"
-    with tempfile.TemporaryDirectory(prefix="colabstage-copy-") as place, _only_mounts_below(place):
+    with tempfile.TemporaryDirectory(prefix="colabstage-copy-") as place:
+        # Only the Drive below this folder counts as one.
+        os.environ["COLABSTAGE_SYSTEM_ROOT"] = place
         drive = SimulatedDrive(Path(place) / "drive", knobs=KNOBS)
         write_photographs(drive.cloud / "MyDrive" / "photos", files)
         rows = []
@@ -103,18 +104,3 @@ def _check_same(truth: Path, found: Path, tool: str) -> None:
     if brought != names or any((truth / name).read_bytes() != (found / name).read_bytes() for name in names):
         msg = f"{tool} did not bring the files as they are."
         raise RuntimeError(msg)
-
-
-@contextmanager
-def _only_mounts_below(place: str) -> Iterator[None]:
-    """Let only the Drive of this benchmark count as one."""
-    name = "COLABSTAGE_SYSTEM_ROOT"
-    before = os.environ.get(name)
-    os.environ[name] = place
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

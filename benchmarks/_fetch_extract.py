@@ -1,4 +1,4 @@
-"""Extracting many small members: ours against what people type, and against only creating as many files.
+"""Extracting many small members: ours against what people type.
 
 The members are what deflate is used for: pictures without compression of their own, here tiles of 100 x 100 grey pixels
 as PGM, 10 kB each, cut out of decoded JPEGs; they deflate to about two thirds. Every round extracts into a fresh folder
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from benchmarks._fetch_rows import OURS, Row
 from benchmarks._photographs import photograph
+from benchmarks.fetching import OURS, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,8 +52,7 @@ def measure(*, members: int = 20_000, rounds: int = 3, folder: Path | None = Non
         size = f"{members:,} members, {content_bytes / 1e6:.0f} MB from {zipped.stat().st_size / 1e6:.0f} MB"
         rows = _race(f"extract a zip of {size}", _zip_tools(zipped), work / "zip", rounds)
         size = f"{members:,} members, {content_bytes / 1e6:.0f} MB from {packed.stat().st_size / 1e6:.0f} MB"
-        rows += _race(f"extract a tar.gz of {size}", _tar_tools(packed), work / "tar", rounds)
-        return rows + _limits(zipped, work / "bare", rounds)
+        return rows + _race(f"extract a tar.gz of {size}", _tar_tools(packed), work / "tar", rounds)
 
 
 def _tiles(members: int) -> Iterator[tuple[str, bytes]]:
@@ -136,35 +135,5 @@ def _timed(run: Callable[[Path], object], target: Path) -> float:
     return time.perf_counter() - began
 
 
-def _row(task: str, tool: str, times: list[float], note: str = "") -> Row:
-    spread = f"{min(times):.2f} to {max(times):.2f} s"
-    return Row(task, tool, statistics.median(times), f"{note}; {spread}" if note else spread)
-
-
-def _limits(archive: Path, work: Path, rounds: int) -> list[Row]:
-    """What creating the files costs alone, by one loop, in folders that lie where mkdir puts them.
-
-    ext4 makes files in ours about three times as fast, because they are spread over the disk (see `fetch.folders`).
-    """
-    with zipfile.ZipFile(archive) as file:
-        sizes = [(info.filename, info.file_size) for info in file.infolist()]
-    content = os.urandom(max(size for _, size in sizes))
-
-    def create(target: Path) -> None:
-        for folder in sorted({name.rpartition("/")[0] for name, _ in sizes}):
-            (target / folder).mkdir(parents=True)
-        for name, size in sizes:
-            handle = os.open(f"{target}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-            os.write(handle, memoryview(content)[:size])
-            os.close(handle)
-
-    work.mkdir()
-    times = [_timed(create, work / f"{turn}") for turn in range(rounds)]
-    return [
-        _row("only create those files, one loop", "os.open, os.write", times, "one core, folders made in the usual way")
-    ]
-
-
-if __name__ == "__main__":
-    for row in measure():
-        print(f"{row.task:75} {row.tool:25} {row.seconds:7.2f} s  {row.note}")
+def _row(task: str, tool: str, times: list[float]) -> Row:
+    return Row(task, tool, statistics.median(times), f"{min(times):.2f} to {max(times):.2f} s")

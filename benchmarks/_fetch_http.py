@@ -1,13 +1,12 @@
-"""One large file over loopback HTTP: 50 ms away, 20 MB/s a connection, against `curl`, pooch and aria2c.
+"""One large file over loopback HTTP: 50 ms away, 20 MB/s a connection, against `curl` and aria2c.
 
 The server runs in a process of its own and sends from the disk's cache, so that it takes as little as possible of the
-two cores that client and server share. Every contender runs in a process of its own, ours too; of those in Python the
-interpreter's start and the imports are not counted. Contenders take turns, in rounds, and what they fetched is hashed.
+two cores that client and server share. Every contender runs in a process of its own, ours too; its interpreter's start
+and imports are not counted. Contenders take turns, in rounds, and what they fetched is hashed.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -18,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks._fetch_rows import OURS, Row
+from benchmarks.fetching import OURS, Row
 from colabstage.io.files import block_ranges, hash_ranges
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import serve_apart
@@ -32,7 +31,7 @@ KNOBS = WebKnobs(latency_s=0.05, bytes_per_s=20e6)
 _NAME = "data.bin"
 _ROUNDS = 3
 
-# Both time themselves, from after the imports on, and print the seconds.
+# It times itself, from after the imports on, and prints the seconds.
 _OURS = """
 import sys, time
 from pathlib import Path
@@ -48,17 +47,6 @@ step = NullProgress().step("", total=None, unit="B")
 fetch_file(source, Path(target), step=step, cancellation=Cancellation(), policy=RetryPolicy(),
            connections=int(connections))
 source.close()
-print(time.perf_counter() - began)
-"""
-_POOCH = """
-import sys, time
-from pathlib import Path
-import pooch
-url, target = sys.argv[1:]
-pooch.get_logger().setLevel("ERROR")
-began = time.perf_counter()
-pooch.retrieve(url, known_hash=None, fname=Path(target).name, path=Path(target).parent,
-               downloader=pooch.HTTPDownloader(chunk_size=1 << 20))
 print(time.perf_counter() - began)
 """
 
@@ -77,15 +65,12 @@ def measure(size_bytes: int = SIZE_BYTES, *, rounds: int = _ROUNDS) -> list[Row]
         with serve_apart({_NAME: source}, KNOBS) as address:
             tools = _tools(f"{address}/{_NAME}")
             times: dict[str, list[float]] = {tool: [] for tool in tools}
-            # curl and pooch take the time of one connection, and hardly vary: once is enough.
+            # curl takes the time of one connection, and hardly varies: once is enough.
             for number in range(rounds):
                 for tool, run in tools.items():
-                    if number == 0 or tool not in _SLOW:
+                    if number == 0 or tool != "curl":
                         times[tool].append(_time(run, expected, Path(place) / "out"))
     return [Row(task, tool, statistics.median(seconds), _spread(seconds)) for tool, seconds in times.items()]
-
-
-_SLOW = frozenset({"curl", "pooch"})
 
 
 def _tools(url: str) -> dict[str, Callable[[Path], float | None]]:
@@ -106,9 +91,8 @@ def _tools(url: str) -> dict[str, Callable[[Path], float | None]]:
             ]
         ),
         "curl": lambda target: _run(["curl", "-sSf", "-o", str(target), url]),
-        "pooch": lambda target: _run_python(_POOCH, url, str(target)),
     }
-    return {tool: run for tool, run in tools.items() if tool in {OURS, "pooch"} or shutil.which(tool.split()[0])}
+    return {tool: run for tool, run in tools.items() if tool == OURS or shutil.which(tool.split()[0])}
 
 
 def _time(run: Callable[[Path], float | None], expected: list[str], folder: Path) -> float:
@@ -151,19 +135,3 @@ def _write_random(path: Path, size: int) -> None:
     with path.open("wb") as file:
         while (left := size - file.tell()) > 0:
             file.write(os.urandom(min(left, 16 << 20)))
-
-
-def main() -> None:
-    """Print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=SIZE_BYTES // 1_000_000)
-    parser.add_argument("--rounds", type=int, default=_ROUNDS)
-    arguments = parser.parse_args()
-    rows = measure(arguments.megabytes * 1_000_000, rounds=arguments.rounds)
-    ours = next(row.seconds for row in rows if row.tool == OURS)
-    for row in rows:
-        print(f"{row.tool:24} {row.seconds:8.2f} s  {row.seconds / ours:5.2f} of ours  {row.note}")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,16 +13,14 @@ RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 HEAD = """# How fast is it, and compared with what?
 
-`make bench` runs the scripts of `benchmarks/`, keeps what each prints in `benchmarks/results/`, and makes this page of
-it; `make bench BENCH=name` runs one. The outputs, which the table links to, have the absolute figures, the versions
-and the settings of the other tools.
+`make bench` runs the scripts of `benchmarks/`, keeps what each prints in `benchmarks/results/`, and makes this page;
+`make bench BENCH=name` runs one. The outputs have the absolute figures, versions, and the settings of other tools.
 
-The data is synthetic. Google Drive is simulated, as a mount with the latencies, rates and limits that people report.
-Other tools run with the best settings we know, and take turns with colabstage within one run. The machine is sometimes
-busy with other work, so absolute figures vary; ratios within a run vary far less, and only ratios are promised.
-
-Ratios that are missed, and what is faster than colabstage, are in bold. Several ratios in one row are those of several
-datasets, in the order of the output. First batches of `streaming` are in seconds.
+The data is synthetic, and Google Drive is simulated, with the latencies, rates and limits that people report. Other
+tools run with the best settings we know, and take turns with colabstage. The machine is sometimes busy, so absolute
+figures vary; ratios within a run vary far less, and only ratios are promised. Those that are missed, and what is faster
+than colabstage, are in bold. Several in one row are those of several datasets, in the order of the output. First
+batches of `streaming` are in seconds.
 """
 _OTHERS = "Without a promise:"
 _RATES = """## The rates as pictures

@@ -7,8 +7,8 @@ its dependencies are therefore named here, and it is built without them. On Debi
     python3.11 -m venv ~/.cache/colabstage-peers
     cd ~/.cache/colabstage-peers
     bin/pip install torch torchvision  # of whichever build; without a GPU a CPU build is smaller
-    bin/pip install "numpy<2.3" h5py pillow webdataset datasets litdata mosaicml-streaming lmdb grain array_record \\
-        pylance "setuptools<81" wheel opencv-python-headless numba pandas tqdm assertpy fastargs terminaltables
+    bin/pip install "numpy<2.3" h5py pillow webdataset datasets litdata mosaicml-streaming lmdb pylance \\
+        "setuptools<81" wheel opencv-python-headless numba pandas tqdm assertpy fastargs terminaltables
     bin/pip download --no-deps --no-binary :all: --no-build-isolation ffcv && tar xzf ffcv-*.tar.gz
     bin/pip install --no-build-isolation --no-deps ./ffcv-*/
 
@@ -41,8 +41,6 @@ PACKAGES = (
     "litdata",
     "mosaicml-streaming",
     "lmdb",
-    "grain",
-    "array_record",
     "datasets",
     "pyarrow",
     "pylance",

@@ -78,10 +78,28 @@ class Ours:
         return make_loader(dataset_h5(self._path), BATCH)
 
 
+class InDataLoader(Ours):
+    """`dataset_h5` in a stock DataLoader."""
+
+    def store(self) -> None:
+        """Reads the file that colabstage's contender wrote."""
+
+    def settings(self) -> Settings:
+        return {"0 workers": self._stock}
+
+    def _stock(self) -> Batches:
+        from torch.utils.data import DataLoader
+
+        from colabstage.load.dataset import dataset_h5
+
+        return DataLoader(dataset_h5(self._path), BATCH, shuffle=True)
+
+
 class Limit:
     """The same batches out of arrays in memory by one thread, into buffers that are used again and again."""
 
     packages = ("numpy",)
+    buffers = 1
 
     def __init__(self, folder: Path, shape: Shape) -> None:
         self._folder, self._shape = folder, shape
@@ -90,27 +108,33 @@ class Limit:
         """There is nothing to store."""
 
     def settings(self) -> Settings:
-        return {"1 thread": partial(Gather, *read_samples(self._folder, in_memory=True))}
+        return {"1 thread": partial(Gather, *read_samples(self._folder, in_memory=True), self.buffers)}
+
+
+class TwoBuffers(Limit):
+    """By turns, as a loop needs it that holds a batch while the next one is made."""
+
+    buffers = 2
 
 
 class Gather:
     """One `np.take` of inputs and of targets a batch."""
 
-    def __init__(self, x: NDArray[Any], y: NDArray[Any]) -> None:
+    def __init__(self, x: NDArray[Any], y: NDArray[Any], buffers: int) -> None:
         self._x, self._y = x, y
-        self._x_batch, self._y_batch = np.empty_like(x[:BATCH]), np.empty_like(y[:BATCH])
+        self._buffers = [(np.empty_like(x[:BATCH]), np.empty_like(y[:BATCH])) for _ in range(buffers)]
         self._rng = np.random.default_rng(0)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         import torch
 
         order = self._rng.permutation(len(self._x))
-        for start in range(0, len(order), BATCH):
+        for number, start in enumerate(range(0, len(order), BATCH)):
             rows = order[start : start + BATCH]
-            x, y = self._x_batch[: len(rows)], self._y_batch[: len(rows)]
+            x, y = (buffer[: len(rows)] for buffer in self._buffers[number % len(self._buffers)])
             np.take(self._x, rows, axis=0, out=x, mode="clip")
             np.take(self._y, rows, axis=0, out=y, mode="clip")
             yield torch.from_numpy(x), torch.from_numpy(y)
 
 
-OWN = {"recipe": Recipe, "colabstage": Ours, "limit": Limit}
+OWN = {"recipe": Recipe, "colabstage": Ours, "dataset": InDataLoader, "limit": Limit, "two buffers": TwoBuffers}

@@ -299,64 +299,6 @@ class Mosaic:
         return loader
 
 
-class Grain:
-    """Grain over an uncompressed ArrayRecord file with groups of one, as random reads want it."""
-
-    packages = ("grain", "array_record")
-
-    def __init__(self, folder: Path, shape: Shape) -> None:
-        self._path, self._shape, self._folder = folder / "samples.array_record", shape, folder
-
-    def store(self) -> None:
-        from array_record.python.array_record_module import ArrayRecordWriter
-
-        x, y = read_samples(self._folder)
-        writer = ArrayRecordWriter(str(self._path), "group_size:1,uncompressed")
-        for row in range(self._shape.samples):
-            writer.write(y[row].tobytes() + x[row].tobytes())
-        writer.close()
-
-    def settings(self) -> Settings:
-        return {
-            "no threads": partial(self._open, threads=0),
-            "1 thread": partial(self._open, threads=1),
-            "2 threads": partial(self._open, threads=2),
-            "4 threads": partial(self._open, threads=4),
-            "2 processes": partial(self._open, threads=1, workers=2),
-        }
-
-    def _open(self, threads: int, workers: int = 0) -> Batches:
-        import grain
-        from grain.multiprocessing import MultiprocessingOptions
-
-        source = grain.sources.ArrayRecordDataSource(str(self._path))
-        rows = grain.MapDataset.source(source).seed(0).shuffle().map(partial(_split, shape=self._shape))
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
-        batches = rows.batch(BATCH).repeat().to_iter_dataset(options)
-        if workers:
-            batches = batches.mp_prefetch(MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2))
-        return _Endless(batches, -(-self._shape.samples // BATCH))
-
-
-def _split(record: bytes, shape: Shape) -> tuple[NDArray[Any], NDArray[Any]]:
-    return _parse(memoryview(record)[shape.y_bytes :], memoryview(record)[: shape.y_bytes], shape)
-
-
-class _Endless:
-    """One epoch after the other out of one endless iterator, so that its threads or processes start only once."""
-
-    def __init__(self, batches: Iterable[tuple[Any, Any]], length: int) -> None:
-        self._batches, self._length = batches, length
-        self._iterator: Iterator[tuple[Any, Any]] | None = None
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        iterator = self._iterator or iter(self._batches)
-        self._iterator = None
-        for _ in range(self._length):
-            yield next(iterator)
-        self._iterator = iterator
-
-
 class HuggingFace:
     """Hugging Face datasets: bytes in an Arrow file, mapped; a batch is one selection of its rows, as Arrow.
 
@@ -541,7 +483,6 @@ LIBRARIES = {
     "webdataset": WebDataset,
     "litdata": LitData,
     "mosaic": Mosaic,
-    "grain": Grain,
     "datasets": HuggingFace,
     "ffcv": Ffcv,
     "lance": Lance,

@@ -19,8 +19,8 @@ _KINDS = 16
 _GROUP_ROWS = 10_000
 
 
-def write_small_jpegs(folder: Path, count: int, *, classes: int = 10, side: int = SIDE) -> None:
-    """Write `count` square JPEGs into class folders; a few different ones in turn, and links to them."""
+def write_small_jpegs(folder: Path, count: int, *, classes: int = 10, side: int = SIDE) -> Path:
+    """Write `count` square JPEGs into class folders of a folder; a few different ones in turn, and links to them."""
     kinds = [_jpeg(number, side) for number in range(_KINDS)]
     for label in range(classes):
         (folder / f"class_{label:02d}").mkdir(parents=True, exist_ok=True)
@@ -30,6 +30,7 @@ def write_small_jpegs(folder: Path, count: int, *, classes: int = 10, side: int 
             path.write_bytes(kinds[number])
         else:
             path.hardlink_to(first)  # ext4 takes 65,000 to one file
+    return folder
 
 
 def zip_small_jpegs(path: Path, count: int, *, classes: int = 10, side: int = SIDE) -> None:

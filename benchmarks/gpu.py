@@ -1,6 +1,6 @@
 """What the parts for a GPU do on one: resident batches, copies, overlap, JPEGs, and the tests that need one.
 
-    python -m benchmarks.gpu [--rounds 3] [--json OUT]
+    python -m benchmarks.gpu [--rounds 3]
 
 Without a GPU it says so and ends. It takes about two minutes:
 
@@ -18,11 +18,11 @@ Nothing is promised. Ends with exit code 1 when a test fails.
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,13 @@ import numpy as np
 import torch
 
 from benchmarks._photographs import repeated_photographs, write_encoded
-from benchmarks._report import save, show_machine
+from benchmarks._report import by_turns, judge, show_rates
 from benchmarks.overlap import measure_cuda, report
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
 ROWS, SIDE, BATCH, JPEGS = 4096, 224, 64, 1024
 COPY_BYTES = 256 * 1024 * 1024
@@ -53,15 +53,6 @@ def write_rows(path: Path) -> torch.Tensor:
     return torch.from_numpy(images)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """How long it takes, until the GPU has done it."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def drained(batches: Iterable[Any]) -> Callable[[], None]:
     """An epoch of which nothing is used."""
 
@@ -72,29 +63,21 @@ def drained(batches: Iterable[Any]) -> Callable[[], None]:
     return drain
 
 
-def by_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contender in each round, after one that is not counted."""
-    taken: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds + 1):
-        for name, work in contenders.items():
-            spent = seconds(work)
-            if number:
-                taken[name].append(spent)
-    return taken
+def compare(title: str, unit: str, contenders: dict[str, tuple[float, Callable[[], object]]], rounds: int) -> None:
+    """Print a table of rates: of each contender how much it moves, and its work."""
+
+    def rate(amount: float, work: Callable[[], object]) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        return amount / (time.perf_counter() - start)
+
+    turns = {name: partial(rate, *contender) for name, contender in contenders.items()}
+    show_rates(unit, by_turns(turns, rounds), title=title)
 
 
-def show(title: str, unit: str, amount: dict[str, float], taken: dict[str, list[float]]) -> dict[str, float]:
-    """Print a table of rates; the medians."""
-    print(f"\n{title}, {unit:30}{'median':>14}{'lowest':>14}{'highest':>14}")
-    medians = {}
-    for name, values in taken.items():
-        rates = [amount[name] / value for value in values]
-        medians[name] = statistics.median(rates)
-        print(f"{name:46}{medians[name]:14,.0f}{min(rates):14,.0f}{max(rates):14,.0f}")
-    return medians
-
-
-def measure_resident(path: Path, images: torch.Tensor, rounds: int) -> dict[str, float]:
+def measure_resident(path: Path, images: torch.Tensor, rounds: int) -> None:
     """Batches of rows that are on the GPU."""
     resident = images.cuda()
 
@@ -104,12 +87,11 @@ def measure_resident(path: Path, images: torch.Tensor, rounds: int) -> dict[str,
             resident.index_select(0, rows)
 
     loader = make_loader(dataset_h5(path), BATCH, device="cuda", strategy="device")
-    contenders = {"make_loader, resident": drained(loader), "limit: index_select": gather}
-    taken = by_turns(contenders, rounds)
-    return show("on the GPU", "samples/s", dict.fromkeys(contenders, float(ROWS)), taken)
+    contenders = {"make_loader, resident": (ROWS, drained(loader)), "limit: index_select": (ROWS, gather)}
+    compare("on the GPU", "samples/s", contenders, rounds)  # type: ignore[arg-type]
 
 
-def measure_copies(path: Path, images: torch.Tensor, rounds: int) -> dict[str, float]:
+def measure_copies(path: Path, images: torch.Tensor, rounds: int) -> None:
     """Bytes that come from the file, and how many the link takes."""
     pinned = torch.empty(COPY_BYTES, dtype=torch.uint8).pin_memory()
     target = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
@@ -122,22 +104,23 @@ def measure_copies(path: Path, images: torch.Tensor, rounds: int) -> dict[str, f
             out.cuda()
 
     loader = make_loader(dataset_h5(path), BATCH, device="cuda", strategy="direct")
-    contenders: dict[str, Callable[[], object]] = {
-        "make_loader, copied": drained(loader),
-        "gathered and copied by hand": by_hand,
-        "limit: one copy from pinned memory": lambda: target.copy_(pinned, non_blocking=True),
+    epoch = images.nbytes / 1e6
+    contenders: dict[str, tuple[float, Callable[[], object]]] = {
+        "make_loader, copied": (epoch, drained(loader)),
+        "gathered and copied by hand": (epoch, by_hand),
+        "limit: one copy from pinned memory": (COPY_BYTES / 1e6, lambda: target.copy_(pinned, non_blocking=True)),
     }
-    epoch = float(images.nbytes) / 1e6
-    amount = {**dict.fromkeys(contenders, epoch), "limit: one copy from pinned memory": COPY_BYTES / 1e6}
-    return show("to the GPU", "MB/s", amount, by_turns(contenders, rounds))
+    compare("to the GPU", "MB/s", contenders, rounds)
 
 
-def measure_jpeg(path: Path, rounds: int) -> dict[str, float]:
+def measure_jpeg(path: Path, rounds: int) -> None:
     """JPEGs decoded on the GPU, where torchvision can, and by the cores."""
     files = repeated_photographs(JPEGS)
     write_encoded(path, files)
     loader = make_loader(dataset_h5(path), BATCH, device="cuda")
-    contenders: dict[str, Callable[[], object]] = {"make_loader, decoded by the cores": drained(loader)}
+    contenders: dict[str, tuple[float, Callable[[], object]]] = {
+        "make_loader, decoded by the cores": (JPEGS, drained(loader))
+    }
     try:
         from torchvision.io import decode_jpeg
 
@@ -152,9 +135,8 @@ def measure_jpeg(path: Path, rounds: int) -> dict[str, float]:
             for first in range(0, JPEGS, BATCH):
                 decode_jpeg(coded[first : first + BATCH], device="cuda")
 
-        contenders["decode_jpeg on the GPU"] = on_gpu
-    taken = by_turns(contenders, rounds)
-    return show("JPEGs of 500x375", "images/s", dict.fromkeys(contenders, float(JPEGS)), taken)
+        contenders["decode_jpeg on the GPU"] = JPEGS, on_gpu
+    compare("JPEGs of 500x375", "images/s", contenders, rounds)
 
 
 def run_tests() -> int:
@@ -170,23 +152,19 @@ def main() -> int:
     """Run the benchmark; 0 without a GPU, or when the tests passed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="rounds that are counted")
-    parser.add_argument("--json", type=Path, help="write machine and figures there")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"no GPU: torch {torch.__version__} finds no CUDA device on this machine, so nothing was measured")
         return 0
-    machine = show_machine(GPU=torch.cuda.get_device_name())
+    print(torch.cuda.get_device_name())
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         rows = Path(folder) / "rows.h5"
         images = write_rows(rows)
-        figures = {
-            "resident": measure_resident(rows, images, arguments.rounds),
-            "copies": measure_copies(rows, images, arguments.rounds),
-            "jpeg": measure_jpeg(Path(folder) / "jpeg.h5", arguments.rounds),
-        }
-    report(measure_cuda(OVERLAP_BATCHES, arguments.rounds))
-    save(arguments.json, machine=machine, **figures)
-    return 1 if run_tests() else 0
+        measure_resident(rows, images, arguments.rounds)
+        measure_copies(rows, images, arguments.rounds)
+        measure_jpeg(Path(folder) / "jpeg.h5", arguments.rounds)
+    judge(report(measure_cuda(OVERLAP_BATCHES, arguments.rounds)))
+    return int(bool(run_tests()))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Does loading hide behind training? An epoch of T1 seconds of loading and T2 of training against max(T1, T2).
 
-    python -m benchmarks.overlap [--rounds 3] [--batches 60] [--json OUT]
+    python -m benchmarks.overlap [--rounds 3] [--batches 60]
 
 A loader of known length and a step of known length, both longer and shorter than each other: what an epoch takes with
 `CudaDataLoader`, divided by max(T1, T2); the same loop without it is T1 + T2. So is `make_loader` where a transform is
@@ -29,7 +29,7 @@ import h5py
 import numpy as np
 import torch
 
-from benchmarks._report import against, save, show_machine
+from benchmarks._report import Promise, judge
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.device import CudaDataLoader
 from colabstage.load.loader import make_loader
@@ -156,22 +156,17 @@ def measure_cuda(count: int, rounds: int) -> dict[str, dict[str, list[float]]]:
     return ratios
 
 
-def report(ratios: dict[str, dict[str, list[float]]]) -> bool:
-    """Print the table; whether all of ours are close enough to the longer one."""
-    good = True
+def report(ratios: dict[str, dict[str, list[float]]]) -> list[Promise]:
+    """Print the table; return what is promised of ours."""
+    promises = []
     print(f"\n{'T / max(T1, T2)':58}{'median':>10}{'lowest':>10}{'highest':>10}")
     for task, contenders in ratios.items():
         for name, values in contenders.items():
             middle = statistics.median(values)
-            print(f"{task + ': ' + name:58}{middle:10.3f}{min(values):10.3f}{max(values):10.3f}")
-    print()
-    for task, contenders in ratios.items():
-        for name, values in contenders.items():
+            print(f"{f'{task}: {name}':58}{middle:10.3f}{min(values):10.3f}{max(values):10.3f}")
             if name.startswith("CudaDataLoader"):
-                middle = statistics.median(values)
-                good &= middle <= MOST
-                print(f"{'ok  ' if middle <= MOST else 'MISS'} {name}, {task}: {against(middle, MOST, 'at most')}")
-    return good
+                promises.append(Promise(f"{name}, {task}", middle, "at most", MOST))
+    return promises
 
 
 def main() -> int:
@@ -179,16 +174,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="rounds that are counted")
     parser.add_argument("--batches", type=int, default=60, help="batches in an epoch")
-    parser.add_argument("--json", type=Path, help="write machine and figures there")
     arguments = parser.parse_args()
-    machine = show_machine()
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
         ratios = measure_sleeping(Path(folder), arguments.batches, arguments.rounds)
     if torch.cuda.is_available():
         ratios |= measure_cuda(arguments.batches, arguments.rounds)
-    good = report(ratios)
-    save(arguments.json, machine=machine, ratios=ratios)
-    return 0 if good else 1
+    return judge(report(ratios))
 
 
 if __name__ == "__main__":

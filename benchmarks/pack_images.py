@@ -1,23 +1,15 @@
 """Packing photographs: `pack_dataset` against the recipe's loop, four other libraries and the decoder's own limit.
 
-    python -m benchmarks.pack_images [--quick] [--count 2000] [--rounds 3] [--peers .venv-peers]
+    python -m benchmarks.pack_images [--quick] [--count 2000] [--rounds 3]
 
 2,000 photographs of 500x375 (JPEG, 100 kB each) to 224x224 pixels. Contenders take turns, round after round; ratios
 are of the same round, and the table has their median. The limit is the decoding and resizing alone, of files that are
 in memory already, by one thread for each core, with nothing stored, by the fastest decoder and resizer we know:
 libjpeg-turbo, and torch's kernel where it can be used, which `pack_dataset` takes from 2,000 images on. Files as they
-came (`encoded`) are compared with `cp -r` of the same folder, and shown beside a copy of the same bytes as one file.
+came (`encoded`) are compared with `cp -r` of the same folder.
 
-The other libraries run in processes of their own with as many workers as there are cores, in a virtual environment of
-their own; those that are not there are left out, and the line says so. To make it:
-
-    python3.11 -m venv .venv-peers
-    .venv-peers/bin/pip install 'torch==2.13.0+cpu' h5py pillow webdataset datasets litdata
-    # FFCV is built from its source, for which Debian needs: pkg-config libopencv-dev libturbojpeg0-dev g++
-    .venv-peers/bin/pip install 'numpy<2.3' setuptools wheel opencv-python-headless numba pandas tqdm assertpy \\
-        fastargs terminaltables torchvision
-    .venv-peers/bin/pip download --no-deps --no-binary :all: ffcv && tar xzf ffcv-*.tar.gz
-    .venv-peers/bin/pip install --no-build-isolation --no-deps ./ffcv-*/
+The other libraries run in processes of their own with as many workers as there are cores, in the environment that
+`benchmarks/_peers.py` describes; those that are not there are left out, and a line says so.
 
 Ends with exit code 1 when `pack_dataset` is under 0.85 of the limit, under 3 times the recipe's loop, not faster than
 every other library, or `encoded` under 0.8 of the copy.
@@ -28,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,11 +27,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks import _peers
 from benchmarks._photographs import write_photographs
-from benchmarks._report import against
+from benchmarks._report import Promise, by_turns, judge, median_ratio, show_rates
 from colabstage.images.decode import Scratch, decode_sized
 from colabstage.images.geometry import ImageOptions
 from colabstage.images.resample import can_torch_resize
@@ -50,6 +43,7 @@ from colabstage.pack.run import pack_dataset
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from benchmarks._report import Rates
     from colabstage.images.resample import Resizer
 
 COUNT, QUICK_COUNT, SIDE = 2000, 200, 224
@@ -61,7 +55,6 @@ OURS, LIMIT, RECIPE, ENCODED, COPY = (
     "pack_dataset, encoded",
     "cp -r of the folder",
 )
-ONE_FILE = "a copy of the same bytes as one file"
 PEERS = {
     "webdataset": "webdataset's ShardWriter",
     "datasets": "datasets: map, save_to_disk",
@@ -118,16 +111,7 @@ class Bench:
         subprocess.run(["cp", "-r", str(self.photos), str(self.place / "copy")], check=True)
         return time.perf_counter() - start
 
-    def copy_one(self) -> float:
-        """Seconds to copy one file of as many bytes."""
-        whole = self.place / "whole"
-        with open(whole, "wb") as file:
-            file.writelines(path.read_bytes() for path in sorted(self.photos.rglob("*.jpg")))
-        start = time.perf_counter()
-        shutil.copyfile(whole, self.place / "whole.copy")
-        return time.perf_counter() - start
-
-    def peer(self, python: Path, name: str) -> float | None:
+    def peer(self, name: str, python: Path = _peers.PYTHON) -> float | None:
         """Seconds that another library took; `None` where it cannot run."""
         command = [str(python), str(_PEER_SCRIPT), name, str(self.photos), str(self.place), str(SIDE), str(self.cores)]
         done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=_PEER_S)
@@ -137,63 +121,45 @@ class Bench:
             return None
         return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"])
 
+    def rate(self, run: Callable[[], float | None]) -> float | None:
+        """Images per second of a contender, what it left removed."""
+        seconds = run()
+        shutil.rmtree(self.place)
+        self.place.mkdir()
+        return None if seconds is None else self.count / seconds
 
-def measure(bench: Bench, peers: Path | None, rounds: int) -> dict[str, list[float]]:
+
+def measure(bench: Bench, rounds: int) -> Rates:
     """Images per second of each contender in each round."""
     contenders: dict[str, Callable[[], float | None]] = {
         LIMIT: bench.limit,
         OURS: lambda: bench.pack("pixels"),
         ENCODED: lambda: bench.pack("encoded"),
         COPY: bench.copy,
-        ONE_FILE: bench.copy_one,
         # Here, where h5py and Pillow are anyway.
-        RECIPE: lambda: bench.peer(Path(sys.executable), "recipe"),
+        RECIPE: lambda: bench.peer("recipe", Path(sys.executable)),
     }
-    if peers is None:
-        print(
-            "The other libraries are left out: there is no virtual environment of theirs (see the top of the script)."
-        )
+    if problem := _peers.why_no_environment():
+        print(f"The other libraries are left out: {problem}")
     else:
-        for name, title in PEERS.items():
-            contenders[title] = lambda name=name: bench.peer(peers, name)  # type: ignore[misc]
-    bench.pack("pixels")  # imports, and the system's cache
-    clear(bench.place)
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, run in list(contenders.items()):
-            seconds = run()
-            clear(bench.place)
-            if seconds is None:
-                del contenders[name], rates[name]
-            else:
-                rates[name].append(bench.count / seconds)
-    return rates
+        contenders |= {title: partial(bench.peer, name) for name, title in PEERS.items()}
+    bench.rate(contenders[OURS])  # imports, and the system's cache
+    return by_turns({name: partial(bench.rate, run) for name, run in contenders.items()}, rounds, uncounted=0)
 
 
-def clear(folder: Path) -> None:
-    """Remove all that a contender left."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-
-
-def ratio(rates: dict[str, list[float]], name: str, base: str) -> float:
-    """Median of the ratios within a round."""
-    return statistics.median(one / other for one, other in zip(rates[name], rates[base], strict=True))
-
-
-def judge(rates: dict[str, list[float]]) -> list[tuple[bool, str]]:
-    """Each promise: whether it holds, and the figures."""
-    to_limit, to_recipe, to_copy = ratio(rates, OURS, LIMIT), ratio(rates, OURS, RECIPE), ratio(rates, ENCODED, COPY)
-    found = [
-        (to_limit >= OF_LIMIT, f"of the limit: {against(to_limit, OF_LIMIT, 'at least')}"),
-        (to_recipe >= OF_RECIPE, f"times the recipe's loop: {against(to_recipe, OF_RECIPE, 'at least', 1)}"),
-        (to_copy >= OF_COPY, f"encoded, of cp -r: {against(to_copy, OF_COPY, 'at least')}"),
+def promised(rates: Rates) -> list[Promise]:
+    """What is promised, as far as it was measured."""
+    least = [
+        ("pack_dataset, of the limit", OURS, LIMIT, "at least", OF_LIMIT, 2),
+        ("pack_dataset, times the recipe's loop", OURS, RECIPE, "at least", OF_RECIPE, 1),
+        ("encoded, of cp -r", ENCODED, COPY, "at least", OF_COPY, 2),
+        *((f"pack_dataset, times {title}", OURS, title, "more than", 1.0, 1) for title in PEERS.values()),
     ]
-    for title in PEERS.values():
-        if title in rates:
-            times = ratio(rates, OURS, title)
-            found.append((times > 1, f"times {title}: {against(times, 1, 'more than', 1)}"))
-    return found
+    return [
+        Promise(what, median_ratio(rates[one], rates[other]), words, limit, digits)
+        for what, one, other, words, limit, digits in least
+        if other in rates
+    ]
 
 
 def main() -> int:
@@ -202,27 +168,19 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_COUNT} photographs, one round")
     parser.add_argument("--count", type=int, help=f"photographs, {COUNT} if nothing is said")
     parser.add_argument("--rounds", type=int, help="3 if nothing is said")
-    parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="where the other libraries are")
     arguments = parser.parse_args()
     count = arguments.count or (QUICK_COUNT if arguments.quick else COUNT)
     rounds = arguments.rounds or (1 if arguments.quick else 3)
-    python = arguments.peers.absolute() / "bin" / "python"
     with tempfile.TemporaryDirectory(prefix="pack-images-") as home:
         photos, place = Path(home) / "photos", Path(home) / "place"
         nbytes = write_photographs(photos, count)
         place.mkdir()
         print(f"{count:,} photographs of 500x375, {nbytes / 1e6:.0f} MB, to {SIDE}x{SIDE}; {usable_cores()} cores")
         bench = Bench(photos, place, count, usable_cores())
-        rates = measure(bench, python if python.exists() else None, rounds)
+        rates = measure(bench, rounds)
         print(f"pack_dataset resized by {bench.resizer}")
-    print(f"\n{'images/s':40}{'median':>10}{'lowest':>10}{'highest':>10}")
-    for name, values in sorted(rates.items(), key=lambda item: -statistics.median(item[1])):
-        print(f"{name:40}{statistics.median(values):10,.0f}{min(values):10,.0f}{max(values):10,.0f}")
-    print()
-    verdicts = judge(rates)
-    for holds, text in verdicts:
-        print(f"{'ok' if holds else 'MISS'}: {text}")
-    return 0 if all(holds for holds, _ in verdicts) else 1
+    show_rates("images/s", rates, base=LIMIT, column="of the limit")
+    return judge(promised(rates))
 
 
 if __name__ == "__main__":

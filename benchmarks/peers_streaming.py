@@ -1,4 +1,4 @@
-"""Train from a bucket that is far away, beside LitData and MosaicML Streaming: first batch, epochs, a disk for a part.
+"""Train from a bucket that is far away, beside LitData, MosaicML Streaming and Lance: first batch, epochs, a limit.
 
     python -m benchmarks peers_streaming
 
@@ -50,8 +50,9 @@ TRIED: dict[str, list[dict[str, Any]]] = {
         {"shard": 8_000_000, "workers": 2, "ahead": None, "shuffle": "py1e"},
         {"shard": 8_000_000, "workers": 2, "ahead": 1_280, "shuffle": "py1e"},
     ],
+    "Lance": [{"shard": 0, "workers": workers} for workers in (0, 2)],
 }
-# Under a limit what wants few shards here at once: of other settings none finished an epoch in a trial.
+# Under a limit, which Lance has not, what wants few shards here at once: of other settings none finished an epoch.
 TRIED_LIMITED: dict[str, list[dict[str, Any]]] = {
     "LitData": [
         {"shard": 8_000_000, "workers": 2, "ahead": 2},
@@ -230,14 +231,14 @@ def main() -> int:
         halves: list[tuple[int | None, dict[str, list[dict[str, Any]]]]]
         halves = [(None, TRIED), (bench.nbytes // LIMIT_PART, TRIED_LIMITED)]
         if problem is not None:
-            print(f"LitData and MosaicML Streaming are not measured: {problem}")
+            print(f"The others are not measured: {problem}")
             halves = [(limit, {}) for limit, _ in halves]
         else:
             found = _peers.versions()
-            names = ("litdata", "mosaicml-streaming", "torch", "numpy")
+            names = ("litdata", "mosaicml-streaming", "pylance", "torch", "numpy")
             print("the peers:", ", ".join(f"{name} {found[name]}" for name in names if name in found), flush=True)
         for library in {name: None for _, tried in halves for name in tried}:
-            for shard in sorted({one["shard"] for _, tried in halves for one in tried[library]}):
+            for shard in sorted({one["shard"] for _, tried in halves for one in tried.get(library, ())}):
                 bench.store(library, shard)
         for limit, tried in halves:
             compare(bench, limit, tried)

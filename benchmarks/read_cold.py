@@ -1,12 +1,11 @@
 """Megabytes per second out of a file that is larger than memory, none of it in the system's cache at first.
 
-    python -m benchmarks.read_cold [--rounds 3] [--samples 12000] [--folder FOLDER] [--json OUT]
+    python -m benchmarks.read_cold [--rounds 3] [--samples 12000] [--folder FOLDER]
 
-Samples of 256x256x3 uint8 (12,000: 2.4 GB), batches of 64, in a control group with 1.6 GB of memory, page cache
-included, where this user may make one; elsewhere make_loader is told that the file is larger than memory. Before each
-turn the file is dropped from the system's cache (`posix_fadvise(DONTNEED)`), and what is left of it there is measured;
-the host of a virtual machine may still have it, and then the disk seems faster than it is. Contenders take turns,
-another one first in each round.
+Samples of 256x256x3 uint8 (12,000: 2.4 GB), batches of 64; make_loader is told that the file is larger than memory.
+Before each turn the file is dropped from the system's cache (`posix_fadvise(DONTNEED)`), and what is left of it there
+is measured; the host of a virtual machine may still have it, and then the disk seems faster than it is. Contenders take
+turns, another one first in each round.
 
 - sequential: the file's bytes front to back in blocks of 4 MiB, past the system's cache (O_DIRECT) and through it.
 - true shuffle: any order is as likely as any other. By make_loader, which reads rows by 16 threads, and out of the
@@ -22,7 +21,6 @@ import argparse
 import contextlib
 import mmap
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -34,8 +32,7 @@ from typing import TYPE_CHECKING
 import h5py
 import numpy as np
 
-from benchmarks._limited import is_limited, run_limited
-from benchmarks._report import against, median_ratio, save, show_machine
+from benchmarks._report import Promise, by_turns, judge, median_ratio, show_rates
 from colabstage.h5.info import open_h5
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
     from colabstage.load.reading.fields import Storage
 
 SIDE, BATCH = 256, 64
-MEMORY_BYTES = 1_600_000_000
 BLOCK_BYTES = 4 << 20
 SHUFFLE_S = 4.0
 DIRECT, BUFFERED = "sequential, O_DIRECT", "sequential, through the cache"
@@ -154,34 +150,22 @@ def measure(path: Path, rounds: int) -> dict[str, list[float]]:
         TRUE: (partial(by_loader, path), SHUFFLE_S),
         MAPPED: (partial(by_mapping, path, facts), SHUFFLE_S),
     }
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
-    names = list(contenders)
-    for number in range(rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            left = drop_cache(path, facts)
-            if left > 0.1:
-                sys.exit(f"{left:.0%} of '{path}' stays in memory; choose a folder on a disk with --folder")
-            make, most_s = contenders[name]
-            parts = make()
-            rates[name].append(time_reading(parts, most_s))
+
+    def timed(make: Callable[[], Iterator[int]], most_s: float) -> float:
+        left = drop_cache(path, facts)
+        if left > 0.1:
+            sys.exit(f"{left:.0%} of '{path}' stays in memory; choose a folder on a disk with --folder")
+        parts = make()
+        try:
+            return time_reading(parts, most_s)
+        finally:
             parts.close()  # type: ignore[attr-defined]  # a generator
+
+    turns = {name: partial(timed, *how) for name, how in contenders.items()}
+    rates = by_turns(turns, rounds, uncounted=0)
     drop_cache(path, facts)
     print(f"\n{make_cold_loader(path).plan}")
     return rates
-
-
-def report(rates: dict[str, list[float]]) -> bool:
-    """Print the table and what was promised; whether it is so."""
-    print(f"\n{'MB/s':42}{'median':>10}{'lowest':>10}{'highest':>10}{'x mapped':>10}")
-    for name, values in rates.items():
-        ratio = median_ratio(values, rates[MAPPED])
-        middle, low, high = statistics.median(values), min(values), max(values)
-        print(f"{name:42}{middle:10,.0f}{low:10,.0f}{high:10,.0f}{ratio:10.1f}")
-    ratio = median_ratio(rates[TRUE], rates[MAPPED])
-    kept, words = ratio >= WANTED_RATIO, against(ratio, WANTED_RATIO, "wanted:", 1)
-    print(f"{'ok  ' if kept else 'MISS'} true shuffle, times the mapped file's: {words}")
-    return kept
 
 
 def main() -> int:
@@ -190,23 +174,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds that are counted")
     parser.add_argument("--samples", type=int, default=12_000, help="samples in the file")
     parser.add_argument("--folder", type=Path, help="where to write the file; the temporary folder by default")
-    parser.add_argument("--json", type=Path, help="write machine and figures there")
     arguments = parser.parse_args()
-    if not is_limited():
-        code = run_limited("benchmarks.read_cold", sys.argv[1:], MEMORY_BYTES)
-        if code is not None:
-            return code
-        print("No control group can be made here: make_loader is told that the file is larger than memory.")
-    machine = show_machine()
     with tempfile.TemporaryDirectory(prefix="read-cold-", dir=arguments.folder) as folder:
         path = Path(folder) / "cold.h5"
         write_file(path, arguments.samples)
-        machine["read-ahead"] = describe_readahead(path)
-        print(f"read-ahead {machine['read-ahead']}")
+        print(f"read-ahead {describe_readahead(path)}")
         rates = measure(path, arguments.rounds)
-    good = report(rates)
-    save(arguments.json, machine=machine, mb_per_s=rates)
-    return 0 if good else 1
+    show_rates("MB/s", rates, base=MAPPED, column="x mapped")
+    ratio = median_ratio(rates[TRUE], rates[MAPPED])
+    return judge([Promise("true shuffle, times the mapped file's", ratio, "at least", WANTED_RATIO, 1)])
 
 
 if __name__ == "__main__":

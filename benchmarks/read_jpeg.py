@@ -1,13 +1,13 @@
 """Random resized crops per second out of JPEGs: decoded on read, against FFCV and ImageFolder with a DataLoader.
 
-    python -m benchmarks.read_jpeg [--rounds 5] [--samples 2048] [--batch 64] [--json OUT]
+    python -m benchmarks.read_jpeg [--rounds 5] [--samples 2048] [--batch 64]
 
 JPEGs of 500x375 (about 64 kB, 24 different ones in turn), batches of 224x224 bytes in random order, all in the system's
 cache, as many threads as there are cores; ImageFolder also with no worker, half as many and twice as many. What counts
 is the first epoch of `make_loader(..., batch_transform=RandomResizedCrop(224))`, in which every image is decoded, and
 some are kept for later epochs. The second and the fifth, and all five together, have lines of their own. Beside it are
-the same without keeping any, the same crops without a loader, whole
-images decoded by the loader and cropped by the transform, and whole images that the pack's options bring to 224x224.
+the same without keeping any, whole images decoded by the loader and cropped by the transform, and whole images that the
+pack's options bring to 224x224.
 The limits are bare calls by as many threads, into their own memory again and again: the decoder on what the crops need
 of each file, the same with torch's filter after it, and the decoder on whole files. Contenders take turns, round after
 round; the table has the median of the rounds, after one that is not counted. FFCV and torchvision run in an environment
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import sys
 import tempfile
 import threading
@@ -33,12 +32,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 from simplejpeg import decode_jpeg
 
 from benchmarks import _peers
 from benchmarks._photographs import repeated_photographs, write_encoded
-from benchmarks._report import against, median_ratio, save, show_machine
+from benchmarks._report import Promise, by_turns, judge, median_ratio, show_rates
 from colabstage.images.headers import first_rows, read_jpeg_header
 from colabstage.images.resample import scale_by_torch
 from colabstage.io.pipeline import ThreadPool
@@ -55,6 +53,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     import torch
+
+    from benchmarks._report import Rates
 
 SIZE = 224
 # Of five epochs against the same without keeping images, and against FFCV; of the first against ImageFolder.
@@ -102,18 +102,6 @@ def run_epochs(dataset: dataset_h5, batch: int, epochs: int, **options: Any) -> 
     return epochs / sum(1 / run_loader(loader) for _ in range(epochs))
 
 
-def run_reader(reader: SplitReader, batch: int) -> float:
-    """Images per second of crops into the same memory again and again: the loader's work without the loader."""
-    out = np.empty((batch, SIZE, SIZE, 3), np.uint8)
-    order, start = np.random.default_rng(0).permutation(len(reader)), time.perf_counter()
-    with ThreadPool(usable_cores()) as pool:
-        for first in range(0, len(order), batch):
-            rows = order[first : first + batch]
-            choose = partial(resized_crops, draws=BatchPlace(0, 0, rows).draws(CROP_DRAWS))
-            reader.read_crops(rows, (SIZE, SIZE), choose, out[: len(rows)], pool=pool)
-    return len(order) / (time.perf_counter() - start)
-
-
 def run_bare(reader: SplitReader, *, crops: bool, resizes: bool) -> float:
     """Images per second of the decoder, and of the filter after it, called bare: on what crops need, or on whole
     files."""
@@ -144,20 +132,7 @@ def run_bare(reader: SplitReader, *, crops: bool, resizes: bool) -> float:
     return len(needed) / (time.perf_counter() - start)
 
 
-def run_pillow(reader: SplitReader) -> float:
-    """The same crops by one thread with the whole image decoded and resized by Pillow: what the parts bring."""
-    rows = np.arange(min(256, len(reader)))
-    draws, start = BatchPlace(0, 0, rows).draws(CROP_DRAWS), time.perf_counter()
-    engine = reader._parts[0].images
-    for row in rows.tolist():
-        pixels = decode_jpeg(engine.read_bytes(row), "RGB")
-        top, left, height, width = resized_crops(np.array(pixels.shape[:2]), draws[row : row + 1])[0].tolist()
-        box = (left, top, left + width, top + height)
-        np.asarray(Image.fromarray(pixels).resize((SIZE, SIZE), Image.Resampling.BILINEAR, box))
-    return len(rows) / (time.perf_counter() - start)
-
-
-def measure(folder: Path, samples: int, batch: int, rounds: int) -> dict[str, list[float]]:
+def measure(folder: Path, samples: int, batch: int, rounds: int) -> Rates:
     """Images per second of each contender in each round."""
     path, cores = write_files(folder, samples), usable_cores()
     reader, dataset, crop = SplitReader(path), dataset_h5(path), RandomResizedCrop(SIZE)
@@ -168,9 +143,7 @@ def measure(folder: Path, samples: int, batch: int, rounds: int) -> dict[str, li
         "make_loader, fifth epoch": partial(run_later, dataset, batch, 5, batch_transform=crop),
         FIVE: partial(run_epochs, dataset, batch, 5, batch_transform=crop),
         NONE: partial(run_first, dataset, batch, batch_transform=crop, memory_budget=0),
-        "read_crops, no loader": partial(run_reader, reader, batch),
         "make_loader, whole images": partial(run_first, dataset, batch, batch_transform=crop.__call__, memory_budget=0),
-        "decoded whole, resized by Pillow, 1 thread": partial(run_pillow, reader),
         DECODER: partial(run_bare, reader, crops=True, resizes=False),
         BOTH: partial(run_bare, reader, crops=True, resizes=True),
         f"{WHOLE}, first epoch": partial(run_first, sized, batch),
@@ -189,32 +162,19 @@ def measure(folder: Path, samples: int, batch: int, rounds: int) -> dict[str, li
             contenders[FFCV] = partial(peer.ask, f"{FFCV} {cores}")
             for workers in sorted({0, max(1, cores // 2), cores, 2 * cores}):
                 contenders[f"{FOLDER}, {workers} workers"] = partial(peer.ask, f"{FOLDER} {workers}")
-        rates: dict[str, list[float]] = {name: [] for name in contenders}
-        for number in range(rounds + 1):
-            for name, run in contenders.items():
-                rate = run()
-                if number:
-                    rates[name].append(rate)
-    return rates
+        return by_turns(contenders, rounds)
 
 
-def report(rates: dict[str, list[float]]) -> bool:
-    """Print the table; whether the promised ratios hold, as far as they could be measured."""
-    print(f"\n{'images/s':44}{'median':>10}{'lowest':>10}{'highest':>10}{'ours x':>10}")
-    for name, values in rates.items():
-        middle, ratio = statistics.median(values), median_ratio(rates[OURS], values)
-        print(f"{name:44}{middle:10,.0f}{min(values):10,.0f}{max(values):10,.0f}{ratio:10.2f}")
-    print()
+def promised(rates: Rates) -> list[Promise]:
+    """What is promised, as far as it could be measured."""
     wanted = [(FIVE, NONE, _LEAST_GAIN)]
     for name in rates:
         wanted += [(OURS, name, 1.0), (FIVE, name, _LEAST_OF_FFCV)] if name == FFCV else []
         wanted += [(OURS, name, _LEAST_OF_FOLDER)] if name.startswith(FOLDER) else []
-    holds = True
-    for ours, other, least in wanted:
-        ratio = median_ratio(rates[ours], rates[other])
-        print(f"{'ok  ' if ratio >= least else 'MISS'} {ours} / {other}: {against(ratio, least, 'at least')}")
-        holds &= ratio >= least
-    return holds
+    return [
+        Promise(f"{ours} / {other}", median_ratio(rates[ours], rates[other]), "at least", least)
+        for ours, other, least in wanted
+    ]
 
 
 def main() -> int:
@@ -223,14 +183,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted")
     parser.add_argument("--samples", type=int, default=2048, help="images")
     parser.add_argument("--batch", type=int, default=64, help="images in a batch")
-    parser.add_argument("--json", type=Path, help="write machine and figures there")
     arguments = parser.parse_args()
-    machine = show_machine()
     with tempfile.TemporaryDirectory(prefix="read-jpeg-") as folder:
         rates = measure(Path(folder), arguments.samples, arguments.batch, arguments.rounds)
-    fast_enough = report(rates)
-    save(arguments.json, machine=machine, images_per_s=rates)
-    return 0 if fast_enough else 1
+    show_rates("images/s", rates, base=OURS, column="x ours")
+    return judge(promised(rates))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Images per second into TensorFlow and Keras: raw images and TFRecords against to_tf_data and to_keras.
 
-    python -m benchmarks.read_keras [--rounds 3] [--images 2000] [--json OUT]
+    python -m benchmarks.read_keras [--rounds 3] [--images 2000]
 
 The same JPEG photographs (500x375, 100 kB) as 224x224 uint8 in batches of 64, shuffled, page cache warm, each at the
 best settings found: tf.data with parallel maps and prefetching by AUTOTUNE, no determinism asked for. Raw images are
@@ -18,9 +18,8 @@ make_loader, torch's side of the same reader, is the rate to compare with.
 Then `model.fit` itself, an epoch of each, with a model that looks at one pixel of every image: the rate that training
 cannot exceed on this machine, whatever the model.
 
-What TensorFlow can take takes part too, and nothing is read for these: one batch in memory, which TensorFlow hands out
-over and over, to the loop and to `fit`; and four by turns, aligned so that it copies none of them, by `map` with a
-numpy_function, which is how to_tf_data gives it what it cannot gather itself, and by `from_generator`.
+What TensorFlow can take takes part too: one batch in memory, which it hands out over and over, to the loop and to
+`fit`; nothing is read for these.
 
 The step of `fit` takes a core about as long as gathering a batch takes two, and both have to be done, so on two cores
 no `fit` on data that has to be gathered reaches the slower of the two. What they reach together is measured: `fit` from
@@ -59,7 +58,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks._photographs import write_photographs
-from benchmarks._report import against, median_ratio, save
+from benchmarks._report import Promise, judge, median_ratio
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, to_keras
 from colabstage.load.frameworks.keras_dataset import KerasBatches
@@ -79,7 +78,7 @@ WANTED, WANTED_OF_BARE = (5.0, 1.0, 0.7), 0.9
 AUTOTUNE = tf.data.AUTOTUNE
 PEERS = ("image_dataset_from_directory", "TFRecords of JPEG files", "TFRecords of pixels")
 OURS = ("make_loader", "to_tf_data", "to_keras", "to_keras, as fit takes it", "a PyDataset, as fit takes it")
-LIMITS = ("from memory, by TensorFlow", "from memory, by numpy_function", "from memory, by from_generator")
+LIMIT_OF_LOOP = "from memory, by TensorFlow"
 BARE, FROM_MEMORY = "fit beside bare gathering", "fit from memory, by TensorFlow"
 FITTED = ("fit(to_tf_data)", "fit(to_keras)", "fit(a PyDataset)", FROM_MEMORY, BARE)
 LIMIT = "limit: fit by processor seconds"
@@ -240,36 +239,13 @@ class BareGathering(keras.callbacks.Callback):  # type: ignore[misc]  # keras ha
         return np.take(self._y, rows)
 
 
-def from_memory(samples: int) -> tuple[Any, Any, Any]:
-    """Batches that are in memory already, as many as make up so many samples: by TensorFlow alone, by numpy_function,
-    by from_generator."""
-    pool = BufferPool(0)
-    ready = [pool.borrow((BATCH, SIDE, SIDE, 3), np.uint8) for _ in range(4)]
-    labels = np.zeros(BATCH, np.int64)
-    for images in ready:
-        images.fill(1)
+def from_memory(samples: int) -> Any:
+    """One batch in memory, over and over, as often as makes up so many samples."""
+    ready = BufferPool(0).borrow((BATCH, SIDE, SIDE, 3), np.uint8)
+    ready.fill(1)
     whole, rest = divmod(samples, BATCH)
-    sizes = [BATCH] * whole + [rest] * (rest > 0)
-
-    def batch(number: int) -> list[Any]:
-        return [ready[number % len(ready)][: sizes[number]], labels[: sizes[number]]]
-
-    def take(number: Any) -> tuple[Any, Any]:
-        x, y = tf.numpy_function(batch, [number], [tf.uint8, tf.int64])
-        x.set_shape((None, SIDE, SIDE, 3))
-        y.set_shape((None,))
-        return x, y
-
-    signature = (tf.TensorSpec((None, SIDE, SIDE, 3), tf.uint8), tf.TensorSpec((None,), tf.int64))
-    mapped = tf.data.Dataset.range(len(sizes)).map(take, num_parallel_calls=2, deterministic=True)
-    generated = tf.data.Dataset.from_generator(
-        lambda: (tuple(batch(number)) for number in range(len(sizes))), output_signature=signature
-    )
-    full, last = (
-        tf.data.Dataset.from_tensors(tuple(map(tf.constant, (ready[0][:n], labels[:n])))) for n in (BATCH, rest)
-    )
-    alone = full.repeat(whole).concatenate(last.repeat(rest > 0))
-    return alone, mapped, generated.prefetch(AUTOTUNE)
+    full, last = (tf.data.Dataset.from_tensors((tf.constant(ready[:n]), tf.zeros(n, tf.int64))) for n in (BATCH, rest))
+    return full.repeat(whole).concatenate(last.repeat(rest > 0))
 
 
 def repeat_rows(packed: Path, target: Path) -> None:
@@ -344,11 +320,11 @@ def prepare(folder: Path, images: int) -> dict[str, Any]:
         from_folder(photos),
         *(from_records(folder / kind, decoded=kind == "pixels") for kind in ("jpeg", "pixels")),
     ]
-    limits = from_memory(images * REPEATS)
+    limit = from_memory(images * REPEATS)
     read = [torchs, ours, for_keras, AsFitTakes(to_keras(rows, BATCH)), AsFitTakes(plain)]
-    fitted = [Fitting(dataset) for dataset in (ours, for_keras, plain, limits[0])]
-    fitted.append(Fitting(limits[0], BareGathering(rows)))
-    names, made = (*PEERS, *OURS, *FITTED, *LIMITS), [*peers, *read, *fitted, *limits]
+    fitted = [Fitting(dataset) for dataset in (ours, for_keras, plain, limit)]
+    fitted.append(Fitting(limit, BareGathering(rows)))
+    names, made = (*PEERS, *OURS, *FITTED, LIMIT_OF_LOOP), [*peers, *read, *fitted, limit]
     return dict(zip(names, made, strict=True))
 
 
@@ -380,32 +356,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="rounds that are counted")
     parser.add_argument("--images", type=int, default=2000, help="photographs")
-    parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     print(f"tensorflow {tf.__version__}, keras {keras.__version__}, {cores} cores\n")
     with tempfile.TemporaryDirectory(prefix="read-keras-") as folder:
         rates, work = measure(prepare(Path(folder), arguments.images), arguments.images, arguments.rounds)
     rates[LIMIT] = limit_of(work, cores)
-    ratios = report(rates, work)
-    print()
-    kept = True
-    for name, found in ratios.items():
-        holds = all(value >= least for value, least in zip(found, WANTED, strict=False))
-        kept = kept and holds
-        limit = "the slower of make_loader and fit from memory" if name in FITTED else "make_loader"
-        print(
-            f"{'ok  ' if holds else 'MISS'} {name}: times raw images {against(found[0], WANTED[0], 'wanted:', 1)}, "
-            f"times TFRecords {against(found[1], WANTED[1], 'wanted:')}, of {limit} "
-            f"{against(found[2], WANTED[2], 'wanted:')}"
-        )
+    promises = []
+    for name, found in report(rates, work).items():
+        loader = "the slower of make_loader and fit from memory" if name in FITTED else "make_loader"
+        promises += [
+            Promise(f"{name}: times raw images", found[0], "at least", WANTED[0], 1),
+            Promise(f"{name}: times TFRecords", found[1], "at least", WANTED[1]),
+            Promise(f"{name}: of {loader}", found[2], "at least", WANTED[2]),
+        ]
         if name in FITTED:
-            holds = found[3] >= WANTED_OF_BARE
-            kept = kept and holds
-            print(f"{'ok  ' if holds else 'MISS'} {name}, of {BARE}: {against(found[3], WANTED_OF_BARE, 'wanted:')}")
-            print(f"      {name}: {found[4]:.2f} of the limit by processor seconds")
-    save(arguments.json, images_per_s=rates, cpu_us=work, ratios=ratios)
-    return 0 if kept else 1
+            promises.append(Promise(f"{name}, of {BARE}", found[3], "at least", WANTED_OF_BARE))
+            print(f"{name}: {found[4]:.2f} of the limit by processor seconds")
+    return judge(promises)
 
 
 if __name__ == "__main__":

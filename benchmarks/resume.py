@@ -1,6 +1,6 @@
 """What a run that outlives its machine costs a training: steps with and without it, and how long a save blocks.
 
-    python -m benchmarks.resume [--rounds 3] [--seconds 70] [--json OUT]
+    python -m benchmarks.resume [--rounds 3] [--seconds 70]
 
 A model of 25 million weights (100 MB), trained on one core by a step of matrix products. By turns: the bare loop, and
 the loop in `resumable(every="1 min")` with its folder on a simulated Drive that uploads at 30 MB/s; the median of the
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from benchmarks._report import against, median_ratio, save, show_machine
+from benchmarks._report import Promise, judge, median_ratio
 from colabstage import resumable
 from colabstage.runs.state import Copier
 from simulated_drive.drive import SimulatedDrive
@@ -81,10 +81,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=70.0, help="of each loop")
     parser.add_argument("--every", default="1 min")
-    parser.add_argument("--json", type=Path, help="write machine and figures there")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    machine = show_machine()
     model, optimizer, step = make_step()
     nbytes = sum(one.nbytes for one in model.parameters())
     with (
@@ -117,18 +115,18 @@ def main() -> int:
                 began = time.perf_counter()
                 torch.save({"model": model.state_dict()}, mount / "MyDrive" / "plain.pt")
                 plain.append(time.perf_counter() - began)
-    slower = median_ratio(with_run, bare)
     copied = statistics.median(copies)
     print(f"\n{nbytes / 1e6:.0f} MB of weights; median step, bare: {1e3 * statistics.median(bare):.1f} ms")
-    print(f"with resumable, a version a minute: {against(slower, SLOWER, 'at most', 3)} times")
     print("\nthe loop stands still for one save, seconds        median")
     print(f"a copy of the tensors (the least it can be)       {copied:8.3f}")
     print(f"resumable                                         {statistics.median(blocks):8.3f}")
     print(f"torch.save to the mounted Drive                   {statistics.median(plain):8.3f}")
-    ratio = statistics.median(blocks) / copied
-    print(f"\nresumable / copy: {against(ratio, BLOCKS, 'at most')}")
-    save(given.json, machine=machine, bare=bare, with_run=with_run, blocks=blocks, plain=plain, copies=copies)
-    return int(slower > SLOWER or ratio > BLOCKS)
+    return judge(
+        [
+            Promise("a step with resumable, a version a minute", median_ratio(with_run, bare), "at most", SLOWER, 3),
+            Promise("resumable / copy", statistics.median(blocks) / copied, "at most", BLOCKS),
+        ]
+    )
 
 
 if __name__ == "__main__":

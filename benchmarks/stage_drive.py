@@ -26,14 +26,14 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from benchmarks._photographs import write_photographs, zip_folder
-from benchmarks._report import against
+from benchmarks._report import Promise, judge
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.stage.run import stage_dataset
 from simulated_drive.drive import SimulatedDrive, fuse_problem
@@ -55,22 +55,6 @@ def _tiny_jpeg() -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "JPEG")
     return buffer.getvalue()
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A ratio that is promised: `value` must be at most `limit`."""
-
-    text: str
-    value: float
-    limit: float
-
-    @property
-    def holds(self) -> bool:
-        return self.value <= self.limit
-
-    def __str__(self) -> str:
-        return f"{'ok  ' if self.holds else 'MISS'}  {self.text}: {against(self.value, self.limit, 'at most', 3)}"
 
 
 class Bench:
@@ -181,7 +165,7 @@ def by_turns(first: Callable[[], object], second: Callable[[], object], *, round
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def measure_local_look(bench: Bench, files: int) -> Claim:
+def measure_local_look(bench: Bench, files: int) -> Promise:
     """A second call on a folder of the local disk against asking for all of its files."""
     folder, place, tiny = bench.home / "many", bench.local(), _tiny_jpeg()
     for number in range(files):
@@ -193,10 +177,14 @@ def measure_local_look(bench: Bench, files: int) -> Claim:
     print(f"{f'second call on a local folder of {files:,} files':<58} {second_s * 1000:8.1f} ms")
     print(f"{'  reading it and asking for sizes and times':<58} {bound_s * 1000:8.1f} ms")
     shutil.rmtree(folder)
-    return Claim("second call on a local folder / scandir and stat", second_s / bound_s, 2)
+    return _at_most("second call on a local folder / scandir and stat", second_s / bound_s, 2)
 
 
-def measure(bench: Bench, images: int) -> list[Claim]:
+def _at_most(what: str, ratio: float, limit: float) -> Promise:
+    return Promise(what, ratio, "at most", limit, 3)
+
+
+def measure(bench: Bench, images: int) -> list[Promise]:
     """Run all contenders, and compare. What waits for the Drive alone runs once, what computes three times."""
     folder = bench.my_drive / "photos"
     total = write_photographs(folder, images)
@@ -250,14 +238,14 @@ def measure(bench: Bench, images: int) -> list[Claim]:
     )
     print(f"with publishing to Drive, the first session took {published / small:.2f} times as long\n")
     return [
-        Claim("folder: stage_dataset / cp -r", staged / copied, 1 / 12),
+        _at_most("folder: stage_dataset / cp -r", staged / copied, 1 / 12),
         # Beyond the bare calls it lists once more and asks for the MD5 of each file, to know the source again, and
         # hashes the pack; and it takes labels, checks and plans.
-        Claim("folder, fresh processes: stage_dataset / bare calls", afresh / by_hand, 1.25),
-        Claim("zip: stage_dataset / cp", zip_staged / zip_copied, 1.3),
+        _at_most("folder, fresh processes: stage_dataset / bare calls", afresh / by_hand, 1.25),
+        _at_most("zip: stage_dataset / cp", zip_staged / zip_copied, 1.3),
         # It asks for the MD5 of each file, which a listing does not: what it costs grows with the files, as that does.
-        Claim("second call, with the MD5 of each file / listing", look_s / bound_s, 2),
-        Claim("from the cache: stage_dataset / cp of the pack", restored / pack_copied, 1.1),
+        _at_most("second call, with the MD5 of each file / listing", look_s / bound_s, 2),
+        _at_most("from the cache: stage_dataset / cp of the pack", restored / pack_copied, 1.1),
     ]
 
 
@@ -275,10 +263,7 @@ def main() -> int:
         # Only the Drive below this folder counts as one.
         os.environ["COLABSTAGE_SYSTEM_ROOT"] = home
         bench = Bench(Path(home))
-        claims = [measure_local_look(bench, LOCAL_FILES), *measure(bench, arguments.images)]
-    for claim in claims:
-        print(claim)
-    return 0 if all(claim.holds for claim in claims) else 1
+        return judge([measure_local_look(bench, LOCAL_FILES), *measure(bench, arguments.images)])
 
 
 if __name__ == "__main__":

@@ -37,12 +37,11 @@ import numpy as np
 from PIL import Image
 
 from benchmarks._bare_line import ask_bare, train_bare
-from benchmarks._report import against
-from benchmarks._timeline import Timeline
+from benchmarks._report import Promise, against, judge
 from colabstage import stage_dataset
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.h5.manifest import BLOCK_BYTES, Manifest, manifest_path, read_manifest, write_manifest
-from colabstage.io.files import block_ranges, hash_block, pread_exactly
+from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
+from colabstage.io.files import BLOCK_BYTES, block_ranges, hash_block, pread_exactly
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.units import format_bytes
 from colabstage.load.arrival import UnitOrder, even_window, mixing_of
@@ -50,7 +49,6 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import Shard
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
-from colabstage.machine.resources import free_space
 from colabstage.pack.arrival import FIRST_UNITS, window_units
 from colabstage.sources.opening import Opening, open_source
 from colabstage.sources.parse import parse_source
@@ -64,7 +62,6 @@ from tests.support.staged import disk_sampled
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from benchmarks._timeline import Seconds
 
 T = TypeVar("T")
 BATCH = 64
@@ -80,8 +77,6 @@ SIZES = (2_000, 20_000, 200_000)
 EPOCH_BYTES_PER_S = 10e6
 # Each image is a read of its own there, which is what takes the time.
 SHARDED, SHARDED_SHAPE, SHARDED_PART = 2_000, (1000, 1000), 5
-# What staging wants to be free for 20 GB on a mounted Drive, whose client keeps what it reads on the same disk.
-ROOM_BYTES = 64_000_000_000
 MEMORY = "/dev/shm"
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
@@ -128,7 +123,6 @@ class Epoch:
     labels: np.ndarray
     window_units: int
     origin: str
-    parts: Seconds | None = None
 
 
 class Bench:
@@ -136,13 +130,13 @@ class Bench:
 
     def __init__(self, home: Path, cloud: Path) -> None:
         self.home, self.cloud = home, cloud
-        self.promises: list[tuple[str, float, float]] = []
+        self.promises: list[Promise] = []
         self.wrong: list[str] = []
         self._runs = 0
 
     def check(self, what: str, value: float, most: float) -> str:
         """A figure, beside what was promised of it."""
-        self.promises.append((what, value, most))
+        self.promises.append(Promise(what, value, "at most", most))
         return against(value, most, "at most")
 
     def place(self) -> Path:
@@ -158,21 +152,19 @@ class Bench:
         epochs: int = 0,
         cache: Path | None = None,
         streaming: bool = True,
-        timed: bool = False,
         image_size: tuple[int, int] | None = None,
     ) -> Epoch:
-        """Stage, and train for so many epochs; 0 for no more than the first batch. `timed`: say where the time goes."""
+        """Stage, and train for so many epochs; 0 for no more than the first batch."""
         began, place = time.perf_counter(), self.place()
         data = stage_dataset(
             source, local_dir=place, cache_dir=cache, progress=False, streaming=streaming, image_size=image_size
         )
-        timeline = Timeline(data, began) if timed else None
         loader = data.loader("train", BATCH)
-        first, batches, parts = 0.0, 0, None
+        first, batches = 0.0, 0
         seconds: list[float] = []
         labels: list[np.ndarray] = []
         for epoch in range(max(1, epochs)):
-            for _, y in loader if timeline is None else timeline.watch(loader):
+            for _, y in loader:
                 first = first or time.perf_counter() - began
                 if not epochs:
                     break
@@ -180,7 +172,6 @@ class Bench:
                 batches += not epoch
                 time.sleep(step_s)
             seconds.append(time.perf_counter() - began - sum(seconds))
-            parts = timeline.seconds() if timeline is not None else None
             # Later epochs are those once nothing is packed or published beside them.
             if not epoch and epochs > 1:
                 data.wait_published()
@@ -191,7 +182,7 @@ class Bench:
             data.cancel()
         shutil.rmtree(place)
         found = np.concatenate([*labels, np.zeros(0, np.int64)])
-        return Epoch(first, seconds, batches, found, loader.plan.order.window_units, data.report.origin, parts)
+        return Epoch(first, seconds, batches, found, loader.plan.order.window_units, data.report.origin)
 
 
 @contextmanager
@@ -199,34 +190,6 @@ def on_web(archive: Path, rate: float) -> Iterator[str]:
     """The address of a file on a server of its own."""
     with serve_apart({archive.name: archive}, WebKnobs(latency_s=LATENCY_S, total_bytes_per_s=rate)) as address:
         yield f"{address}/{archive.name}"
-
-
-@contextmanager
-def roomy(bench: Bench) -> Iterator[None]:
-    """Have the free space that staging asks for of 20 GB, although little is written until the first batch."""
-    home, image, place = bench.home, bench.home / "disk", bench.home / "roomy"
-    if free_space(home) > ROOM_BYTES:
-        yield
-        return
-    place.mkdir()
-    with image.open("wb") as file:
-        file.truncate(ROOM_BYTES + ROOM_BYTES // 4)
-    try:
-        subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
-        subprocess.run(["mount", "-o", "loop", image, place], check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"No larger disk is available here, and parts that do not fit on this one are not run: {error}\n")
-        yield
-        return
-    print("This disk is too full, so the data is on a separate file system in a sparse file.\n")
-    bench.home = place
-    try:
-        yield
-    finally:
-        bench.home = home
-        # At once, although threads that nobody waits for may still have files of it.
-        subprocess.run(["umount", "--lazy", place], check=True)
-        image.unlink()
 
 
 class FirstBatches:
@@ -374,15 +337,14 @@ def hashes_of_sparse(path: Path) -> Iterator[str]:
 
 def first_batches(bench: Bench) -> None:
     """From a zip on the web, on a mount, and from its pack in a cache there, whatever their size."""
-    with roomy(bench):
-        table = FirstBatches(bench)
-        for count in SIZES:
-            archive = sparse_zip(table.cloud / f"{count}.zip", count)
-            table.of_web(archive, whole=count == SIZES[0])
-            table.of_drive(_sized("zip on the Drive", archive), "zip on the Drive", archive.name, FIRST_BATCH_S)
-            table.of_cache(archive, checked=count == SIZES[0])
-            archive.unlink()
-        table.show_growth()
+    table = FirstBatches(bench)
+    for count in SIZES:
+        archive = sparse_zip(table.cloud / f"{count}.zip", count)
+        table.of_web(archive, whole=count == SIZES[0])
+        table.of_drive(_sized("zip on the Drive", archive), "zip on the Drive", archive.name, FIRST_BATCH_S)
+        table.of_cache(archive, checked=count == SIZES[0])
+        archive.unlink()
+    table.show_growth()
 
 
 def small_files(bench: Bench) -> None:
@@ -456,7 +418,7 @@ def first_epoch(bench: Bench, archive: Path, count: int, part: float) -> None:
     step_s = part * fetch_s / batches
     with on_web(archive, EPOCH_BYTES_PER_S) as url:
         bare_s = train_bare(url, size, batches, step_s)
-        run = bench.train(url, step_s, epochs=1, timed=True)
+        run = bench.train(url, step_s, epochs=1)
     train_s = step_s * batches
     what, most_s = f"epoch 1, {fetch_s:.0f} s of fetching, {train_s:.0f} s of training", max(fetch_s, train_s)
     ratio = bench.check(what, run.seconds[0] / most_s, EPOCH_RATIO)
@@ -465,7 +427,6 @@ def first_epoch(bench: Bench, archive: Path, count: int, part: float) -> None:
         f"{fetch_s:8.1f} s  {train_s:6.1f} s  {ratio:>20}  {bare_s / most_s:6.2f}  "
         f"{to_bare:>20}  {run.first_batch_s:10.1f} s  {mixing_of(run.labels, BATCH):7.2f}"
     )
-    print(f"            {run.parts}")
 
 
 def limited(bench: Bench) -> None:
@@ -616,12 +577,10 @@ def main() -> int:
         bench = Bench(Path(folder), Path(cloud))
         for name in chosen or PARTS:
             PARTS[name](bench)
-    print()
-    for what, value, most in bench.promises:
-        print(f"{'MISS' if value > most else 'ok  '} {what}: {against(value, most, 'at most')}")
+    missed = judge(bench.promises)
     for line in bench.wrong:
-        print(f"MISS {line}")
-    return bool(bench.wrong) or any(value > most for _, value, most in bench.promises)
+        print(f"MISS  {line}")
+    return int(missed or bool(bench.wrong))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,9 @@ when needed.
 
 from __future__ import annotations
 
-import logging
 import sys
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
-
-import colabstage.io.environment as _environment
 
 if TYPE_CHECKING:
     from colabstage import errors as errors
@@ -126,8 +123,6 @@ _NEED_TORCH = ("CudaDataLoader", "dataset_h5", "make_loader", "resumable")
 # `from colabstage import *` takes what there is; by name, the others say what they need.
 if not TYPE_CHECKING and "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
     __all__ = [name for name in __all__ if name not in _NEED_TORCH]
-
-_environment.log_as_asked(logging.getLogger(__name__))
 
 
 def __dir__() -> list[str]:

@@ -1,41 +1,5 @@
 """Every error colabstage raises, in one tree; each class is also the builtin a caller would expect.
 
-    ColabstageError
-    ├── NotSupportedHereError  (NotImplementedError)   this platform cannot do what was asked
-    ├── MissingDependencyError (ImportError)           an optional package is not installed
-    ├── CancelledError         (RuntimeError)          the caller asked to stop
-    ├── RunInUseError          (RuntimeError)          another session trains with the folder of a run
-    ├── WorkersLostError       (RuntimeError)          workers died, or fell silent
-    ├── OptionError            (ValueError)            an argument has a value that cannot work
-    │   └── ArgumentError      (TypeError)             there is no argument of that name
-    ├── DriveError             (OSError)               something about the Google Drive mount
-    │   ├── DriveNotMountedError
-    │   ├── DriveAuthError     (PermissionError)
-    │   ├── DriveDisconnectedError (ConnectionError)
-    │   └── DriveQuotaError
-    ├── SourceError            (OSError)               the data to stage
-    │   ├── SourceNotFoundError (FileNotFoundError)
-    │   ├── SourceAccessError  (PermissionError)       a login, a permission or a licence is missing
-    │   └── SourceReadError
-    │       ├── SourceChangedError                     it became another one while it was read
-    │       ├── WebPageError                           an HTML page came in place of the data
-    │       └── ChecksumMismatchError
-    ├── ArchiveError           (ValueError)
-    │   ├── CorruptArchiveError
-    │   └── UnsafeArchiveError
-    ├── LayoutError            (ValueError)            the files do not form a dataset we understand
-    │   └── EmptySourceError
-    ├── DecodeError            (ValueError)            one sample cannot be decoded
-    ├── NotEnoughSpaceError    (OSError)               planned before the first byte, with figures
-    ├── TargetNotWritableError (PermissionError)
-    ├── TargetExistsError      (FileExistsError)       something that is not ours stands in the way
-    ├── PackFormatError        (ValueError)            the file is not a pack that this version reads
-    │   ├── ExternalFileError                          it leads to a file that did not come with it
-    │   └── NewerFormatError
-    ├── DamagedPackError       (OSError)               the file is a pack, but not whole
-    ├── SplitNotFoundError     (KeyError)
-    └── NotStagedError         (RuntimeError)          asked for before it is there
-
 Each takes one message: what failed with the value, what was expected, what to do next. All of them pickle.
 """
 
@@ -148,8 +112,14 @@ _LONGEST = 8000
 _ENDING = 1000
 
 
+# --- What you asked for ---
+
+
 class ColabstageError(Exception):
-    """Base of every error raised on purpose by colabstage."""
+    """The base of all errors that colabstage raises on purpose.
+
+    What to do: catch this one to catch all.
+    """
 
     def __str__(self) -> str:
         # KeyError shows its argument quoted; a sentence reads better plain.
@@ -166,143 +136,257 @@ class ColabstageError(Exception):
         return lines_of(self)
 
 
+class OptionError(ColabstageError, ValueError):
+    """An argument has a value that cannot work, on its own or beside another.
+
+    What to do: choose a value that the message lists.
+    """
+
+
+class ArgumentError(OptionError, TypeError):
+    """No argument has that name, one is missing, or a keyword-only one was passed by position.
+
+    What to do: the message suggests the right one.
+    """
+
+
+class SplitNotFoundError(ColabstageError, KeyError):
+    """No split has that name.
+
+    What to do: choose one that the message lists; validation data is called as in the source.
+    """
+
+
 class NotSupportedHereError(ColabstageError, NotImplementedError):
-    """This platform cannot do what was asked, and the message says which can."""
+    """This platform or thread cannot do it, for example mount Drive outside Colab.
+
+    What to do: the message says where it can be done.
+    """
 
 
 class MissingDependencyError(ColabstageError, ImportError):
-    """An optional package is not installed, or cannot be imported; the message says what to do."""
+    """An optional package, or the tool that reads a 7z or rar, is missing or cannot be imported.
+
+    What to do: run the install line in the message, or restart the runtime.
+    """
 
 
 class CancelledError(ColabstageError, RuntimeError):
-    """The caller asked to stop; what was there before is untouched.
+    """The work, or an iterator, was asked to stop.
 
-    `because`: the error for which work was stopped that nobody waits for any more, where it is one.
+    `because`: the error that stopped work for which nobody waits any more, if there is one.
+
+    What to do: call again; start a new iterator.
     """
 
     because: ColabstageError | None = None
 
 
-class WorkersLostError(ColabstageError, RuntimeError):
-    """An executor's workers died again and again, or fell silent, and finished work is kept; a loader's died; or
-    another rank of a training has."""
+class NotStagedError(ColabstageError, RuntimeError):
+    """A staging form has staged nothing yet; or a file is local only in part, under `disk_limit=`.
+
+    What to do: press Stage; read by what `stage_dataset` returned: `data["train"]`, `data.to_keras("train", 64)`.
+    """
 
 
-class OptionError(ColabstageError, ValueError):
-    """An argument, or a combination of arguments, cannot work."""
-
-
-class ArgumentError(OptionError, TypeError):
-    """There is no argument of that name, or one is missing or has no name; the message has the line that was meant."""
+# --- Google Drive ---
 
 
 class DriveError(ColabstageError, OSError):
-    """Something about the Google Drive mount went wrong."""
+    """The mount failed in a way that has no class of its own.
+
+    What to do: the message quotes the client.
+    """
 
 
 class DriveNotMountedError(DriveError):
-    """A Drive path was named, but no Drive is mounted."""
+    """The path is on Drive, and no Drive is mounted there any more.
+
+    What to do: `mount_drive()` in a cell, then the same call.
+    """
 
 
 class DriveAuthError(DriveError, PermissionError):
-    """Google refused, or nobody answered, the request for access to Drive."""
+    """Access was refused, the dialogue was not answered, or an administrator forbids it.
+
+    What to do: run the cell again and answer the dialogue.
+    """
 
 
 class DriveDisconnectedError(DriveError, ConnectionError):
-    """The Drive client died: 'Transport endpoint is not connected'."""
+    """The client died or does not answer.
+
+    What to do: `mount_drive()`, then the same call.
+    """
 
 
 class DriveQuotaError(DriveError):
-    """Drive refuses further reads or writes for now."""
+    """Too many people have downloaded this file, or this machine's address has sent too many requests.
+
+    What to do: copy the file into your own Drive, or wait a day.
+    """
+
+
+# --- The source ---
 
 
 class SourceError(ColabstageError, OSError):
-    """The data to stage cannot be used."""
+    """The data cannot be used."""
 
 
 class SourceNotFoundError(SourceError, FileNotFoundError):
-    """There is nothing at the source's address."""
+    """Nothing is at that address.
 
-
-class SourceReadError(SourceError):
-    """The source is there but could not be read, after the retries its kind deserves."""
+    What to do: check the spelling; files added to Drive elsewhere appear after `refresh_drive()`.
+    """
 
 
 class SourceAccessError(SourceError, PermissionError):
-    """The service refuses: a login, a permission or an accepted licence is missing."""
+    """A login, a permission or an accepted licence is missing.
+
+    What to do: share the file with "Anyone with the link", log in with the service's own tool, or accept its terms in
+    a browser.
+    """
+
+
+class SourceReadError(SourceError):
+    """It exists but could not be read, even after retries; or a server sent less than 1 KiB/s for minutes.
+
+    What to do: call again; what has arrived is kept.
+    """
 
 
 class SourceChangedError(SourceReadError):
-    """The source became another one while it was being read."""
+    """It changed while it was being read.
+
+    What to do: call again when nobody is writing to it any more.
+    """
 
 
 class WebPageError(SourceReadError):
-    """A web page came in place of the data: a confirmation, a login, an error in polite words."""
+    """The server sent an HTML page instead of the data: a login, a confirmation, an error.
+
+    What to do: use the address of the download itself.
+    """
 
 
 class ChecksumMismatchError(SourceReadError):
-    """The whole file arrived, but its hash is not the one that was asked for; the message has both."""
+    """The file is not the one that `hash=` asks for.
+
+    What to do: compare the two hashes in the message.
+    """
+
+
+# --- Archives and what is in them ---
 
 
 class ArchiveError(ColabstageError, ValueError):
-    """An archive cannot be used."""
+    """The archive cannot be used, or the file is not an archive."""
 
 
 class CorruptArchiveError(ArchiveError):
-    """An archive is truncated or damaged."""
+    """It ends early, something follows its end, or a checksum is wrong.
+
+    What to do: download it again; an upload to Drive may not have finished.
+    """
 
 
 class UnsafeArchiveError(ArchiveError):
-    """An archive names something no archive should: outside paths, devices, duplicates, bombs."""
+    """Paths outside the target, devices, a file twice with two contents, far more bytes than it can hold.
+
+    What to do: do not extract it with another tool either.
+    """
 
 
 class LayoutError(ColabstageError, ValueError):
-    """The files do not form a dataset in any layout that was tried; the message lists them with the reasons."""
+    """The files are not a dataset in any layout that was tried.
+
+    What to do: the message gives the reasons; choose one with `layout=`, or write your own.
+    """
 
 
 class EmptySourceError(LayoutError):
-    """The source holds no sample at all."""
+    """No samples were found.
+
+    What to do: the message says which files there are instead.
+    """
 
 
 class DecodeError(ColabstageError, ValueError):
-    """One sample cannot be decoded; the message names it."""
+    """One sample cannot be decoded.
+
+    What to do: fix or remove the file that it names, or use `on_error="skip"`.
+    """
+
+
+# --- Disk and files ---
 
 
 class NotEnoughSpaceError(ColabstageError, OSError):
-    """The work would not fit on the disk; raised before the first byte, with figures."""
+    """It would not fit on the disk or in memory.
+
+    What to do: use a smaller `image_size`, `encoding="encoded"` or `"jpeg:90"`, another `local_dir`, or `colabstage
+    cache purge`.
+    """
 
 
 class TargetNotWritableError(ColabstageError, PermissionError):
-    """Nothing can be written where the result should go."""
+    """Nothing can be written there, or the disk or mount fails meanwhile.
+
+    What to do: choose another folder; the Drive may be mounted read-only.
+    """
 
 
 class TargetExistsError(ColabstageError, FileExistsError):
-    """Something that colabstage did not make stands where the result should go."""
+    """Something is already at the target that colabstage did not make, or that has changed since.
+
+    What to do: use another name, or `overwrite=True` where there is such an option.
+    """
 
 
 class PackFormatError(ColabstageError, ValueError):
-    """The file is not a pack, or not one that can be read."""
+    """The file is not an HDF5 file with `X_<split>` and `Y_<split>`, or several files do not fit together.
+
+    What to do: the message says how.
+    """
 
 
 class ExternalFileError(PackFormatError):
-    """An HDF5 file leads to a file that did not come with it; the message names that, and what allows it."""
+    """An HDF5 file leads to a file outside of its own folder.
+
+    What to do: put all files into one folder; if you trust the file, `dataset_h5(path, allow_external=True)`.
+    """
 
 
 class NewerFormatError(PackFormatError):
-    """The pack was written by a newer colabstage."""
+    """A newer colabstage wrote it.
+
+    What to do: install a newer colabstage, as the README says.
+    """
 
 
 class DamagedPackError(ColabstageError, OSError):
-    """The file was a pack, but is truncated or its bytes are not the ones that were written."""
+    """The pack's bytes are not those that were written.
+
+    What to do: delete it, then stage, copy or publish it again; `colabstage verify` lists the damaged blocks.
+    """
 
 
-class SplitNotFoundError(ColabstageError, KeyError):
-    """The dataset has no split of that name; the message lists those it has."""
-
-
-class NotStagedError(ColabstageError, RuntimeError):
-    """What was asked for is not here: a form has staged nothing yet, or only a part of a file is here."""
+# --- Many machines ---
 
 
 class RunInUseError(ColabstageError, RuntimeError):
-    """Another session trains with a run's folder, or has taken it over."""
+    """Another session trains with the folder that `resumable` was given, or has taken it over.
+
+    What to do: stop the other one, or pass `take_over=True`.
+    """
+
+
+class WorkersLostError(ColabstageError, RuntimeError):
+    """An executor's workers died again and again, or stopped answering; a loader's worker process died; or
+    another rank of a training failed.
+
+    What to do: usually there is too little memory, or a file crashes its decoder; finished shards are kept, and the
+    next call writes the others. The next epoch of a loader starts new processes. Of another rank, its own output says
+    why.
+    """

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from colabstage import errors, pack_dataset
 from colabstage.cli.app import app
 from colabstage.h5.info import read_info
-from scripts import agent_pages
+from scripts import pages
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.pages import DOCS, README, ROOT, Block, anchors, blocks, links
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 FORMATS = DOCS[0].with_name("formats.md")
 # Pages whose code wants a machine of its own; the others run one after the other in this process.
 _APART = {"drive", "kaggle", "keras", "sources"}
-# The cell that the README has too, whose test runs it.
-_RUN_ELSEWHERE = {"index"}
 
 
 def page(name: str) -> Path:
@@ -44,7 +42,7 @@ def page(name: str) -> Path:
 
 
 def plain_pages() -> list[str]:
-    return [path.stem for path in DOCS if path.stem not in _APART | _RUN_ELSEWHERE and blocks(path, "python")]
+    return [path.stem for path in DOCS if path.stem not in _APART and blocks(path, "python")]
 
 
 @pytest.fixture
@@ -228,23 +226,11 @@ def test_every_link_leads_somewhere(path: Path) -> None:
     assert broken == []
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
-    """Nobody has to look into the folder."""
-    assert {f"docs/{path.name}" for path in DOCS} <= {link.partition("#")[0] for link in links(README)}
-
-
-def test_every_error_is_explained() -> None:
-    """Each class has a row, with the builtin that it also is, and what to do."""
-    rows = {}
-    for line in page("errors").read_text(encoding="utf-8").splitlines():
-        if found := re.match(r"\| `(\w+Error)` \| (?:`(\w+)`)? ?\| (.+?) \|", line):
-            rows[found[1]] = found[2]
-    classes = {name: one for name, one in vars(errors).items() if isinstance(one, type)}
-    builtins = {
-        name: next((base.__name__ for base in one.__bases__ if base.__module__ == "builtins"), None)
-        for name, one in classes.items()
-    }
-    assert rows == builtins
+def test_every_page_is_linked_from_the_first() -> None:
+    """Nobody has to look into the folder; the README leads to the first."""
+    assert "docs/index.md" in links(README)
+    first = page("index")
+    assert {path.name for path in DOCS} - {first.name} <= {link.partition("#")[0] for link in links(first)}
 
 
 def test_what_is_not_run_says_why() -> None:
@@ -253,7 +239,6 @@ def test_what_is_not_run_says_why() -> None:
     assert sorted(reason.partition(",")[0] for reason in reasons) == [
         "needs Kaggle", "needs a GPU", "needs a dataset of YOLO's", "needs a mounted Drive", "needs albumentations",
         "needs lightning", "needs the network", "needs the network", "needs torchrun",
-        "the README has this cell",
     ]  # fmt: skip
 
 
@@ -265,11 +250,27 @@ def test_every_command_is_shown_on_some_page() -> None:
     assert known <= shown
 
 
-def test_the_pages_for_agents_are_made_of_the_others() -> None:
-    """`python -m scripts.agent_pages` writes them; their links lead somewhere, and every page is in the list."""
-    made = agent_pages.made_pages()
-    for path, text in made.items():
-        assert path.read_text(encoding="utf-8") == text
-        assert len(text.splitlines()) <= 70
-        assert [link for link in links(path) if not (path.parent / link).exists()] == []
+@pytest.mark.parametrize(("path", "text"), pages.made_pages().items(), ids=lambda value: getattr(value, "stem", ""))
+def test_what_is_made_of_something_else_is_up_to_date(path: Path, text: str) -> None:
+    """`python -m scripts.pages` writes it; its links lead somewhere."""
+    assert path.read_text(encoding="utf-8") == text
+    assert [
+        link for link in links(path) if "://" not in link and not (path.parent / link.partition("#")[0]).exists()
+    ] == []
+
+
+def test_the_pages_for_agents_are_short_and_complete() -> None:
+    """Every page is in the list."""
+    short = ROOT / "llms.txt", ROOT / "skills/colabstage/SKILL.md"
+    assert [path for path in short if len(path.read_text(encoding="utf-8").splitlines()) > 70] == []
     assert {f"docs/{path.name}" for path in DOCS if path.stem != "index"} <= set(links(ROOT / "llms.txt"))
+
+
+def test_every_error_says_what_to_do() -> None:
+    """Each class has a row; only the bases of others have nothing to advise."""
+    rows = dict(
+        re.findall(r"^\| `(\w+Error)` \|.*\| (.*?) ?\|$", page("errors").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    classes = {name: one for name, one in vars(errors).items() if isinstance(one, type)}
+    assert rows.keys() == classes.keys()
+    assert all(rows[name] or classes[name].__subclasses__() for name in classes)

@@ -65,31 +65,6 @@ def test_what_stands_in_a_file_is_said_in_words(value: object, words: str) -> No
     assert errors.kind_of(value) == words
 
 
-def builtin_parents(kind: type) -> list[str]:
-    """Names of the direct parents that are not ours."""
-    return [parent.__name__ for parent in kind.__bases__ if parent.__module__ == "builtins"]
-
-
-def test_the_drawn_tree_is_the_real_one() -> None:
-    """The module's docstring draws every class once, below its parent, with its builtin beside it."""
-    drawn = {}
-    path: list[str] = []
-    for line in (errors.__doc__ or "").splitlines():
-        found = re.match(r"    ([│├└─ ]*)(\w+Error)\s*(?:\((\w+)\))?", line)
-        if found:
-            depth = len(found[1]) // 4
-            path = [*path[:depth], found[2]]
-            drawn[found[2]] = (path[-2] if depth else None, [found[3]] if found[3] else [])
-    real = {
-        kind.__name__: (
-            next((parent.__name__ for parent in kind.__bases__ if parent in CLASSES), None),
-            builtin_parents(kind) if kind is not errors.ColabstageError else [],
-        )
-        for kind in CLASSES
-    }
-    assert drawn == real
-
-
 @every_class
 def test_an_error_survives_pickling(kind: type[errors.ColabstageError]) -> None:
     """Errors come back whole from a worker process, notes included."""

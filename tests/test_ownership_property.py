@@ -393,7 +393,7 @@ def test_what_is_ours_is_replaced_or_removed(name: str, moved: bool, base: Path)
 
 LEFTOVERS = st.tuples(
     st.sampled_from(["link to a folder", "link to a file", "another user's folder", "another user's file"]),
-    st.sampled_from([".tmp", ".old", ".was", ".deed", ".draft", ".exchange"]),
+    st.sampled_from([".tmp", ".old", ".was", ".receipt", ".draft"]),
     st.sampled_from(["deadbeef-12-34", "this boot"]),
     st.integers(0, 3),
 )

@@ -1,4 +1,4 @@
-"""The word list of docs/contributing.md holds for what people read: pages, notebooks and the command line's help."""
+"""The word list of CONTRIBUTING.md holds for what people read: pages, notebooks and the command line's help."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_STYLE = ROOT / "docs" / "contributing.md"
+_STYLE = ROOT / "CONTRIBUTING.md"
 _CODE = re.compile(r"^`{3,}.*?^`{3,}$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
@@ -44,7 +44,7 @@ def complaints(text: str) -> list[str]:
 
 def pages() -> list[Path]:
     """Return every page in prose but the list itself and the record of past changes."""
-    return [README, *sorted({*ROOT.glob("*.md")} - {README, ROOT / "CHANGELOG.md"}), *sorted({*DOCS} - {_STYLE})]
+    return [README, *sorted({*ROOT.glob("*.md")} - {README, _STYLE, ROOT / "CHANGELOG.md"}), *DOCS]
 
 
 def help_texts(path: Path) -> Iterator[str]:

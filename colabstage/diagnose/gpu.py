@@ -8,7 +8,6 @@ container, and on WSL not even their memory.
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import check_argument, takes_names
+from colabstage.io.environment import logger_of
 from colabstage.io.page import in_notebook
 from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes, format_duration
@@ -48,7 +48,7 @@ _MOST_FAILURES = 3
 _PROCESSES_EVERY_S = 5.0
 _SHOW_EVERY_S = 1.0
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import NewerFormatError, TargetExistsError
-from colabstage.io.files import block_ranges, hash_ranges, json_text, read_json, write_json
+from colabstage.io.files import BLOCK_BYTES, block_ranges, hash_ranges, json_text, read_json
 from colabstage.io.ownership import (
     among_others,
     atomic_path,
@@ -30,9 +30,10 @@ from colabstage.io.ownership import (
     whatever_is_there,
 )
 from colabstage.io.packages import installed_version
+from colabstage.io.receipts import Receipt, note_receipt, receipts_of
 from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
-from colabstage.io.workspace import EXCHANGE, OWN_MARK, is_abandoned, is_made_here, owned_beside, owned_name, shortened
+from colabstage.io.workspace import is_abandoned, is_made_here, name_and_owner
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
@@ -42,9 +43,8 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
 
 MANIFEST_VERSION = 1
-# 8 MiB: long enough that a mount reads at full speed and the hashes of a 100 GB pack stay under a megabyte, short
-# enough that reading one again costs next to nothing.
-BLOCK_BYTES = 8 * 1024 * 1024
+# The kind of receipt that stands beside a pack while another takes its place.
+_EXCHANGED = "packs being exchanged"
 # A block is held in memory while it is copied or compared, so a manifest must not be able to ask for any length.
 _MOST_BLOCK_BYTES = 256 * 1024 * 1024
 # Every manifest begins like this, so one that was cut off by a full disk is still recognised as ours.
@@ -305,22 +305,25 @@ def check_place_of_manifest(file: Path) -> None:
 def is_replaceable_pack(file: Path) -> bool:
     """Tell whether a file in a dataset's own folder may make room: a pack as written, or none at all.
 
-    One that lost its manifest is recognised by what `exchanging` noted, or by the seal in the dataset's record.
+    One that lost its manifest is recognised by what `exchanging` noted. One that nothing has written to since the
+    record of its dataset was written is ours whatever its bytes are: the disk has lost them.
     """
-    if not os.path.lexists(file) or is_as_written(file):
+    if not os.path.lexists(file) or is_as_written(file) or _is_sealed(file):
         return True
     # A whole manifest that the file contradicts is of a pack that somebody wrote to, or put another file over.
     with contextlib.suppress(NewerFormatError):
-        return read_manifest(file) is None and (_was_exchanged(file) or _is_sealed(file))
+        return read_manifest(file) is None and _was_exchanged(file)
     return False
 
 
 def _is_sealed(file: Path) -> bool:
-    """Tell whether a file that has no manifest is unchanged since the record of its dataset was written."""
+    """Tell whether nothing has written to a file since the record of its dataset was written."""
     record = read_json(file.with_name("stage.json")) if is_made_here(file) else None
     seal, found = record.get("seal") if isinstance(record, dict) else None, file.lstat()
-    facts = {"inode": found.st_ino, "size": found.st_size, "mtime_ns": found.st_mtime_ns, "ctime_ns": found.st_ctime_ns}
-    return isinstance(seal, dict) and facts.items() <= seal.items()
+    if not isinstance(seal, dict) or seal.get("inode") != found.st_ino or not isinstance(seal.get("ctime_ns"), int):
+        return False
+    # The kernel sets this time at each change. After a crash of the machine it may be that of an earlier one.
+    return bool(found.st_ctime_ns <= seal["ctime_ns"])
 
 
 def check_replaceable_pack(file: Path) -> None:
@@ -345,10 +348,11 @@ def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
     The manifest of the old pack is removed before it is replaced. So whoever is killed meanwhile leaves a pack without
     a manifest, and the next call tells by this which of the two it is.
     """
-    note, before = owned_name(file, EXCHANGE), None
+    before = None
     with contextlib.suppress(NewerFormatError):
         before = read_manifest(file)
-    write_json(note, [asdict(pack) for pack in (manifest, before) if pack is not None])
+    packs = [asdict(pack) for pack in (manifest, before) if pack is not None]
+    note = note_receipt(file, Receipt(_EXCHANGED, {"manifests": packs}))
     try:
         yield
     except BaseException:
@@ -365,10 +369,10 @@ def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
 def _was_exchanged(file: Path) -> bool:
     """Tell whether a file that has no manifest is one of the two packs of an exchange that was interrupted, or is going
     on."""
-    for note, _ in list(owned_beside(file, EXCHANGE)):
+    for receipt, note in list(receipts_of(file)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, NewerFormatError):
-            raw = read_json(note)
-            known = [parse_manifest(one, str(note)) for one in (raw if isinstance(raw, list) else ())]
+            noted = receipt.about.get("manifests")
+            known = [parse_manifest(one, str(note)) for one in (noted if isinstance(noted, list) else ())]
             if any(one is not None and _describes(one, note, file) for one in known):
                 return True
     return False
@@ -404,11 +408,10 @@ def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None
 
 def sweep_exchanges(file: Path) -> None:
     """Remove what dead processes noted of exchanges, unless the pack has no manifest: then it is the only evidence."""
-    for note, owner in list(owned_beside(file, EXCHANGE)) if manifest_path(file).exists() else ():
-        if is_abandoned(note, owner):
+    for receipt, note in list(receipts_of(file)) if manifest_path(file).exists() else ():
+        named = name_and_owner(note)
+        if "manifests" in receipt.about and named is not None and is_abandoned(note, named[1]):
             remove_named(note)
-    # One that was being written.
-    sweep_orphans(file.parent, prefix=f"{OWN_MARK}{shortened(file.name)}.")
 
 
 def sweep_pack_leftovers(file: Path, *, empty: bool = False) -> None:

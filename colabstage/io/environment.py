@@ -5,10 +5,14 @@ Read when they are needed, so a notebook can set them in any cell.
 
 from __future__ import annotations
 
-import logging
+import functools
 import os
+from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError, SourceReadError
+
+if TYPE_CHECKING:
+    import logging
 
 PLATFORM_VARIABLE = "COLABSTAGE_PLATFORM"
 """Sets the platform, for tests and for machines that the table does not know."""
@@ -26,7 +30,7 @@ NO_PROGRESS_VARIABLE = "COLABSTAGE_NO_PROGRESS"
 """`progress=True` shows nothing."""
 
 VERBOSITY_VARIABLE = "COLABSTAGE_VERBOSITY"
-"""Shows what is logged from this level on: debug, info, warning or error. Read when colabstage is imported."""
+"""Shows what is logged from this level on: debug, info, warning or error. Read when something of it is first used."""
 
 DRIVE_VARIABLE = "COLABSTAGE_DRIVE"
 """Drive's mount point, set by `mount_drive` for this process and those it starts: while Drive is not mounted, nothing
@@ -61,16 +65,30 @@ def require_online(label: str) -> None:
         raise SourceReadError(msg)
 
 
-def log_as_asked(logger: logging.Logger) -> None:
-    """Show what is logged from the level that is set; by default nothing, unless the program asks for it."""
-    logger.addHandler(logging.NullHandler())
+@functools.cache
+def logger_of(name: str) -> logging.Logger:
+    """Return a logger of the package, which shows what is logged from the level that is set; by default nothing, unless
+    the program asks for it."""
+    # Imported when something may be logged: it takes longer than all else that `import colabstage` does.
+    import logging
+
+    package = logging.getLogger(__name__.partition(".")[0])
+    if not package.handlers:
+        _log_as_asked(package)
+    return logging.getLogger(name)
+
+
+def _log_as_asked(package: logging.Logger) -> None:
+    import logging
+
+    package.addHandler(logging.NullHandler())
     asked = os.environ.get(VERBOSITY_VARIABLE, "").strip().lower()
     # An import that fails because of a misspelt level would be worse than one that ignores it and says so.
     level = asked if asked in _LEVELS else "warning" if asked else ""
     if level:
         shown = logging.StreamHandler()
         shown.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        logger.addHandler(shown)
-        logger.setLevel(level.upper())
+        package.addHandler(shown)
+        package.setLevel(level.upper())
     if asked and asked not in _LEVELS:
-        logger.warning("%s=%r is no level; expected one of %s.", VERBOSITY_VARIABLE, asked, ", ".join(_LEVELS))
+        package.warning("%s=%r is no level; expected one of %s.", VERBOSITY_VARIABLE, asked, ", ".join(_LEVELS))

@@ -19,7 +19,6 @@ import os
 import stat
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import (
@@ -40,6 +39,7 @@ from colabstage.io.workspace import cut_own, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
     from typing import TypeVar
 
     import filelock
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+# 8 MiB: long enough that a mount reads at full speed and the hashes of 100 GB stay under a megabyte, short enough that
+# reading one again costs next to nothing.
+BLOCK_BYTES = 8 * 1024 * 1024
 # How much is read and hashed at a time.
 _HASHED_TOGETHER = 2**20
 _CACHE_SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
@@ -255,12 +258,6 @@ def _others_may_write(folder: Path) -> bool:
         return bool(folder.stat().st_mode & stat.S_IWOTH)
     except OSError:
         return False
-
-
-def target_file(to: str | os.PathLike[str], name: str) -> Path:
-    """Return the file that `to` names: `to` itself, or `name` inside it if it is a folder or ends in a slash."""
-    place = Path(to).expanduser()
-    return place / name if os.fspath(to).endswith(os.sep) or place.is_dir() else place
 
 
 def json_text(value: Any) -> str:

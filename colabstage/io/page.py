@@ -18,7 +18,6 @@ import base64
 import contextvars
 import html
 import io
-import logging
 import re
 import sys
 import threading
@@ -30,6 +29,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.errors import CancelledError, MissingDependencyError, printable, said_by
+from colabstage.io.environment import logger_of
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
 
 
-log = logging.getLogger(__name__)
+log = logger_of(__name__)
 
 # Contrast of 3.5 and more against #ffffff as well as #1e1e1e, for text in bold and for bars.
 COLOURS = {

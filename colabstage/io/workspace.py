@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 OWN_MARK = ".colabstage-"
-# Work in progress; what is being removed; what made room for its successor; the inventory of a folder that was put in
-# its place, and its name until it is complete; the manifests of a pack that is being replaced.
-TEMP, OLD, WAS, INVENTORY, DRAFT, EXCHANGE = ".tmp", ".old", ".was", ".deed", ".draft", ".exchange"
-_OWNED = (TEMP, OLD, WAS, INVENTORY, DRAFT, EXCHANGE)
-# Evidence of something beside it, which is removed with what it describes and not by its age.
-EVIDENCE = (INVENTORY, EXCHANGE)
-# The records that `fetch_files` and `extract_archive` leave beside their results, and their names until the result is
-# in place.
+# Work in progress; what is being removed; what made room for its successor; a receipt (`receipts`), and its name until
+# it is complete.
+TEMP, OLD, WAS, RECEIPT, DRAFT = ".tmp", ".old", ".was", ".receipt", ".draft"
+# Version 0.1 had inventories of folders, notes of packs that are being replaced, and records under the target's name.
+EARLIER_INVENTORY, EARLIER_EXCHANGE = ".deed", ".exchange"
 RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
+# Evidence of something beside it, which is removed with what it describes and not by its age.
+_EVIDENCE = (RECEIPT, EARLIER_INVENTORY, EARLIER_EXCHANGE)
+_OWNED = (TEMP, OLD, WAS, DRAFT, *_EVIDENCE)
 # Work of an owner in another boot or container, which cannot be checked, counts as abandoned after so long without a
 # change; what only made room for a moment, much sooner.
 FOREIGN_AGE_S, _FOREIGN_RENAME_S = 3600.0, 60.0
@@ -142,8 +142,7 @@ def temp_beside(path: Path) -> Path:
 
 
 def is_our_name(name: str) -> bool:
-    """Return whether a name is one that colabstage gives files beside the user's data: a temporary, record or
-    inventory."""
+    """Return whether a name is one that colabstage gives files beside the user's data: a temporary or a receipt."""
     is_record = name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX)
     return name.startswith(OWN_MARK) or (name[:1] == "." and is_record)
 
@@ -379,7 +378,7 @@ def sweep_temporaries(owned: Iterable[Owned], *, empty: bool = False) -> list[Pa
     for one in owned:
         # What this process is done with is no longer worked on.
         is_done = one.path.suffix == OLD and one.owner == owner_token()
-        if one.path.suffix in EVIDENCE or not (is_done or one.is_abandoned):
+        if one.path.suffix in _EVIDENCE or not (is_done or one.is_abandoned):
             continue
         if one.path.suffix == WAS and (put_back(one.target) or not os.path.lexists(one.target)):
             continue

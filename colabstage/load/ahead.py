@@ -6,7 +6,6 @@ wakes a waiting thread, and the consumer checks every second that the thread is 
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from colabstage.errors import CancelledError, WorkersLostError
 from colabstage.io.boundary import typed_error
+from colabstage.io.environment import logger_of
 from colabstage.io.files import Closing
 from colabstage.io.progress import Demand
 
@@ -31,7 +31,7 @@ _JOIN_S = 30.0
 # By then a finalizer has returned.
 _AGAIN_S = 0.01
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 
 class _Handover(Generic[T]):

@@ -16,9 +16,9 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, NotStagedError, OptionError, SourceNotFoundError
 from colabstage.h5.info import size_of_file
-from colabstage.h5.manifest import BLOCK_BYTES, Manifest, manifest_path, parse_manifest, read_manifest
+from colabstage.h5.manifest import Manifest, manifest_path, parse_manifest, read_manifest
 from colabstage.h5.parts import PartName, check_files, find_parts
-from colabstage.io.files import make_folder, write_json
+from colabstage.io.files import BLOCK_BYTES, make_folder, write_json
 from colabstage.io.ownership import remove_vouched
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import HandedOut, Readiness

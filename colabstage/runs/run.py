@@ -211,7 +211,7 @@ class Run:
         if self._saver is not None:
             msg = "This run is already open. Call resumable(…) again for another one."
             raise OptionError(msg)
-        with contextlib.ExitStack() as stack:
+        with typed_errors(reads=[], writes=[self.folder]), contextlib.ExitStack() as stack:
             # What a killed session has left here is removed.
             local = stack.enter_context(open_spool(Path(tempfile.gettempdir()) / "run"))
             local.mkdir(mode=0o700)

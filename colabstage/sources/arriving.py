@@ -28,8 +28,8 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.h5.manifest import BLOCK_BYTES
 from colabstage.io.files import (
+    BLOCK_BYTES,
     Closing,
     RetryPolicy,
     block_ranges,

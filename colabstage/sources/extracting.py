@@ -13,10 +13,10 @@ from colabstage.errors import ArchiveError, SourceAccessError, SourceChangedErro
 from colabstage.io.arguments import GOES_ON, check_zip_encoding, read_only, stops_with, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import hash_block, make_folder
-from colabstage.io.ownership import look_at, sweep_orphans
+from colabstage.io.ownership import sweep_orphans
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import cancellation_of, resolve_progress
-from colabstage.io.records import RecordFile
+from colabstage.io.receipts import Receipt, look_at, sweep_receipts
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, temp_beside
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay
@@ -72,8 +72,8 @@ class ArchiveIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class ExtractRecord:
-    """The record of a folder that `extract_archive` made."""
+class Extracted:
+    """What the receipt of a folder that `extract_archive` made says."""
 
     archive: ArchiveIdentity
     """From which archive it was made."""
@@ -81,16 +81,13 @@ class ExtractRecord:
     """The number of files in it."""
     content_bytes: int
     """Their bytes together."""
-    deed: str
-    """The digest of the folder's inventory; records have used this field name from the beginning."""
 
-    def fits(self, target: Path) -> bool:
-        """Return whether everything extracted is there with its size and time, and nothing else."""
-        here = look_at(target)
-        return here.is_as_made and here.inventory == self.deed
+    def receipt(self) -> Receipt:
+        """Return the receipt that says this."""
+        return Receipt(_KIND, asdict(self))
 
 
-EXTRACTED = RecordFile(ExtractRecord, ("format", 2), ExtractRecord.fits, asdict)
+_KIND = "extracted"
 
 
 def identify(source: ByteSource, mtime_ns: int) -> ArchiveIdentity:
@@ -245,7 +242,6 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
         found = _reusable(target, identity, overwrite=overwrite)
         if found is not None:
             # A run that died right after putting the folder in place could not clean up.
-            EXTRACTED.settle(target)
             for name in (target.name, _spool_name(target)):
                 sweep_orphans(target.parent, name=name)
             seconds = time.monotonic() - began
@@ -269,11 +265,11 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
         )
         opened.start()
 
-        def announce(inventory: str) -> None:
+        def receipt() -> Receipt:
             if problem := opened.changes():
                 msg = f"{problem} Nothing was put in place."
                 raise SourceChangedError(msg)
-            EXTRACTED.announce(target, ExtractRecord(identity, len(names), sum(sizes), inventory))
+            return Extracted(identity, len(names), sum(sizes)).receipt()
 
         with opening.progress.step(f"Extracting {target.name}", total=sum(sizes), unit="B") as step:
             written = write_folder(
@@ -285,9 +281,8 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
                 cancellation=opening.cancellation,
                 overwrite=overwrite,
                 consumes=True,
-                announce=announce,
+                receipt=receipt,
             )
-        EXTRACTED.settle(target)
         opened.discard()
     seconds = time.monotonic() - began
     return ExtractReport(target, len(names), sum(sizes), seconds, written.kept_files, False, tree.notes)
@@ -298,8 +293,8 @@ def _part_named(opening: Opening) -> str:
     return repr(chosen) if any(chosen) else ""
 
 
-def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> ExtractRecord | None:
-    """Return the record of a folder that is already right; `None` if it has to be made.
+def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Extracted | None:
+    """Return what is known of a folder that is already right; `None` if it has to be made.
 
     Raises:
         TargetExistsError: something is there that is not ours to replace.
@@ -308,16 +303,15 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     here = look_at(target)
     if here.kind in ("nothing", "empty folder"):
         return None
-    record = EXTRACTED.read(target)
-    ours = record is not None and here.inventory == record.deed
-    if record is not None and ours and here.is_as_made and record.archive.is_same_content(identity):
-        return record
+    made = here.about(_KIND, Extracted)
+    if made is not None and here.is_as_made and made.archive.is_same_content(identity):
+        sweep_receipts(target, here)
+        return made
     # A changed archive is extracted again; nothing is lost but the content of its earlier state.
-    here_from = None if record is None else (record.archive.address, record.archive.part)
-    same = here_from == (identity.address, identity.part)
-    if overwrite or (ours and same and here.is_as_made):
+    here_from = None if made is None else (made.archive.address, made.archive.part)
+    if overwrite or (here_from == (identity.address, identity.part) and here.is_as_made):
         return None
-    if not ours or here.kind != "folder":
+    if made is None or here.kind != "folder":
         what = "is a folder" if here.kind == "folder" else "is a file or link"
     elif not here.is_as_made:
         what = f"is an extracted folder and {here}"

@@ -1,7 +1,7 @@
 """`fetch_files`: copy the files of any source to this machine, once.
 
 It checks the target first: complete files from an unchanged source are not fetched again, and what colabstage did not
-make is never replaced without being asked. A hidden record beside the target says what was fetched, and from which
+make is never replaced without being asked. A hidden receipt beside the target says what was fetched, and from which
 state of the source.
 """
 
@@ -13,27 +13,34 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
-from colabstage.h5.manifest import BLOCK_BYTES
 from colabstage.io.arguments import GOES_ON, read_only, stops_with, takes
 from colabstage.io.boundary import typed
-from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges, make_folder
-from colabstage.io.ownership import look_at, sweep_orphans
+from colabstage.io.files import RetryPolicy, make_folder
+from colabstage.io.ownership import sweep_orphans
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
-from colabstage.io.records import RecordFile
+from colabstage.io.receipts import (
+    Receipt,
+    file_seal,
+    find_receipts,
+    look_at,
+    note_receipt,
+    settle_receipt,
+    sweep_receipts,
+)
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import disk_use, find_orphans, is_made_here, put_back
+from colabstage.io.workspace import disk_use, find_orphans, put_back
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.arriving import fetch_file
-from colabstage.sources.identity import SourceIdentity, compare_states, file_seal
+from colabstage.sources.identity import SourceIdentity, compare_states
 from colabstage.sources.look import Look, check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
 from colabstage.sources.parse import (
     KaggleSource,
     ManySource,
-    absolute_path,
+    Target,
     check_outside,
     drive_path_of,
     parse_source,
@@ -121,13 +128,13 @@ def fetch_files(
 
     A large file is fetched in several parts at once, small files by the dozen, and temporary failures are tried again.
     `target` appears when everything has arrived and is verified; until then, what was there stays. An interrupted call
-    continues where it stopped. If neither source nor target has changed, a second call returns at once: a hidden record
-    beside the target says what was fetched.
+    continues where it stopped. If neither source nor target has changed, a second call returns at once: a hidden
+    receipt beside the target says what was fetched.
 
     Args:
         source: as for `stage_dataset`. The files and folders of a list keep their names.
         target: the path of the copied file or folder. For one file it may also be a folder that exists, or a path that
-            ends in a slash; the file then keeps its name in it.
+            ends in a slash; the file then keeps its name in it. A `Path` drops the slash.
         only: the part of a folder or list that is meant, a path below it such as `"train/images"`, or a pattern, or a
             list of these; a single folder's files lose its name.
         hash: the expected hash of a single file, as `"sha256:…"`, `"md5:…"` or the digest alone.
@@ -165,11 +172,12 @@ def fetch_files(
     if checksum is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one file, and source is a list. Fetch the file alone, or leave the hash out."
         raise OptionError(msg)
-    place, into = absolute_path(target, "target"), os.fspath(target).endswith(os.sep)
+    to = Target.read(target)
+    place = to.path
     shown = resolve_progress(progress)
     fetch = _FetchCall(
         parsed,
-        place,
+        to,
         parts,
         checksum,
         overwrite,
@@ -177,7 +185,6 @@ def fetch_files(
         shown,
         cancellation_of(shown),
         time.monotonic(),
-        into,
     )
 
     def work() -> FetchReport:
@@ -194,18 +201,13 @@ def fetch_files(
 
 
 @dataclass(frozen=True, slots=True)
-class FetchRecord:
-    """The record of what was fetched to one place."""
+class Fetched:
+    """What a receipt says of what was fetched to one place."""
 
     address: str
     """From where."""
     identity: SourceIdentity
     """The source's state then."""
-    seal: dict[str, int | str]
-    """For a file, the facts that change when anything writes to it; for a folder the digest of its inventory. Records
-    have used this field name from the beginning."""
-    hashes: tuple[str, ...]
-    """For a file, the xxh3-64 of each 8 MiB block."""
     files: int
     """How many files the target holds."""
     nbytes: int
@@ -213,60 +215,22 @@ class FetchRecord:
     transport: str
     """How it came."""
 
-    def fits(self, target: Path, *, thorough: bool = False) -> bool:
-        """Return whether what was fetched is unchanged, and a folder contains nothing else.
-
-        Compared by sizes and times, or by a file's content if its times are not conclusive, or always with `thorough`.
-        """
-        if "deed" in self.seal:
-            here = look_at(target)
-            return here.is_as_made and here.inventory == self.seal["deed"]
-        # A link belongs to somebody else, even if its target is unchanged.
-        if not is_made_here(target) or not target.is_file():
-            return False
-        sealed = bool(self.seal) and self.seal.items() <= file_seal(target).items()
-        if sealed and not (thorough and self.hashes):
-            return True
-        # The length costs nothing to check, while the hashes read everything.
-        if not self.hashes or target.stat().st_size != self.nbytes:
-            return False
-        ranges = block_ranges(self.nbytes, BLOCK_BYTES)
-        return tuple(hash_ranges(target, ranges, threads=usable_cores())) == self.hashes
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values; of the source's state only what is known."""
-        return {**asdict(self), "identity": self.identity.to_json()}
+    def receipt(self, hashes: tuple[str, ...] = ()) -> Receipt:
+        """Return the receipt that says this; of a file with the hash of each block."""
+        # Of the source's state only what is known.
+        return Receipt(_KIND, {**asdict(self), "identity": self.identity.to_json()}, hashes=hashes)
 
 
-FETCHED = RecordFile(FetchRecord, ("version", 1), FetchRecord.fits, FetchRecord.to_json)
-
-
-def announce_record(target: Path, record: FetchRecord) -> None:
-    """Announce what is about to be put at `target`.
-
-    The record's seal may be that of what will be renamed to `target`, or empty for a file whose hashes it has.
-    """
-    # Renaming changes it.
-    seal = {name: value for name, value in record.seal.items() if name != "ctime_ns"}
-    FETCHED.announce(target, replace(record, seal=seal))
-
-
-def settle_record(target: Path, record: FetchRecord) -> None:
-    """Finish what was left by runs that died after the work was in place."""
-    if FETCHED.announced_path(target).exists():
-        FETCHED.write(target, record if "deed" in record.seal else replace(record, seal=file_seal(target)))
-    else:
-        FETCHED.sweep(target)
-    sweep_orphans(target.parent, name=target.name)
+_KIND = "fetched"
 
 
 @dataclass(frozen=True, slots=True)
 class _FetchCall:
     """One call of `fetch_files`. `thorough`: whether content is compared, not only times; `began`: when the call began,
-    by the monotonic clock; `into`: whether the target ends in a slash, so that one file goes into it."""
+    by the monotonic clock."""
 
     source: Source
-    target: Path
+    to: Target
     only: tuple[str, ...]
     checksum: Checksum | None
     overwrite: bool
@@ -274,26 +238,33 @@ class _FetchCall:
     progress: Progress
     cancellation: Cancellation
     began: float
-    into: bool
+
+    @property
+    def target(self) -> Path:
+        return self.to.path
 
     def reuse(self) -> FetchReport | None:
         """Return what is here, if it is whole and the source is still the same."""
         place = self.target
         # A run that died between two renames left nothing at the target, and the old content beside it.
         put_back(place)
-        record = FETCHED.read(place)
+        here = look_at(place, thorough=self.thorough)
         # The target may be the folder into which the file went, under a name that only the source knows.
-        if record is None and place.is_dir():
-            found = FETCHED.find(place, lambda one: one.address == self.source.address)
-            place, record = (found, FETCHED.read(found)) if found is not None else (place, None)
-        if record is None or record.address != self.source.address or not record.fits(place, thorough=self.thorough):
+        if here.receipt is None and place.is_dir():
+            found = find_receipts(place).items()
+            mine = [path for path, one in found if one.about.get("address") == self.source.address]
+            place = mine[0] if mine else place
+            here = look_at(place, thorough=self.thorough)
+        record = here.about(_KIND, Fetched)
+        if record is None or record.address != self.source.address or not here.is_as_made:
             return None
         # The local files are checked first, because that needs no connection.
         note = self._unchanged(record.identity)
         if note is None:
             return None
-        # A run may have died after its work was in place and before the record was final.
-        settle_record(place, record)
+        # A run may have died after its work was in place and before it cleared up.
+        sweep_receipts(place, here)
+        sweep_orphans(place.parent, name=place.name)
         seconds = time.monotonic() - self.began
         return FetchReport(
             place, record.files, record.nbytes, seconds, record.nbytes, record.transport, (note,) if note else ()
@@ -331,7 +302,7 @@ class _FetchCall:
 
     def run(self) -> FetchReport:
         """Fetch, as `fetch_files`."""
-        make_folder(self.target if self.into else self.target.parent)
+        make_folder(self.target if self.to.is_folder else self.target.parent)
         opening = Opening(self.target.parent, self.progress, self.cancellation, self.checksum, self.only)
         with open_source(self.source, opening, unpack=False) as source:
             one = source.one
@@ -353,14 +324,14 @@ class _FetchCall:
             raise OptionError(msg)
         facts = file.facts
         # As `cp` does: into an existing folder, otherwise under the given name.
-        place = self.target / facts.name if self.into or self.target.is_dir() else self.target
+        place = self.to.file(facts.name)
         self._check_replaceable(place)
         notes = self._check_space(place, facts.size or 0, source, large=facts.size or 0)
         # The caller's checksum is in the record, so that the next call with the same one need not ask the source.
         identity = replace(source.identity, checksum=str(self.checksum or ""))
 
-        def record_of(seal: dict[str, Any], hashes: tuple[str, ...], nbytes: int) -> FetchRecord:
-            return FetchRecord(self.source.address, identity, seal, hashes, 1, nbytes, source.slowest.transport)
+        def record_of(nbytes: int) -> Fetched:
+            return Fetched(self.source.address, identity, 1, nbytes, source.slowest.transport)
 
         with self.progress.step(f"fetch {place.name}", total=facts.size, unit="B") as step:
             fetched = fetch_file(
@@ -369,12 +340,12 @@ class _FetchCall:
                 step=step,
                 cancellation=self.cancellation,
                 policy=RetryPolicy(),
-                announce=lambda hashes, nbytes: announce_record(place, record_of({}, hashes, nbytes)),
+                announce=lambda hashes, nbytes: note_receipt(place, record_of(nbytes).receipt(hashes)),
                 replaces=self._may_replace,
             )
         # The seal contains the time of the last change, which the rename has just set.
-        record = record_of(file_seal(place), fetched.block_hashes, fetched.nbytes)
-        FETCHED.write(place, record)
+        record = record_of(fetched.nbytes)
+        settle_receipt(place, replace(record.receipt(fetched.block_hashes), seal=file_seal(place)))
         return self._report(place, record, fetched.kept_bytes, [*source.notes, *notes])
 
     def _fetch_tree(self, source: OpenedSource) -> FetchReport:
@@ -386,15 +357,15 @@ class _FetchCall:
         sizes = [entry.size for entry in tree.entries]
         large = sum(size for size in sizes if size > LARGE_BYTES)
         notes = self._check_space(place, disk_bytes(sizes), source, large=large)
-        coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), slowest.transport)
+        record = Fetched(self.source.address, identity, len(sizes), sum(sizes), slowest.transport)
 
-        def announce(inventory: str) -> None:
+        def receipt() -> Receipt:
             # The last moment to notice an incomplete listing: after this, the folder is in place.
             problem = source.changes()
             if problem:
                 msg = f"{problem} Nothing was put in its place. Wait until uploads are complete, then fetch again."
                 raise SourceChangedError(msg)
-            announce_record(place, replace(coming, seal={"deed": inventory}))
+            return record.receipt()
 
         with self.progress.step(f"fetch {place.name}", total=sum(sizes), unit="B") as step:
             fetched = write_folder(
@@ -410,10 +381,8 @@ class _FetchCall:
                 step=step,
                 cancellation=self.cancellation,
                 overwrite=self.overwrite,
-                announce=announce,
+                receipt=receipt,
             )
-        record = replace(coming, seal={"deed": fetched.inventory})
-        FETCHED.write(place, record)
         return self._report(place, record, fetched.kept_bytes, [*source.notes, *tree.notes, *notes])
 
     def _check_space(self, place: Path, nbytes: int, source: OpenedSource, *, large: int) -> list[str]:
@@ -436,13 +405,14 @@ class _FetchCall:
                 raise TargetExistsError(msg)
         if self._may_replace(place):
             return
-        record = FETCHED.read(place)
+        here = look_at(place)
+        record = here.about(_KIND, Fetched)
         if record is None:
             what = "was not made by fetch_files"
         elif record.address != self.source.address:
             what = f"was fetched from another source ({record.address})"
-        elif place.is_dir():
-            what = str(look_at(place))
+        elif here.kind == "folder":
+            what = str(here)
         else:
             what = "was changed since it was fetched"
         msg = f"'{place}' {what}. Choose another target, or give overwrite=True to replace it."
@@ -452,14 +422,13 @@ class _FetchCall:
         """Return whether what is there is ours and unchanged, or is to be replaced in any case."""
         if self.overwrite:
             return True
-        record = FETCHED.read(place)
-        ours = record is not None and record.address == self.source.address and record.fits(place)
-        if place.is_dir() and not place.is_symlink():
-            # Replacing an empty folder loses nothing.
-            return ours or look_at(place).kind == "empty folder"
-        return ours
+        here = look_at(place)
+        record = here.about(_KIND, Fetched)
+        ours = record is not None and record.address == self.source.address and here.is_as_made
+        # Replacing an empty folder loses nothing.
+        return ours or here.kind == "empty folder"
 
-    def _report(self, place: Path, record: FetchRecord, kept_bytes: int, notes: Sequence[str]) -> FetchReport:
+    def _report(self, place: Path, record: Fetched, kept_bytes: int, notes: Sequence[str]) -> FetchReport:
         seconds = time.monotonic() - self.began
         return FetchReport(
             place,

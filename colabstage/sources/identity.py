@@ -18,7 +18,6 @@ from colabstage.trees.zip import directory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from colabstage.machine.drive_attributes import Md5Questions
     from colabstage.sources.remote import RemoteFacts
@@ -284,15 +283,3 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 def _are_exchanged(recorded: str, now: str) -> bool:
     """Tell whether names have other files than before; not known of another boot, in which disks may number anew."""
     return recorded != now and recorded.rpartition(" ")[0] == now.rpartition(" ")[0]
-
-
-def file_seal(file: Path) -> dict[str, int | str]:
-    """Return what changes when anything writes to a file; and the boot, which may lose what was not forced out."""
-    found = file.stat()
-    return {
-        "inode": found.st_ino,
-        "size": found.st_size,
-        "mtime_ns": found.st_mtime_ns,
-        "ctime_ns": found.st_ctime_ns,
-        "world": current_world(),
-    }

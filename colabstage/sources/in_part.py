@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import threading
 import time
 import weakref
@@ -32,6 +31,7 @@ from colabstage.errors import (
     error_from_json,
     error_to_json,
 )
+from colabstage.io.environment import logger_of
 from colabstage.io.files import PATIENT, typed_write_errors
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import start_at
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import RemoteFacts, RemoteFile
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 # What another process has fetched, and whose turn it is, is seen within this time.
 _LOOK_S, _FILL_LOOK_S, _TURN_LOOK_S = 0.01, 0.02, 0.002

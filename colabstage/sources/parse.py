@@ -312,6 +312,40 @@ def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
     return place
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a file is to go: its own path, or a folder in which it keeps its name."""
+
+    path: Path
+    is_folder: bool
+    """Whether it ends in a slash, which names a folder, there or not."""
+    is_open: bool
+    """Whether it is a `Path`, which drops that slash."""
+
+    @classmethod
+    def read(cls, target: str | os.PathLike[str]) -> Target:
+        """Check the public argument `target`. The file system is not accessed."""
+        path = absolute_path(target, "target")
+        return cls(path, os.fspath(target).endswith(os.sep), not isinstance(target, str))
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file of this name there.
+
+        Raises:
+            OptionError: it may be meant as the file's own path or as a folder: as a file, the next ones with the same
+                target would replace it.
+        """
+        if self.is_folder or self.path.is_dir():
+            return self.path / name
+        if self.is_open and Path(name).suffix and not self.path.suffix and not os.path.lexists(self.path):
+            msg = (
+                f"target={self.path!r} may name a file or a folder. For a folder make it first, or write "
+                f"'{self.path}/'; for a file write it as text, '{self.path}'."
+            )
+            raise OptionError(msg)
+        return self.path
+
+
 def check_outside(sources: Iterable[Path], target: Path, argument: str = "target") -> None:
     """Refuse to write into a source: its files would be copied into themselves, or the copies become samples next time.
 

@@ -32,9 +32,9 @@ from colabstage.io.files import (
     translate_write_error,
     typed_write_errors,
 )
-from colabstage.io.ownership import put_folder
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation, start_at
+from colabstage.io.receipts import Receipt, put_folder
 from colabstage.io.workspace import Journal, only_for, open_workspace, read_journal, remove_own, rename_own, temp_beside
 from colabstage.machine.resources import usable_cores
 from colabstage.sources.members import Folder, Processes, ProcessesNotStartedError, write_file, write_members
@@ -257,8 +257,6 @@ class WrittenFolder:
     """How many of them an interrupted run had finished; a large file in pieces counts once for each."""
     kept_bytes: int
     """Their bytes."""
-    inventory: str
-    """The digest of the folder's inventory, as `ownership.look_at` finds it."""
 
 
 def write_folder(
@@ -271,7 +269,7 @@ def write_folder(
     cancellation: Cancellation,
     overwrite: bool = False,
     consumes: bool = False,
-    announce: Callable[[str], object] = lambda _: None,
+    receipt: Callable[[], Receipt] = lambda: Receipt(""),
 ) -> WrittenFolder:
     """Write all files of a tree to the folder `target`, replacing what is there only at the very end.
 
@@ -288,7 +286,7 @@ def write_folder(
         cancellation: looked at several times a second.
         overwrite: whether to replace what is there even if it is not ours, or was changed since we made it.
         consumes: whether the tree is not needed afterwards: what was unpacked to the disk is moved or given back.
-        announce: called with the digest of its inventory right before the folder is renamed to `target`.
+        receipt: makes its receipt, or raises, right before the folder is renamed to `target`.
     """
     entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
     with open_workspace(
@@ -308,9 +306,9 @@ def write_folder(
             writing.verify(part.first for part in parts if not part.end and part.length < entries[part.first].size)
         cancellation.check()
         with typed_write_errors(target):
-            inventory = put_folder(made, target, overwrite=overwrite, announce=announce)
+            put_folder(made, target, receipt, overwrite=overwrite)
     sizes, kept_bytes = sum(entry.size for entry in entries), sum(part.length for part in kept)
-    return WrittenFolder(len(entries), sizes, sum(part.files for part in kept), kept_bytes, inventory)
+    return WrittenFolder(len(entries), sizes, sum(part.files for part in kept), kept_bytes)
 
 
 @dataclass(eq=False)

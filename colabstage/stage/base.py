@@ -124,5 +124,5 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
     # It is a complete pack of an earlier state, and recorded as one until the new one takes its place.
     identity = identity_of(cached.manifest)
     if identity is not None:
-        write_record(request, LocalRecord(request.key, identity, seal_of(request), None, True, cache_name(request)))
+        write_record(request, LocalRecord(request.key, identity, seal_of(request), False, True, cache_name(request)))
     return base.pack._replace(state=state_of(base.pack.path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 from colabstage.errors import CancelledError, NotStagedError, OptionError, ended
 from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
+from colabstage.io.environment import logger_of
 from colabstage.io.progress import Readiness
 from colabstage.io.report import Report, Row, Table, facts
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from colabstage.stage.streaming import BackgroundPack
 
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 # What a source or a pack holds, in words by name: its layout, its classes, an example.
 Found = tuple[tuple[str, str], ...]

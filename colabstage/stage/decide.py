@@ -10,7 +10,7 @@ from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.stage.base import Base, Update, plan_update
 from colabstage.stage.cache import OUTDATED
-from colabstage.stage.record import LocalRecord, Seal, files_problem, find_record, pack_problem, seal_of
+from colabstage.stage.record import LocalRecord, files_problem, find_record, pack_problem, seal_of
 from colabstage.stage.room import StageFigures, beyond_limit, check_disk_limit, exceeds
 from colabstage.stage.source import Freshness, compare_source
 from colabstage.trees.listing import total_size
@@ -18,6 +18,7 @@ from colabstage.trees.listing import total_size
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from colabstage.io.receipts import Seal
     from colabstage.pack.job import PackJob
     from colabstage.sources.opening import OpenedSource
     from colabstage.stage.cache import Cache, CachedPack

@@ -316,7 +316,7 @@ class Place(ABC):
     def occupied(self, name: str, why: str) -> TargetExistsError:
         """Return the error for a name that is not free."""
         shown = show_address(os.fspath(self.at(name)))
-        remedy = "Rename or delete it, then publish again; or choose another name or cache_dir=."
+        remedy = "Rename or delete it, then try again; or choose another place."
         return TargetExistsError(f"'{shown}' exists, and {why}. {remedy}")
 
     def _has_content(

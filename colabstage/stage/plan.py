@@ -12,8 +12,8 @@ from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack
 from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
 from colabstage.io.boundary import typed
-from colabstage.io.ownership import check_replaceable
 from colabstage.io.progress import NullProgress
+from colabstage.io.receipts import check_replaceable
 from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched

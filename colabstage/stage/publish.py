@@ -27,7 +27,7 @@ from colabstage.errors import (
 from colabstage.h5.manifest import is_whole, manifest_of_bytes, manifest_path, read_manifest
 from colabstage.io.arguments import GOES_ON, stops_with, takes
 from colabstage.io.boundary import typed
-from colabstage.io.files import make_folder, target_file
+from colabstage.io.files import make_folder
 from colabstage.io.missing import whereabouts
 from colabstage.io.ownership import atomic_path, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
@@ -37,7 +37,7 @@ from colabstage.machine.drive_attributes import wait_uploaded as wait_until_uplo
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay
 from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_with_one_remount
-from colabstage.sources.parse import absolute_path
+from colabstage.sources.parse import Target, absolute_path
 from colabstage.sources.remote import Checksum, pieces_of
 from colabstage.stage.places import (
     PREVIOUS_SUFFIX,
@@ -146,37 +146,23 @@ def publish_file(
 
     Whatever else is raised, nothing at `target` has changed.
     """
-    source, (place, where) = absolute_path(path, "path"), _read_target(target)
+    source, to = absolute_path(path, "path"), Target.read(target)
     shown = resolve_progress(progress)
 
     def work() -> PublishReport[Path]:
-        with required_to_stay(source, where):
+        with required_to_stay(source, to.path):
             check_is_file(source)
-            copy = target_file(where, source.name)
+            copy = to.file(source.name)
             if place_in(copy, source) is not None:
                 msg = f"target='{copy}' is the very file that is to be copied. Choose another folder, or another name."
-                raise OptionError(msg)
-            # A `Path` drops the slash with which a folder would have been named, and as a file three checkpoints
-            # published to it would replace each other.
-            if not isinstance(target, str) and source.suffix and not copy.suffix and not os.path.lexists(copy):
-                msg = (
-                    f"target={target!r} may name a file or a folder. For a folder make it first, or write "
-                    f"'{copy}/'; for a file write it as text, '{copy}'."
-                )
                 raise OptionError(msg)
             return publish(FolderPlace(copy.parent), source, copy.name, keep_previous=keep_previous, progress=shown)
 
     # The copy is continued, so a Drive that dies meanwhile costs no more than mounting it again.
     report = run_with_one_remount(
-        work, place=place if drive_root(place) is not None else source, touches=(source, place)
+        work, place=to.path if drive_root(to.path) is not None else source, touches=(source, to.path)
     )
     return await_upload(report, source, timeout_s=upload_timeout_s, progress=shown) if wait_uploaded else report
-
-
-def _read_target(target: str | os.PathLike[str]) -> tuple[Path, str]:
-    """Return a target as a path, and as text that ends in a slash if it did: that names a folder, there or not."""
-    place = absolute_path(target, "target")
-    return place, f"{place}{os.sep}" if os.fspath(target).endswith(os.sep) else str(place)
 
 
 def publish(
@@ -311,7 +297,8 @@ def restore_file(
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
-        OptionError: `published` or `target` is an address, or `published` is a file that something else wrote.
+        OptionError: `published` or `target` is an address; `published` is a file that something else wrote; or
+            `target` is a `Path` that may name a file or a folder.
         SourceNotFoundError: nothing has been published under that name.
         DamagedPackError: no version there is complete; the message says what is wrong with each.
         TargetExistsError: there is another file at `target`.
@@ -322,19 +309,19 @@ def restore_file(
 
     Whatever is raised, nothing at `target` has changed.
     """
-    newest, (place, where) = absolute_path(published, "published"), _read_target(target)
+    newest, to = absolute_path(published, "published"), Target.read(target)
     shown = resolve_progress(progress)
 
     def work() -> RestoreReport:
-        with required_to_stay(newest, where):
-            return _restore_newest(newest, target_file(where, newest.name), overwrite=overwrite, shown=shown)
+        with required_to_stay(newest, to.path):
+            return _restore_newest(newest, to, overwrite=overwrite, shown=shown)
 
     return run_with_one_remount(
-        work, place=newest if drive_root(newest) is not None else place, touches=(newest, place)
+        work, place=newest if drive_root(newest) is not None else to.path, touches=(newest, to.path)
     )
 
 
-def _restore_newest(newest: Path, target: Path, *, overwrite: bool, shown: Progress) -> RestoreReport:
+def _restore_newest(newest: Path, to: Target, *, overwrite: bool, shown: Progress) -> RestoreReport:
     versions, reasons = [one for one in (newest, previous_path(newest)) if one.is_file()], list[str]()
     if not versions:
         msg = f"There is neither '{newest}' nor '{previous_path(newest).name}' beside it. {whereabouts(newest)}"
@@ -347,6 +334,7 @@ def _restore_newest(newest: Path, target: Path, *, overwrite: bool, shown: Progr
             "publish_file writes the next one so that it can be restored."
         )
         raise OptionError(msg)
+    target = to.file(newest.name)
     for version in versions:
         # Only damage makes the previous version the right one. After an error of the mount it would be old data,
         # without a sign of it.

@@ -19,7 +19,8 @@ from colabstage.h5.parts import PartName, shard_pattern
 from colabstage.io.arguments import refuse_argument, takes
 from colabstage.io.boundary import typed
 from colabstage.io.files import clear_lock, local_lock, read_json
-from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
+from colabstage.io.ownership import remove_vouched, sweep_orphans
+from colabstage.io.receipts import look_at
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.workspace import disk_use, is_made_here, is_our_name, last_touched
 from colabstage.load.partial import PART_RECORD, PARTS
@@ -158,7 +159,7 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
             changed_s=(folder / RECORD_NAME).stat().st_mtime,
             samples={} if pack is None else pack.manifest.samples,
             # Without a seal only plain files were staged, and a pack beside them would be unfinished.
-            whole=is_whole if record.get("seal") else record.get("files") is not None,
+            whole=is_whole if record.get("seal") else bool(record.get("files")),
             options=_options_of(pack),
         )
 

@@ -16,30 +16,22 @@ from typing import TYPE_CHECKING
 from colabstage.errors import CancelledError, ColabstageError, NewerFormatError
 from colabstage.h5.manifest import damage_of, is_manifest, is_replaceable_pack, manifest_path, read_manifest
 from colabstage.io.files import read_json, write_json
-from colabstage.io.ownership import look_at, move_vouched
+from colabstage.io.ownership import move_vouched
+from colabstage.io.receipts import Receipt, Seal, file_seal, look_at
 from colabstage.io.records import read_fields
-from colabstage.sources.identity import SourceIdentity, compare_states, file_seal
+from colabstage.sources.identity import SourceIdentity, compare_states
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.request import RECORD_NAME
 
 if TYPE_CHECKING:
     from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Cancellation
+    from colabstage.io.receipts import Standing
     from colabstage.stage.request import StageRequest
 
 _RECORD_VERSION = 1
-
-Seal = dict[str, int | str]
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFiles:
-    """The plain files of one dataset."""
-
-    files: int
-    nbytes: int
-    deed: str
-    """The digest of their folder's inventory (`io.ownership`); by the word that records have had from the first."""
+# The kind of the receipt of plain files.
+_FILES = "staged files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +44,8 @@ class LocalRecord:
     """The source's state when it was staged."""
     seal: Seal = field(default_factory=dict)
     """The seal of the packed file; empty where there is none, or where its hashes have not been verified."""
-    files: StagedFiles | None = None
-    """The plain files, `None` without them."""
+    files: bool = False
+    """Whether its plain files are here, which have a receipt of their own."""
     published: bool | None = None
     """Whether the pack is in the cache; `None` when there was none, or another pack in it has to stay."""
     published_in: str = ""
@@ -88,6 +80,7 @@ def read_record(request: StageRequest) -> LocalRecord | None:
     if not isinstance(raw, dict) or raw.pop("version", None) != _RECORD_VERSION:
         return None
     raw.pop("address", None)  # only for people who open the file
+    raw["files"] = bool(raw.get("files"))  # version 0.1 kept figures of them
     record = read_fields(LocalRecord, raw)
     return record if record is not None and record.key == request.key else None
 
@@ -107,7 +100,7 @@ def find_record(request: StageRequest) -> LocalRecord | None:
     if manifest is None or identity is None or manifest.key != request.key:
         return record
     # An empty seal fits no file, so every block is hashed before the pack is used.
-    return LocalRecord(request.key, identity, {}, None, None if record is None else record.published)
+    return LocalRecord(request.key, identity, published=None if record is None else record.published)
 
 
 def write_record(request: StageRequest, record: LocalRecord) -> None:
@@ -116,12 +109,12 @@ def write_record(request: StageRequest, record: LocalRecord) -> None:
     write_json(request.folder / RECORD_NAME, {**raw, "version": _RECORD_VERSION, "address": request.address})
 
 
-def files_record(request: StageRequest, identity: SourceIdentity, files: StagedFiles | None) -> LocalRecord:
+def files_record(request: StageRequest, identity: SourceIdentity, *, files: bool) -> LocalRecord:
     """Return the record to write when plain files were fetched and the pack, if there is one, was neither made nor
     checked: its seal stays if it still fits."""
     record = read_record(request)
     if record is None or compare_states(record.identity, identity) != "same" or record.seal != seal_of(request):
-        return LocalRecord(request.key, identity, {}, files)
+        return LocalRecord(request.key, identity, files=files)
     seal = record.seal if pack_problem(request, record, thorough=False) is None else {}
     return LocalRecord(request.key, identity, seal, files, record.published if seal else None)
 
@@ -156,21 +149,38 @@ def pack_problem(
 
 def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool) -> str | None:
     """Return why the staged files cannot be used as they are; `None` when they can."""
-    if record.files is None or not request.files_path.is_dir():
+    if not record.files or not request.files_path.is_dir():
         return "its files are not on this machine"
-    # Each file by size and time, because people delete some, or add labels.
-    here = look_at(request.files_path) if thorough else None
-    if here is not None and not (here.is_as_made and here.inventory == record.files.deed):
-        return f"its folder '{request.files_path}' {here}"
-    return None
-
-
-def files_staged(request: StageRequest, identity: SourceIdentity) -> StagedFiles | None:
-    """Return the local plain files if they are from this state of the source, otherwise `None`."""
-    record = None if request.refresh else read_record(request)
-    if record is None or compare_states(record.identity, identity) == "changed":
+    if not thorough:
         return None
-    return None if files_problem(request, record, thorough=True) else record.files
+    # Each file by size and time, because people delete some, or add labels.
+    here = look_at(request.files_path)
+    if not here.is_as_made:
+        return f"its folder '{request.files_path}' {here}"
+    made_of = _files_made_of(request, here, record)
+    of_this_state = made_of is not None and compare_states(made_of, record.identity) != "changed"
+    return None if of_this_state else "its files are of another state of the source than its record"
+
+
+def files_receipt(request: StageRequest, identity: SourceIdentity) -> Receipt:
+    """Return the receipt of plain files that are of a state of the source."""
+    return Receipt(_FILES, {"key": request.key, "identity": identity.to_json()})
+
+
+def are_files_staged(request: StageRequest, identity: SourceIdentity) -> bool:
+    """Tell whether the local plain files are whole, and of this state of the source."""
+    here = None if request.refresh else look_at(request.files_path)
+    made_of = None if here is None or not here.is_as_made else _files_made_of(request, here, read_record(request))
+    return made_of is not None and compare_states(made_of, identity) != "changed"
+
+
+def _files_made_of(request: StageRequest, here: Standing, record: LocalRecord | None) -> SourceIdentity | None:
+    """Return the state of the source that the plain files were made from."""
+    about = {} if here.receipt is None else here.receipt.about
+    if about.get("key") == request.key:
+        return SourceIdentity.from_json(about.get("identity", {}))
+    # Of version 0.1, whose receipts of such files name no state: the record does.
+    return record.identity if not about and record is not None and record.files else None
 
 
 def is_spoilt(request: StageRequest) -> bool:

@@ -26,9 +26,10 @@ from colabstage.io.files import (
     make_own_folder,
     tag_cache_folder,
 )
-from colabstage.io.ownership import check_replaceable, remove_empty, sweep_orphans
+from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import resolve_progress
+from colabstage.io.receipts import check_replaceable, sweep_receipts
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back
 from colabstage.machine.mounts import required_to_stay, run_watched
@@ -61,10 +62,10 @@ from colabstage.stage.decide import decide, decide_here, has_to_come, plan_readi
 from colabstage.stage.publish import discard_version
 from colabstage.stage.record import (
     LocalRecord,
-    StagedFiles,
+    are_files_staged,
     cache_name,
+    files_receipt,
     files_record,
-    files_staged,
     seal_of,
     set_aside,
     write_record,
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Progress
+    from colabstage.io.receipts import Receipt
     from colabstage.load.partial import PartialPack
     from colabstage.pack.job import PackJob
     from colabstage.pack.options import PackOptions
@@ -254,7 +256,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> Sta
     if source.opened is not None and here.freshness.proved:
         # The quick look was not enough this time; with the new times it will be next time.
         identity = source.opened.identity
-        seal = record.seal if request.wants_pack else files_record(request, identity, None).seal
+        seal = record.seal if request.wants_pack else files_record(request, identity, files=False).seal
         record = replace(record, identity=identity, seal=seal)
     # Most calls change nothing, and writing the record would be one more step that can be interrupted.
     if record != found:
@@ -289,14 +291,11 @@ def _restore(
     # Right after every block was hashed, so that the seal stands for exactly what was compared.
     seal = seal_of(request)
     report.origin, report.skipped = "cache", cached.manifest.skipped
-    files = None
     if request.wants_files:
-        made = make_local(call, source.open())
-        assert not isinstance(made, CachedPack)  # only packs are
-        files = made
+        make_local(call, source.open())
     # Joined shards have no single file in the cache, so nothing is published.
     published = None if cached.in_shards else True
-    write_record(request, LocalRecord(request.key, identity, seal, files, published, cache_name(request)))
+    write_record(request, LocalRecord(request.key, identity, seal, request.wants_files, published, cache_name(request)))
     return _finish(call, (lambda _: find_published(request)) if published else None, "yes, it was copied from there")
 
 
@@ -320,16 +319,16 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         report.note(f"{error} It was listed and read again.")
         source.close()
         made = make_local(call, source.open(), cache)
-    if isinstance(made, CachedPack):
+    if made is not None:
         return open_in_part(call, made, origin="source")
     opened = source.open()
     if opened.resumed_bytes:
         report.note(f"{format_bytes(opened.resumed_bytes)} of the source were here from a run that was interrupted.")
     caches = request.wants_pack and request.cache_dir is not None and not cache.is_left
-    record = files_record(request, opened.identity, made)
+    record = files_record(request, opened.identity, files=request.wants_files)
     if request.wants_pack:
         published = False if caches and cache.place is not None else None
-        record = LocalRecord(request.key, opened.identity, seal_of(request), made, published, cache_name(request))
+        record = replace(record, seal=seal_of(request), published=published, published_in=cache_name(request))
     # Before the copy of the source is removed: after a kill at this point, the next call has everything it needs.
     write_record(request, record)
     opened.discard()
@@ -346,12 +345,11 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     return _finish(call, in_thread(work, "colabstage-publish", daemon=False).result)
 
 
-def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None) -> StagedFiles | CachedPack | None:
+def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None) -> CachedPack | None:
     """Make the source local in the forms that were asked for; each form that existed before is unchanged on an error.
 
     `cache`: where a pack that is larger than the disk limit goes, in shards; `None` when the pack is here already and
-    only plain files are wanted. Returns the plain files; `None` when none were asked for; of what is too large for the
-    disk limit the set of its shards.
+    only plain files are wanted. Returns the set of shards of what is too large for the disk limit; `None` otherwise.
     """
     request, report = call.request, call.report
     packs = cache is not None and request.wants_pack
@@ -383,10 +381,11 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
                 _expect_members(source, reading)
             elif (call.executor is None or request.wants_files) and not continues:
                 source.start()
-            files = _fetch_files(call, source, reading.tree) if request.wants_files else None
+            if request.wants_files:
+                _fetch_files(call, source, reading.tree)
             if reading.job is not None:
                 _make_pack(call, source, reading.job, stream, taken_from)
-        return files
+        return None
     finally:
         remove_empty(request.folder)  # after an error, unless something was kept for the next try; and of shards
 
@@ -446,13 +445,18 @@ def _plan(
         return reading, stream
 
 
-def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> StagedFiles:
+def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:
     """Fetch the plain files beside the previous ones, then replace those."""
     request, report = call.request, call.report
-    here = files_staged(request, source.identity)
-    if here is not None:
+    if are_files_staged(request, source.identity):
         report.note("The plain files that an earlier call brought here are used: they are of the same state.")
-        return here
+        return
+
+    def receipt() -> Receipt:
+        # The last moment at which the previous files are still in place.
+        check_listing(source)
+        return files_receipt(request, source.identity)
+
     total = total_size(tree.entries)
     with report.timed("fetch files", unit="B") as timing, call.progress.step("fetch", total=total, unit="B") as step:
         fetched = write_folder(
@@ -462,16 +466,13 @@ def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> StagedFil
             limits=pipeline_limits(tree, slow=source.cost.reads_slowly),
             step=step,
             cancellation=call.cancellation,
-            # Called before the exchange of names, the last moment at which the previous files are still in place.
-            announce=lambda _: check_listing(source),
+            receipt=receipt,
         )
         timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
         if fetched.kept_bytes:
             timing.note += f"; {format_bytes(fetched.kept_bytes)} were already here"
-    files = StagedFiles(fetched.files, fetched.nbytes, fetched.inventory)
     # If packing is interrupted, the files need not be fetched again.
-    write_record(request, files_record(request, source.identity, files))
-    return files
+    write_record(request, files_record(request, source.identity, files=True))
 
 
 def _make_pack(
@@ -542,6 +543,7 @@ def _finish(
         report.cached = cached or report.cached
     # Everything is here, so what a dead run left behind is no longer needed.
     sweep_orphans(request.folder)
+    sweep_receipts(request.files_path)
     sweep_exchanges(request.pack_path)
     sweep_rows(request.pack_path)
     # Not a folder of the user's, which may hold what is nowhere else.

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.h5.manifest import BLOCK_BYTES, manifest_path
+from colabstage.h5.manifest import manifest_path
 from colabstage.h5.parts import PartName
-from colabstage.io.files import read_json, write_json
+from colabstage.io.files import BLOCK_BYTES, read_json, write_json
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, NullProgress, start_at
 from colabstage.io.units import format_bytes, format_count, parse_bytes

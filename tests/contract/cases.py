@@ -85,12 +85,12 @@ def publish(home: Path) -> None:
 
 def fetch(home: Path, name: str) -> None:
     """Fetch a file or folder of the user's."""
-    fetch_files(home / "mine" / name, home / "out/it", overwrite=True, progress=False)
+    fetch_files(home / "mine" / name, f"{home}/out/it", overwrite=True, progress=False)
 
 
 def fetch_url(home: Path) -> None:
     """Fetch a file of a web server."""
-    fetch_files((home.parent / "address").read_text(encoding="utf-8"), home / "out/it", progress=False)
+    fetch_files((home.parent / "address").read_text(encoding="utf-8"), f"{home}/out/it", progress=False)
 
 
 def extract(home: Path, name: str) -> None:
@@ -100,7 +100,7 @@ def extract(home: Path, name: str) -> None:
 
 def restore(home: Path) -> None:
     """Restore what was published."""
-    restore_file(home / "out/model.bin", home / "out/it", overwrite=True, progress=False)
+    restore_file(home / "out/model.bin", f"{home}/out/it", overwrite=True, progress=False)
 
 
 def change(home: Path) -> None:
@@ -128,7 +128,7 @@ def newest(home: Path) -> Found:
     """What is restored of what was published."""
     with tempfile.TemporaryDirectory() as elsewhere:
         try:
-            restore_file(home / "out/model.bin", Path(elsewhere) / "it", progress=False)
+            restore_file(home / "out/model.bin", f"{elsewhere}/it", progress=False)
         except SourceNotFoundError:
             return {}
         return {"model.bin": (Path(elsewhere) / "it").read_bytes()}

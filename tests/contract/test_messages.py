@@ -101,10 +101,10 @@ class World:
         return extract_archive(self / name, self.new(), **quiet(options))
 
     def fetch(self, source: Any, **options: Any) -> Any:
-        return fetch_files(source, self.new() / "file", **quiet(options))
+        return fetch_files(source, str(self.new() / "file"), **quiet(options))
 
     def fetch_to(self, source: str, target: str, *, overwrite: bool = True) -> Any:
-        return fetch_files(self / source, self / target, overwrite=overwrite, progress=False)
+        return fetch_files(self / source, str(self / target), overwrite=overwrite, progress=False)
 
     def fetch_with(self, fault: WebFault, name: str = "photos.zip") -> Any:
         """Fetch from a server at which something goes wrong."""
@@ -423,9 +423,9 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "a file that is written to while it is published": rewrite,
     "an address to publish to": lambda w: publish_file(w / "model.bin", "s3://bucket/model.bin", progress=False),
     "a file to publish to itself": lambda w: publish_file(w / "model.bin", w / "model.bin", progress=False),
-    "a checkpoint that was not published": lambda w: restore_file(w / "model.bin", w.new(), progress=False),
-    "nothing published": lambda w: restore_file(w / "nowhere.bin", w.new(), progress=False),
-    "a published file that is damaged": lambda w: restore_file(w / "spoilt.bin", w.new(), progress=False),
+    "a checkpoint that was not published": lambda w: restore_file(w / "model.bin", str(w.new()), progress=False),
+    "nothing published": lambda w: restore_file(w / "nowhere.bin", str(w.new()), progress=False),
+    "a published file that is damaged": lambda w: restore_file(w / "spoilt.bin", str(w.new()), progress=False),
     "another file where to restore": lambda w: restore_file(w / "published.bin", w / "notes.txt", progress=False),
     # --- Drive and the machine ---
     "mount_drive outside Colab": lambda w: mount_drive(),

@@ -19,7 +19,6 @@ from colabstage import verify_file
 from colabstage.errors import NewerFormatError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
-    BLOCK_BYTES,
     MANIFEST_VERSION,
     Manifest,
     check_place_of_manifest,
@@ -34,7 +33,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
-from colabstage.io.files import read_json
+from colabstage.io.files import BLOCK_BYTES, read_json
 from colabstage.io.workspace import temp_beside
 
 ROWS, SIDE = 28, 592

@@ -14,7 +14,6 @@ from colabstage.errors import ColabstageError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Boxes, Masks, Values
 from colabstage.options import array_rows, file_names, image_masks, parts, table_rows
-from scripts import dataset_page
 from tests.layouts.described import described
 from tests.layouts.known import MemoryTree
 from tests.layouts.known_datasets import DATASETS
@@ -121,9 +120,3 @@ def test_most_are_right_by_themselves() -> None:
     """At least 120, and of them three quarters without a line to write."""
     assert len({known.name for known in DATASETS}) == len(DATASETS) >= 120
     assert 4 * sum(not known.error for known in DATASETS) >= 3 * len(DATASETS)
-
-
-def test_the_page_has_every_dataset() -> None:
-    """Its table is made of this one: `python -m scripts.dataset_page` writes it."""
-    page = dataset_page.PAGE.read_text(encoding="utf-8")
-    assert dataset_page.renewed(page, DATASETS) == page

@@ -1,6 +1,6 @@
 """The doors of other libraries: each gets what it asks for, and its own loop runs over it where it is installed.
 
-Lightning's Trainer runs in the page itself (tests/test_docs.py); fast.ai, timm and ultralytics in test_libraries.py.
+fast.ai, timm and ultralytics train in test_libraries.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from colabstage import stage_dataset, to_hf
 from colabstage.errors import DriveNotMountedError, OptionError
-from tests.pages import DOCS, ROOT
+from tests.pages import DOCS, ROOT, blocks
 from tests.pictures import write_photos
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from colabstage.stage.dataset import StagedDataset
 
-PAGE = DOCS[0].with_name("other_libraries.md")
+PAGE = DOCS[0].with_name("coming_from.md")
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +80,42 @@ def test_paths_on_drive_are_fsspecs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert sorted(filesystem.find(path)) == ["MyDrive/a.txt", "MyDrive/sub/b.txt"]
     assert fsspec.get_mapper("drive://MyDrive")["sub/b.txt"] == b"two"
     assert [one.path for one in fsspec.open_files("drive://MyDrive/*.txt")] == ["MyDrive/a.txt"]
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's, of torch and of itself
+def test_lightnings_trainer_trains_with_the_data_module_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stages once, and trains and validates on our loaders."""
+    lightning: Any = pytest.importorskip("lightning.pytorch", reason="needs lightning: pip install --group large")
+    monkeypatch.chdir(tmp_path)
+    write_photos(tmp_path / "photos")
+    (code,) = [block.code for block in blocks(PAGE, "python") if "LightningDataModule" in block.code]
+    names: dict[str, Any] = {"stage_dataset": stage_dataset}
+    exec(code, names)
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3 * 32 * 32, 2)
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            x, y = batch
+            return torch.nn.functional.cross_entropy(self.layer(x.flatten(1)), y)
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            self.log("loss", self.training_step(batch, number))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    options = {
+        "image_size": 32,
+        "splits": {"train": 0.8, "test": 0.2},
+        "cache_dir": None,
+        "local_dir": tmp_path / "fast",
+    }
+    quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet)
+    trainer.fit(Model(), datamodule=names["StagedData"]("photos", 8, **options))
+    assert 0 < float(trainer.callback_metrics["loss"]) < 100

@@ -20,7 +20,7 @@ from PIL import Image
 from colabstage import stage_dataset
 from tests.pages import DOCS, blocks
 
-PAGE = DOCS[0].with_name("other_libraries.md")
+PAGE = DOCS[0].with_name("coming_from.md")
 _COUNT = 24
 
 # What these libraries, and torch on their behalf, warn of is theirs to mend.

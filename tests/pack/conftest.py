@@ -113,7 +113,7 @@ def read_pack() -> ReadPack:
 def leftovers(folder: Path) -> list[str]:
     """Names of temporary files and folders in a folder."""
     return sorted(
-        path.name for path in folder.iterdir() if path.name.startswith(".colabstage") and path.suffix != ".deed"
+        path.name for path in folder.iterdir() if path.name.startswith(".colabstage") and path.suffix != ".receipt"
     )
 
 

@@ -292,18 +292,31 @@ def test_a_full_disk_costs_saves_and_no_training(
     disk = make_disk(1)
     filler = disk / "full"
     parts = make_parts(data)
-    with resumable(disk / "run", progress=False, every=0.05, **parts) as run:
+    with resumable(disk / "run", progress=False, every=0.01, **parts) as run:
         for epoch in run.epochs(3):
             for number, ((x, y), _) in enumerate(parts["loader"]):
                 if (epoch, number) == (1, 0):
                     fill(filler)
                 if (epoch, number) == (2, 0):
                     filler.unlink()
-                run.step(loss=train_step(parts, x, y))
+                # So that each step saves: the next version is due, and nothing is on its way.
                 time.sleep(0.02)
+                deadline = time.monotonic() + 60
+                while ">saving<" in run._repr_html_() and time.monotonic() < deadline:
+                    time.sleep(0.005)
+                run.step(loss=train_step(parts, x, y))
     assert any("Nothing was saved since" in note for note in run.notes)
     assert versions(disk / "run")[0].step == STEPS
     assert_same_weights(parts, whole)
+
+
+def test_a_run_is_not_begun_on_a_full_disk(data: Path, make_disk: Callable[[int], Path]) -> None:
+    """Its folder cannot say that a session trains there."""
+    disk = make_disk(1)
+    (disk / "run").mkdir()
+    fill(disk / "full")
+    with pytest.raises(NotEnoughSpaceError), resumable(disk / "run", progress=False, **make_parts(data)):
+        pass
 
 
 def test_a_disk_that_is_full_at_the_end_is_an_error(data: Path, make_disk: Callable[[int], Path]) -> None:

@@ -21,11 +21,13 @@ from colabstage.errors import (
     SourceNotFoundError,
     TargetExistsError,
 )
-from colabstage.sources.fetching import FETCHED, fetch_files
+from colabstage.io.receipts import look_at
+from colabstage.sources.fetching import fetch_files
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.share_links import DriveShares, SharedItem
+from tests.support.staged import has_whole_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -362,13 +364,7 @@ def test_a_killed_download_goes_on(server: WebServer, tmp_path: Path) -> None:
     large = DATA * 3
     server.put("data.zip", large)
     server.set_knobs(WebKnobs(total_bytes_per_s=30 * MIB))
-
-    def one_block_is_noted() -> bool:
-        # Behind its head, the table begins with the hash of each block, 0 where it is not here.
-        tables = [path.read_bytes()[72:] for path in tmp_path.glob(".colabstage-*/blocks")]
-        return any(table[: 8 * (len(table) // 28)].strip(b"\0") for table in tables)
-
-    kill_when(server.url("data.zip"), tmp_path / "a.zip", one_block_is_noted)
+    kill_when(server.url("data.zip"), tmp_path / "a.zip", lambda: has_whole_block(tmp_path))
     assert not (tmp_path / "a.zip").exists()
     server.set_knobs(WebKnobs())
     report = fetch(server.url("data.zip"), tmp_path / "a.zip")
@@ -376,7 +372,7 @@ def test_a_killed_download_goes_on(server: WebServer, tmp_path: Path) -> None:
     # The last block, which is shorter, may have been whole first.
     assert report.kept_bytes >= min(8 * MIB, len(large) % (8 * MIB) or 8 * MIB)
     assert "were already here" in str(report)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [FETCHED.path(tmp_path / "a.zip").name, "a.zip"]
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".receipt", ".zip"]
 
 
 @pytest.mark.slow
@@ -393,4 +389,4 @@ def test_a_killed_folder_goes_on(tmp_path: Path) -> None:
     assert {f"set/{name}": data for name, data in read_tree(tmp_path / "set").items()} == files
     assert 30 * 50_000 <= report.kept_bytes < report.nbytes
     assert visible(tmp_path) == ["set"]
-    assert FETCHED.read(tmp_path / "set") is not None
+    assert look_at(tmp_path / "set").is_as_made

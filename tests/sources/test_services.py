@@ -73,11 +73,11 @@ def test_an_archive_of_an_added_service_is_staged_and_used_again(release: WebSer
 
 def test_a_folder_of_an_added_service_comes_whole(release: WebServer, tmp_path: Path) -> None:
     """Each file under its name."""
-    fetch_files("releases://me/pets/v1", tmp_path / "out")
+    fetch_files("releases://me/pets/v1", f"{tmp_path}/out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.csv", "b.csv", "pets.zip"]
     assert (tmp_path / "out" / "b.csv").read_bytes() == b"3,4\n"
     with pytest.raises(SourceNotFoundError, match="v2"):
-        fetch_files("releases://me/pets/v2", tmp_path / "out2")
+        fetch_files("releases://me/pets/v2", f"{tmp_path}/out2")
 
 
 def test_a_scheme_that_nothing_adds_is_refused() -> None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from colabstage.sources.opening import OpenedSource
     from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.dataset import StagedDataset
-    from colabstage.stage.record import StagedFiles
     from simulated_drive.drive import SimulatedDrive
 
 # The third block of the pack.
@@ -136,9 +135,7 @@ def test_a_restore_that_was_left_behind_changes_nothing(
     try:
         if awakes == "before the new staging":
 
-            def awake_and_make(
-                call: Any, source: OpenedSource, cache: Cache | None = None
-            ) -> StagedFiles | CachedPack | None:
+            def awake_and_make(call: Any, source: OpenedSource, cache: Cache | None = None) -> CachedPack | None:
                 hanging.awake()
                 wait_until_over()
                 assert not call.request.pack_path.exists()

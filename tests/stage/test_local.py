@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     OptionError,
     SourceNotFoundError,
+    TargetExistsError,
     TargetNotWritableError,
     UnsafeArchiveError,
 )
@@ -91,6 +93,31 @@ def test_a_moved_pack_is_verified_once_and_sealed_again(photos: Path) -> None:
     shutil.rmtree(folder)
     folder.with_name("copy").rename(folder)
     assert stage(photos).report.origin == "local"
+
+
+@pytest.mark.parametrize("lost", ["a byte", "its end", "all of it"])
+@pytest.mark.parametrize("by", ["the disk", "somebody"])
+def test_what_a_crash_of_the_machine_took_is_staged_again(photos: Path, lost: str, by: str) -> None:
+    """The user has nothing to decide where nothing has written to the pack since; otherwise it may be somebody's."""
+    pack = stage(photos).path
+    whole, manifest = pack.read_bytes(), pack.with_name(f"{pack.name}.json").read_bytes()
+    left = {"a byte": whole[:-5] + b"!" + whole[-4:], "its end": whole[:5000], "all of it": b""}[lost]
+    pack.write_bytes(left)
+    os.utime(pack, (0, 0))
+    record = pack.with_name("stage.json")
+    noted, now = json.loads(record.read_text(encoding="utf-8")), pack.stat()
+    if by == "the disk":
+        # Only the kernel sets this time.
+        noted["seal"] |= {"ctime_ns": now.st_ctime_ns, "world": "00000000"}
+        record.write_text(json.dumps(noted), encoding="utf-8")
+        again = stage(photos)
+        assert any("damaged" in note for note in again.report.notes)
+        assert (pack.read_bytes(), again.path) == (whole, pack)
+        assert [path.name for path in pack.parent.iterdir() if path.suffix == ".aside"] == []
+    else:
+        with pytest.raises(TargetExistsError, match=pack.name):
+            stage(photos)
+        assert (pack.read_bytes(), pack.with_name(f"{pack.name}.json").read_bytes()) == (left, manifest)
 
 
 def test_both_forms_are_kept(photos: Path, tmp_path: Path, make_zip: Callable[[Path, Path], Path]) -> None:

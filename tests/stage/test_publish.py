@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage import publish_file, restore_file
+from colabstage import fetch_files, publish_file, restore_file
 from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
@@ -130,14 +130,17 @@ def test_what_is_somebodys_stays(name: str, tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
-def test_a_path_that_may_be_a_folder_is_asked_about(tmp_path: Path) -> None:
-    """`Path` drops the slash; each of the two lines in the message works."""
-    source = write(tmp_path / "model.pt", b"new")
+@pytest.mark.parametrize("verb", [publish_file, restore_file, fetch_files])
+def test_a_path_that_may_be_a_folder_is_asked_about(tmp_path: Path, verb: Callable[..., Any]) -> None:
+    """`Path` drops the slash; each of the two lines in the message works, of every function that puts a file there."""
+    file = tmp_path / "drive/model.pt"
+    publish(write(tmp_path / "model.pt", b"new"), file)
     with pytest.raises(OptionError, match="ck/'"):
-        publish(source, tmp_path / "ck/")
-    assert publish(source, f"{tmp_path}/ck/").path == tmp_path / "ck/model.pt"
-    assert publish(source, tmp_path / "ck/").path == tmp_path / "ck/model.pt"
-    assert publish(source, f"{tmp_path}/file").path == tmp_path / "file"
+        verb(file, tmp_path / "ck/", progress=False)
+    assert not (tmp_path / "ck").exists()
+    assert verb(file, f"{tmp_path}/ck/", progress=False).path == tmp_path / "ck/model.pt"
+    assert verb(file, tmp_path / "ck/", progress=False).path == tmp_path / "ck/model.pt"
+    assert verb(file, f"{tmp_path}/file", progress=False).path == tmp_path / "file"
 
 
 def test_what_cannot_be_published(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import NotEnoughSpaceError
+from colabstage.io.receipts import file_seal
 from colabstage.sources import look as looking
-from colabstage.sources.identity import MD5_PROOF, file_seal
+from colabstage.sources.identity import MD5_PROOF
 from colabstage.sources.look import check_freshness
 from colabstage.sources.parse import parse_source
 from colabstage.stage.record import read_record, write_record

@@ -6,7 +6,6 @@ import base64
 import gzip
 import hashlib
 import io
-import os
 import re
 import shutil
 import signal
@@ -37,6 +36,7 @@ from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.share_links import DriveShares, SharedItem
+from tests.support.staged import has_whole_block
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
@@ -189,12 +189,6 @@ def test_a_damaged_download_is_damaged_the_next_time() -> None:
                 stage(server.url("data.npy"))
 
 
-def has_arrived(folder: Path, nbytes: int) -> bool:
-    """Whether so many bytes of an unfinished copy are on the disk, somewhere in a folder."""
-    parts = [Path(place, name) for place, _, names in os.walk(folder) if "blocks" in names for name in names]
-    return any(part.stat().st_blocks * 512 >= nbytes for part in parts if part.exists())
-
-
 @pytest.mark.slow
 def test_a_killed_download_goes_on(photos: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "photos.tar.gz", "w:gz", compresslevel=1) as tar:
@@ -209,9 +203,8 @@ def test_a_killed_download_goes_on(photos: Path, tmp_path: Path) -> None:
         )
         process = subprocess.Popen([sys.executable, "-c", code])
         deadline = time.monotonic() + 60
-        # What was sent may lie in sockets of a machine that is busy, so what counts is on the disk: three blocks, of
-        # which some are noted as whole.
-        while not has_arrived(tmp_path, 24 << 20) and process.poll() is None and time.monotonic() < deadline:
+        # What was sent may lie in sockets of a machine that is busy, so what counts is noted on the disk.
+        while not has_whole_block(tmp_path) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         assert process.wait(timeout=30) == -signal.SIGKILL
@@ -411,7 +404,7 @@ def test_plain_files_of_a_web_archive_are_kept(server: WebServer, photos: Path) 
     assert {p.relative_to(staged.path) for p in staged.path.rglob("*.png")} == {
         p.relative_to(photos) for p in photos.rglob("*.png")
     }
-    assert [name for name in left_in(staged.path.parent) if not name.endswith(".deed")] == [".json", "files"]
+    assert [name for name in left_in(staged.path.parent) if not name.endswith(".receipt")] == [".json", "files"]
 
 
 def test_a_plan_of_a_web_archive_reads_little(server: WebServer, archive: Path, photos: Path, tmp_path: Path) -> None:

@@ -257,21 +257,19 @@ class TestASessionOnAnotherMachine:
 
 
 @needs_root
-@pytest.mark.parametrize("what", ["the file", "its record", "the folder", "its inventory"])
+@pytest.mark.parametrize("what", ["the file", "its receipt", "the folder", "the receipt of the folder"])
 def test_another_users_record_or_content_is_not_taken_for_ours(tmp_path: Path, what: str) -> None:
-    is_file = what in ("the file", "its record")
+    is_file = what in ("the file", "its receipt")
     source = checkpoint(tmp_path / "source/data.bin", 1, nbytes=1000)
     target = tmp_path / "shared/copy"
     wanted = source if is_file else source.parent
-    fetch_files(wanted, target, progress=False)
+    fetch_files(wanted, str(target), progress=False)
     theirs = target
-    if what == "its record":
-        theirs = next(target.parent.glob(".copy*.json"))
-    elif what == "its inventory":
-        theirs = next(target.parent.glob(".colabstage-copy*.deed"))
+    if "receipt" in what:
+        theirs = next(target.parent.glob(".colabstage-copy*.receipt"))
     os.chown(theirs, OTHER, OTHER)
     with pytest.raises(TargetExistsError, match="copy"):
-        fetch_files(wanted, target, progress=False)
+        fetch_files(wanted, str(target), progress=False)
     assert theirs.exists()
 
 

@@ -65,11 +65,11 @@ def _is_hidden(path: Path) -> bool:
 
 
 def left_behind(folder: Path) -> list[str]:
-    """Return names of unfinished work, locks and drafts below a folder; one inventory beside each folder is none."""
-    patterns = (".colabstage-*", ".*.colabstage.json.coming", "*.unfinished")
+    """Return names of unfinished work, locks and drafts below a folder; one receipt beside each target is none."""
+    patterns = (".colabstage-*", "*.unfinished")
     found = [path for pattern in patterns for path in sorted(folder.rglob(pattern))]
-    inventories = {(path.parent, path.name.rsplit(".", 3)[0]): path for path in found if path.suffix == ".deed"}
-    return [str(path.relative_to(folder)) for path in found if path not in inventories.values()]
+    receipts = {(path.parent, path.name.rsplit(".", 3)[0]): path for path in found if path.suffix == ".receipt"}
+    return [str(path.relative_to(folder)) for path in found if path not in receipts.values()]
 
 
 def unvouched(folder: Path) -> list[str]:

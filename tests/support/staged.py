@@ -9,7 +9,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from colabstage.h5.manifest import BLOCK_BYTES
 from colabstage.io.workspace import disk_use
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-SMALL_BLOCK = 65536
+BLOCK_BYTES, SMALL_BLOCK = 8 * 2**20, 65536
 _LOOK_S = 0.002
 
 
@@ -35,6 +34,13 @@ def timeless(files: Mapping[str, bytes]) -> dict[str, bytes | dict[str, Any]]:
         is_record = name.endswith(("stage.json", ".h5.json", ".rows.json"))
         found[name] = {**json.loads(data), "seal": None, "mtime_ns": None, "published_in": None} if is_record else data
     return found
+
+
+def has_whole_block(folder: Path) -> bool:
+    """Return whether an unfinished copy somewhere below a folder has a block that is noted as whole."""
+    # Behind its head, a table begins with the hash of each block, 0 where it is not here.
+    tables = [path.read_bytes()[72:] for path in folder.rglob(".colabstage-*/blocks")]
+    return any(table[: 8 * (len(table) // 28)].strip(b"\0") for table in tables)
 
 
 @contextmanager

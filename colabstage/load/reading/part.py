@@ -7,7 +7,6 @@ handles and locks do not survive fork or pickling), and refuses a file that is n
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import os
 from contextlib import suppress
@@ -23,6 +22,7 @@ from colabstage.h5.info import info_of, open_fields, open_h5
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
 from colabstage.h5.untrusted import element_dtype, reading_contents
 from colabstage.images.geometry import ImageOptions
+from colabstage.io.environment import logger_of
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.reading.encoded import Encoded
 from colabstage.load.reading.fields import (
@@ -72,7 +72,7 @@ _PIXELS_A_BYTE = 10
 # Targets of any length are read into memory up to this length: labels of a million samples take some seconds.
 _FEW_BYTES = 32 * 1024 * 1024
 
-_log = logging.getLogger(__name__)
+_log = logger_of(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def beside(folder: Path) -> list[str]:
     """What lies in a folder, without the owners in names."""
-    return sorted(re.sub(r"(?<=-out)\..*(?=\.deed)", "…", path.name) for path in folder.iterdir())
+    return sorted(re.sub(r"(?<=-out)\..*(?=\.receipt)", "…", path.name) for path in folder.iterdir())
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -123,7 +123,7 @@ def test_every_file_is_there_as_it_was(tmp_path: Path, kind: str, count: int) ->
     assert f"{count:,} files" in str(report)
     times = {path.stat().st_mtime for path in (tmp_path / "out").rglob("*.bin")}
     assert times == {1_715_949_002.0 if kind in methods else 1_700_000_000.0}
-    assert beside(tmp_path) == [".colabstage-out….deed", ".out.colabstage.json", "data", "out"]
+    assert beside(tmp_path) == [".colabstage-out….receipt", "data", "out"]
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
@@ -427,7 +427,7 @@ def test_an_archive_on_drive_is_copied_once_and_extracted_meanwhile(
     report = extract_archive(drive.mountpoint / "MyDrive" / "data", local / "out", progress=False)
     assert contents(local / "out") == files
     assert report.members == 400
-    assert beside(local) == [".colabstage-out….deed", ".out.colabstage.json", "out"]
+    assert beside(local) == [".colabstage-out….receipt", "out"]
     assert extract_archive(drive.mountpoint / "MyDrive" / "data", local / "out", progress=False).reused
 
 

@@ -50,7 +50,7 @@ def out(tmp_path: Path) -> Path:
 
 def fetch(out: Path, address: str = "kaggle://ann/cats") -> dict[str, bytes]:
     """Fetch a dataset's files; return them by name."""
-    fetch_files(address, out, progress=False)
+    fetch_files(address, str(out), progress=False)
     return read_tree(out)
 
 

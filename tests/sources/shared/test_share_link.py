@@ -84,7 +84,7 @@ def fetch(link: ShareLink, out: Path) -> tuple[str, ...]:
     """Fetch what a link leads to; return the report's notes."""
     key = f"?resourcekey={link.resource_key}" if link.resource_key else ""
     where = "" if link.kind == "unknown" else f"{link.kind}s/"
-    return tuple(fetch_files(f"gdrive://{where}{link.id}{key}", out, progress=False).notes)
+    return tuple(fetch_files(f"gdrive://{where}{link.id}{key}", str(out), progress=False).notes)
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:
@@ -402,7 +402,7 @@ def test_a_checksum_for_a_folder_is_refused(drive: DriveShares, out: Path) -> No
     """An option that cannot work is an error, not ignored."""
     drive.add(SharedItem(FILE, "a.png", content=b"a"), SharedItem(FOLDER, "Set", kind="folder", entries=(FILE,)))
     with pytest.raises(OptionError, match="is for one file"):
-        fetch_files(f"gdrive://folders/{FOLDER}", out, hash="md5:" + "0" * 32, progress=False)
+        fetch_files(f"gdrive://folders/{FOLDER}", str(out), hash="md5:" + "0" * 32, progress=False)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Random HDF5 files of others, read beside h5py: a few of them here, a thousand in `make campaign`."""
+"""Random HDF5 files of others, read beside h5py: a few of them in every run, a thousand in the long form."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ import h5py
 import numpy as np
 import pytest
 
-from campaigns.foreign import ForeignFileError, check_foreign_files
 from colabstage.layouts import stored
 from colabstage.load.reading.reader import SplitReader
+from tests.h5.foreign import ForeignFileError, check_foreign_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("seed", [2, 18])
-def test_random_files_equal_h5py_or_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "seed"),
+    [(15, 2), (15, 18), pytest.param(1000, 30, marks=[pytest.mark.long, pytest.mark.timeout(600)])],
+)
+def test_random_files_equal_h5py_or_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, seed: int
+) -> None:
     """Of any type and storage, behind any link; through every engine, and as they would be packed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = check_foreign_files(15, seed)
+    found = check_foreign_files(count, seed)
     assert found.files == found.equal + sum(found.refused.values())
     assert found.readings > 2 * found.equal > 0
 

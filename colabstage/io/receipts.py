@@ -1,0 +1,377 @@
+"""Receipts: the evidence that colabstage made what is at a place, and that it is still as it was made.
+
+A receipt is one file beside its target, `.colabstage-NAME.OWNER.N.receipt`: beside it and not in it, so that a folder
+holds what its source holds and nothing else. It says which kind of work made the target, what that work has to know
+later (its source, and the state that this was in), and how the target was then: of a folder the size and time of
+everything in it, of a file what changes when anything writes to it, and the hash of each block.
+
+A receipt is written right before its target gets its name. So while one thing replaces another there are two, and at
+any moment one of them is true: **only a receipt that is true counts**. The other ones go when the work is done, or when
+the next call finds what a dead process left. Packs and published files have manifests, which are their receipts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from colabstage.errors import TargetExistsError
+from colabstage.io.files import BLOCK_BYTES, block_ranges, hash_ranges, read_json
+from colabstage.io.ownership import among_others, exchange, remove_named, sync_file
+from colabstage.io.records import Record, read_fields
+from colabstage.io.units import listed
+from colabstage.io.workspace import (
+    ANNOUNCED_SUFFIX,
+    DRAFT,
+    EARLIER_EXCHANGE,
+    EARLIER_INVENTORY,
+    RECEIPT,
+    RECORD_SUFFIX,
+    check_own,
+    current_world,
+    find_owned,
+    is_abandoned,
+    is_made_here,
+    owned_beside,
+    owned_name,
+    owner_token,
+    remove_own,
+    rename_own,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_VERSION = 1
+_MOST_NAME_BYTES = 255
+_THREADS = 4
+_EARLIER_HEAD = b"colabstage deed 1"
+# Names listed in an error; the rest are counted.
+_TOLD = 3
+
+Seal = dict[str, int | str]
+Inventory = dict[str, str]
+"""What is in a folder by name: size and time of a file, the target of a link, or that it is a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one piece of work made, and how it was right after that."""
+
+    kind: str
+    """The kind of work."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """What that work notes of it, as JSON values."""
+    inventory: Inventory = field(default_factory=dict)
+    """Of a folder: everything in it."""
+    seal: Seal = field(default_factory=dict)
+    """Of a file: what changes when anything writes to it; empty before it has its name."""
+    hashes: tuple[str, ...] = ()
+    """Of a file: the xxh3-64 of each 8 MiB block."""
+
+    def describes(self, file: Path, *, thorough: bool = False) -> bool:
+        """Return whether a file is what this says: by its seal, or by its content where that does not tell, or always
+        with `thorough`."""
+        sealed = bool(self.seal) and self.seal.items() <= file_seal(file).items()
+        if not self.hashes or (sealed and not thorough):
+            return sealed
+        ranges = block_ranges(file.stat().st_size, BLOCK_BYTES)
+        # Their number costs nothing to check, while the hashes read everything.
+        return len(ranges) == len(self.hashes) and tuple(hash_ranges(file, ranges, threads=_THREADS)) == self.hashes
+
+
+def file_seal(file: Path) -> Seal:
+    """Return what changes when anything writes to a file; and the boot, which may lose what was not forced out."""
+    found = file.stat()
+    return {
+        "inode": found.st_ino,
+        "size": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+        "ctime_ns": found.st_ctime_ns,
+        "world": current_world(),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is at a place, compared with its receipt."""
+
+    kind: Literal["nothing", "empty folder", "folder", "file", "link"]
+    receipt: Receipt | None = None
+    """The receipt that fits best; `None` if there is none, or if everything that it lists is gone."""
+    strange: tuple[str, ...] = ()
+    """Names that are there but not in the receipt."""
+    changed: tuple[str, ...] = ()
+    """Names that are there, but differ from the receipt."""
+    gone: tuple[str, ...] = ()
+    """Names that are only in the receipt."""
+
+    @property
+    def is_as_made(self) -> bool:
+        """Return whether everything that was put there is unchanged, and nothing else is there."""
+        return self.receipt is not None and not (self.strange or self.changed or self.gone)
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Return whether removing it would lose nothing of anybody else's."""
+        nothing_else = self.receipt is not None and not (self.strange or self.changed)
+        return self.kind in ("nothing", "empty folder") or nothing_else
+
+    def about(self, kind: str, record: type[Record]) -> Record | None:
+        """Return what this kind of work noted of it; `None` for what something else made."""
+        receipt = self.receipt
+        return None if receipt is None or receipt.kind != kind else read_fields(record, receipt.about)
+
+    def distance(self) -> tuple[bool, int, bool]:
+        """Return how far it is from the receipt; without one it is farthest."""
+        nameless = self.receipt is None or not self.receipt.kind
+        return self.receipt is None, len(self.strange) + len(self.changed) + len(self.gone), nameless
+
+    def __str__(self) -> str:
+        if self.receipt is None:
+            return "was not made by colabstage"
+        differs = {"not from colabstage": self.strange, "changed": self.changed, "gone": self.gone}
+        said = [f"{what}: {listed(names, _TOLD)}" for what, names in differs.items() if names]
+        return f"was changed since it was made ({'; '.join(said)})" if said else "is as it was made"
+
+
+def look_at(target: Path, *, thorough: bool = False) -> Standing:
+    """Compare what is at `target` with its receipt; `thorough`: as of `Receipt.describes`."""
+    try:
+        found = target.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return Standing("nothing")
+    is_folder = stat.S_ISDIR(found.st_mode)
+    if not is_folder and not stat.S_ISREG(found.st_mode):
+        return Standing("link")
+    if not is_made_here(target):
+        return Standing("folder" if is_folder else "file")
+    there = _take_inventory(target) if is_folder else {}
+    if is_folder and not there:
+        return Standing("empty folder")
+    # There may be several: one whose target never got its name fits worse than the one before it.
+    compared = [
+        _compared(receipt.inventory, there, receipt) if is_folder else _compared_file(receipt, target, thorough)
+        for receipt, _ in receipts_of(target)
+    ]
+    return min(compared, key=Standing.distance, default=Standing("folder" if is_folder else "file"))
+
+
+def _compared(listed: Inventory, there: Inventory, receipt: Receipt) -> Standing:
+    strange, gone = sorted(there.keys() - listed.keys()), sorted(listed.keys() - there.keys())
+    changed = sorted(name for name, facts in listed.items() if there.get(name, facts) != facts)
+    # Nothing of it is here any more, or it is the receipt of a file.
+    if len(changed) + len(gone) == len(listed):
+        return Standing("folder")
+    return Standing("folder", receipt, tuple(strange), tuple(changed), tuple(gone))
+
+
+def _compared_file(receipt: Receipt, target: Path, thorough: bool) -> Standing:
+    if receipt.inventory:
+        return Standing("file")
+    return Standing("file", receipt, changed=() if receipt.describes(target, thorough=thorough) else (target.name,))
+
+
+def check_replaceable(target: Path, remedy: str = "Move that away, or choose another target.") -> None:
+    """Refuse a target that colabstage may not replace; `remedy`: the sentence that says what to do."""
+    here = look_at(target)
+    if not here.is_replaceable:
+        msg = f"'{target}' {here}. {remedy}"
+        raise TargetExistsError(msg)
+
+
+# --- receipts as files ---
+
+
+class Found(NamedTuple):
+    """A receipt, and the file that it was read from."""
+
+    receipt: Receipt
+    path: Path
+
+
+def receipts_of(target: Path) -> Iterator[Found]:
+    """Yield the receipts beside `target`, true or not; those of earlier versions too."""
+    for path, _ in owned_beside(target, RECEIPT):
+        found = _read(path)
+        if found is not None and found[0] == target.name:
+            yield Found(found[1], path)
+    yield from _written_before(target)
+
+
+def find_receipts(folder: Path) -> dict[Path, Receipt]:
+    """Return the receipts in a folder by what they are of; of several for one target any."""
+    read = [_read(one.path) for one in find_owned(folder, suffixes=(RECEIPT,))]
+    earlier = [path.name[1:].removesuffix(RECORD_SUFFIX) for path in folder.glob(f".*{RECORD_SUFFIX}")]
+    return {
+        **{folder / name: one.receipt for name in earlier for one in _written_before(folder / name)},
+        **{folder / one[0]: one[1] for one in read if one is not None},
+    }
+
+
+def note_receipt(target: Path, receipt: Receipt) -> Path:
+    """Write the receipt of what is about to get the name `target`; return the file that holds it."""
+    path = owned_name(target, RECEIPT)
+    # Not a temporary of the receipt's own name, which nobody would look for, nor of the target's, which would be
+    # adopted.
+    draft, values = path.with_suffix(DRAFT), {one.name: getattr(receipt, one.name) for one in fields(Receipt)}
+    try:
+        draft.write_bytes(json.dumps({**values, "receipt": _VERSION, "name": target.name}).encode())
+        sync_file(draft)
+        return rename_own(draft, path)
+    except BaseException:
+        remove_own(draft)
+        raise
+
+
+def settle_receipt(target: Path, receipt: Receipt, noted: Path | None = None) -> None:
+    """Make a receipt, which was seen to be true, the only one of its target; those of other living processes stay.
+
+    noted: the file that holds it, if there is one.
+    """
+    # Another thread that has put the same there may have removed it.
+    keep = noted if noted is not None and noted.exists() else note_receipt(target, receipt)
+    for suffix in (RECEIPT, EARLIER_INVENTORY):
+        for path, owner in owned_beside(target, suffix):
+            # One of a living process is for what it is about to put there.
+            if path != keep and (owner == owner_token() or is_abandoned(path, owner)):
+                remove_named(path)
+    for path in _earlier_records(target):
+        if is_made_here(path):
+            remove_named(path)
+
+
+def sweep_receipts(target: Path, here: Standing | None = None) -> None:
+    """Remove the receipts that dead processes left beside the true one of what is as it was made, and seal a file anew.
+
+    A disk that fails now is no reason to do the work again.
+
+    here: what was found at the target; by default it is looked at if there are several.
+    """
+    with contextlib.suppress(OSError):
+        if here is None and len(owned_beside(target, RECEIPT)) > 1:
+            here = look_at(target)
+        if here is not None and here.is_as_made and here.receipt is not None:
+            # Where its hashes proved it, as after a reboot or a death before it was sealed, the next one reads nothing.
+            true = replace(here.receipt, seal=file_seal(target) if here.kind == "file" else {})
+            held = [one.path for one in receipts_of(target) if one.receipt == true and one.path.suffix == RECEIPT]
+            settle_receipt(target, true, held[0] if held else None)
+
+
+def _read(path: Path) -> tuple[str, Receipt] | None:
+    raw = read_json(path)
+    if not isinstance(raw, dict) or raw.pop("receipt", None) != _VERSION:
+        return None
+    # Checked as a whole: there may be a million names in it.
+    name, inventory = raw.pop("name", None), raw.pop("inventory", None)
+    receipt = read_fields(Receipt, raw)
+    if receipt is None or not isinstance(name, str) or not isinstance(inventory, dict):
+        return None
+    return name, replace(receipt, inventory=inventory)
+
+
+# --- folders ---
+
+
+def put_folder(made: Path, target: Path, receipt: Callable[[], Receipt], *, overwrite: bool = False) -> None:
+    """Put a finished folder, which is one of our temporaries or inside one, in its place, with a receipt.
+
+    If the file system can exchange two names, `target` always exists; otherwise, if the process dies in between,
+    `put_back` restores the old folder.
+
+    Args:
+        made: the folder.
+        target: its final path.
+        receipt: called right before; makes the receipt, to which the inventory is added, or raises.
+        overwrite: whether the user asked to replace whatever is there.
+    """
+    check_own(made)
+    coming = replace(receipt(), inventory=_take_inventory(made))
+    noted = note_receipt(target, coming)
+
+    def put() -> None:
+        if not overwrite:
+            check_replaceable(target)
+        exchange(made, target)
+
+    try:
+        among_others(put, target)
+    except TargetExistsError:  # raised before anything got the name; after any other error something may have
+        remove_named(noted)
+        raise
+    settle_receipt(target, coming, noted)
+
+
+def _take_inventory(folder: Path) -> Inventory:
+    found: Inventory = {}
+    todo = [""]
+    while todo:
+        prefix = todo.pop()
+        try:
+            with os.scandir(f"{folder}/{prefix}") as scan:
+                for entry in scan:
+                    name = prefix + entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        found[name] = "folder"
+                        todo.append(f"{name}/")
+                    elif entry.is_symlink():
+                        found[name] = f"link {os.readlink(entry.path)}"  # noqa: PTH115 - thousands of them
+                    else:
+                        about = entry.stat(follow_symlinks=False)
+                        is_file = stat.S_ISREG(about.st_mode)
+                        found[name] = f"{about.st_size} {about.st_mtime_ns}" if is_file else "device"
+        except OSError as error:
+            # It disappeared meanwhile, or cannot be examined; no receipt has this value.
+            found[prefix or "."] = f"error {error.errno}"
+    return found
+
+
+# --- what version 0.1 wrote: inventories of folders, records that name one by its digest or hold a file's seal, and the
+# manifests of packs that are being replaced ---
+
+
+def _written_before(target: Path) -> Iterator[Found]:
+    """Yield what version 0.1 noted of `target`, as receipts."""
+    inventories = {digest: (path, inventory) for path, digest, inventory in _earlier_inventories(target)}
+    for path in _earlier_records(target):
+        raw = read_json(path) if is_made_here(path) else None
+        for receipt, digest in [] if not isinstance(raw, dict) else _earlier_receipts(raw):
+            if digest in inventories:
+                yield Found(replace(receipt, inventory=inventories[digest][1]), path)
+            elif not digest:
+                yield Found(receipt, path)
+    for path, _ in owned_beside(target, EARLIER_EXCHANGE):
+        yield Found(Receipt("", {"manifests": read_json(path)}), path)
+    # Without a record it still proves whose the folder is.
+    yield from (Found(Receipt("", {}, inventory), path) for path, inventory in inventories.values())
+
+
+def _earlier_records(target: Path) -> list[Path]:
+    names = f".{target.name}{RECORD_SUFFIX}", f".{target.name}{RECORD_SUFFIX}{ANNOUNCED_SUFFIX}"
+    return [target.with_name(name) for name in names if len(os.fsencode(name)) <= _MOST_NAME_BYTES]
+
+
+def _earlier_receipts(raw: dict[str, Any]) -> Iterator[tuple[Receipt, str]]:
+    if raw.pop("version", None) == 1 and isinstance(raw.get("seal"), dict):
+        digest, hashes = str(raw["seal"].pop("deed", "")), raw.pop("hashes", [])
+        seal = {name: value for name, value in raw.pop("seal").items() if isinstance(value, int | str)}
+        yield Receipt("fetched", raw, {}, seal, tuple(map(str, hashes))), digest
+    if raw.pop("format", None) == 2:
+        digest = str(raw.pop("deed", "-"))
+        yield Receipt("extracted", raw), digest
+
+
+def _earlier_inventories(target: Path) -> Iterator[tuple[Path, str, Inventory]]:
+    for path, _ in owned_beside(target, EARLIER_INVENTORY):
+        with contextlib.suppress(OSError):
+            text = path.read_bytes()
+            head, *parts = text.split(b"\0")
+            if head == _EARLIER_HEAD and len(parts) % 2 == 0:
+                inventory = dict(zip(map(os.fsdecode, parts[::2]), map(os.fsdecode, parts[1::2]), strict=True))
+                yield path, hashlib.sha256(text).hexdigest()[:16], inventory
