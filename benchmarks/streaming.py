@@ -291,7 +291,9 @@ def sparse_pack(bench: Bench, archive: Path, cache: Path) -> Path:
     pack = cache / f"{request.name}.h5"
     cache.mkdir(exist_ok=True)
     # It keeps the holes.
-    subprocess.run(["cp", "--sparse=always", data.arriving.arrival.readable_path or data.path, pack], check=True)
+    arrival = data.arriving.arrival
+    here = arrival.path if arrival.path.exists() else data.path
+    subprocess.run(["cp", "--sparse=always", here, pack], check=True)
     data.cancel()
     with open_source(parse_source(archive), Opening(place, NullProgress(), Cancellation()), unpack=False) as source:
         identity = source.identity.to_json()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from colabstage.load.device import CudaDataLoader
     from colabstage.load.frameworks.arrays import to_keras
     from colabstage.load.frameworks.hugging_face import to_hf
+    from colabstage.load.frameworks.numpy_loader import to_numpy
     from colabstage.load.frameworks.tensorflow import to_tf_data
     from colabstage.load.loader import make_loader
     from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
@@ -76,6 +77,7 @@ __all__ = [
     "stage_form",
     "to_hf",
     "to_keras",
+    "to_numpy",
     "to_tf_data",
     "verify_file",
 ]
@@ -112,6 +114,7 @@ _HOMES = {
     "stage_form": "notebook.form",
     "to_hf": "load.frameworks.hugging_face",
     "to_keras": "load.frameworks.arrays",
+    "to_numpy": "load.frameworks.numpy_loader",
     "to_tf_data": "load.frameworks.tensorflow",
     "verify_file": "h5.verify",
 }

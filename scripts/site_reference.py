@@ -70,7 +70,7 @@ REFERENCE = {
     ),
     "reading": ReferencePage(
         "Reading",
-        "Out of the packed file into PyTorch, Keras and tf.data.",
+        "Out of the packed file into PyTorch, Keras, tf.data and numpy.",
         (
             "colabstage.dataset_h5",
             "colabstage.make_loader",
@@ -80,6 +80,8 @@ REFERENCE = {
             "colabstage.CudaDataLoader",
             "colabstage.to_keras",
             "colabstage.load.frameworks.keras_dataset.KerasBatches",
+            "colabstage.to_numpy",
+            "colabstage.load.frameworks.numpy_loader.NumpyLoader",
             "colabstage.to_hf",
             "colabstage.to_tf_data",
             "colabstage.load.reading.reader.SplitReader",

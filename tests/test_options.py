@@ -11,7 +11,7 @@ import pytest
 import colabstage
 from colabstage.cli.options import PACK_FLAGS, STAGE_FLAGS
 from colabstage.io.arguments import parameters
-from colabstage.load.plan import LoaderArguments, LoaderOptions
+from colabstage.load.plan import ArrayArguments, ArrayOptions, LoaderArguments, LoaderOptions
 from colabstage.pack.options import PackArguments, PackOptions
 from colabstage.stage.request import PlaceArguments, make_request
 
@@ -24,7 +24,10 @@ def given(kind: type[Any]) -> dict[str, object]:
     return {one.name: one.type for one in fields(kind) if one.init and one.name != "once"}
 
 
-@pytest.mark.parametrize(("kind", "arguments"), [(LoaderOptions, LoaderArguments), (PackOptions, PackArguments)])
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [(LoaderOptions, LoaderArguments), (ArrayOptions, ArrayArguments), (PackOptions, PackArguments)],
+)
 def test_type_checkers_see_the_fields(kind: type[Any], arguments: type[Any]) -> None:
     """The `TypedDict` beside each class has the same names and types, and no others."""
     types = {name: one.__forward_arg__ for name, one in arguments.__annotations__.items()}

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from colabstage.errors import CancelledError, OptionError, printable
 from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set
@@ -115,60 +115,6 @@ def cancellation_of(progress: Progress) -> Cancellation:
     """Return the `cancellation` of a `Progress`, or a new one that nobody sets."""
     own = getattr(progress, "cancellation", None)
     return own if isinstance(own, Cancellation) else Cancellation()
-
-
-class Readiness(NamedTuple):
-    """How much of an arriving dataset is here."""
-
-    rows: int
-    """Rows that are here."""
-    total: int
-    """All rows."""
-
-    @property
-    def fraction(self) -> float:
-        """Return the part that is here, from 0 to 1."""
-        return self.rows / self.total if self.total else 1.0
-
-    def __str__(self) -> str:
-        return f"{self.rows:,} of {self.total:,} ({self.fraction:.0%})"
-
-
-class Expectation(Protocol):
-    """Rows that one reader announced, in order."""
-
-    def reached(self, rows: int) -> None:
-        """Note that the first `count` of them have been read."""
-
-    def close(self) -> None:
-        """Drop it: the rest will not be read. Calling it twice is fine."""
-
-
-class HandedOut:
-    """Count what readers have received of an arriving dataset.
-
-    Attributes:
-        rows: how many.
-        first_s: when the first came, by the system's clock; `None` before.
-        last_s: when the latest came.
-        waited_s: seconds that all loops together have waited for their batches.
-    """
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.waited_s = 0.0
-        self.first_s: float | None = None
-        self.last_s = 0.0
-
-    def note(self, rows: int) -> None:
-        """Count rows that a reader has just received."""
-        self.last_s = SYSTEM_CLOCK.now()
-        self.first_s = self.last_s if self.first_s is None else self.first_s
-        self.rows += rows
-
-    def wait(self, seconds: float) -> None:
-        """Count seconds that a reader has waited for its next rows."""
-        self.waited_s += seconds
 
 
 class ProgressStep(Protocol):

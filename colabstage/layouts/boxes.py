@@ -247,7 +247,7 @@ def join_records(
             notes.append(f"{left_out(lost, 'images', f'''named by '{file}' and not there''')}.")
     total = sum(map(len, found.values()))
     if not placed or (per_image and 2 * len(placed) < total):
-        raise _absent(source.label, total, missing)
+        raise _absent(next(iter(found)) if len(found) == 1 else source.label, total, missing)
     if per_image:
         notes += left_out_notes((len(missing), "images", "named by annotations but missing"))
     # Not an error: many datasets annotate only some of their images.

@@ -41,9 +41,7 @@ class ClassList(NamedTuple):
 
 def read_class_list(source: Source) -> tuple[list[str], ClassList]:
     """Return the files of a source that say what its classes are, and what they say."""
-    files = source.ending_in((*_SETTINGS, ".txt", ".names", ".labels")).where(
-        lambda name: name.lower().endswith(_SETTINGS) or posixpath.basename(name).lower() in _NAME_LISTS
-    )
+    files = source.ending_in((*_SETTINGS, ".txt", ".names", ".labels")).where(is_class_list)
     entries = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))
     made = {entry.name: parse_class_list(entry.name, source.read(entry)) for entry in entries}
     found = {name: one for name, one in made.items() if one != ClassList(())}
@@ -60,6 +58,11 @@ def read_class_list(source: Source) -> tuple[list[str], ClassList]:
         next((one.keypoints for one in found.values() if one.keypoints != (0, 0)), (0, 0)),
         next((one.splits for one in found.values() if one.splits), {}),
     )
+
+
+def is_class_list(name: str) -> bool:
+    """Tell whether a file may say what the classes are, by its name."""
+    return name.lower().endswith(_SETTINGS) or posixpath.basename(name).lower() in _NAME_LISTS
 
 
 def parse_class_list(name: str, content: bytes) -> ClassList:

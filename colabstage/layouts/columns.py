@@ -167,19 +167,25 @@ def split_of_cell(column: str, cell: str) -> str:
     flags, word = words.FLAGS.get(words.plain_name(column)), cell.lower()
     if flags is not None and word in words.YES | words.NO:
         return flags[word in words.NO]
-    if flags is not None or word not in words.SPLITS:
+    read = words.split_name(cell)
+    if flags is not None or not read.split or read.rest:
         raise _odd_split(column, f"says which split a row belongs to, and one row says '{show(cell)}'")
-    return words.SPLITS[word]
+    return read.split
 
 
 def _split_column(columns: Sequence[Column]) -> Column | None:
     """Return the column that contains only names of splits, or yes and no for one split."""
     for column in columns:
-        cells = {cell.lower() for cell in column.distinct}
-        others = cells - words.SPLITS.keys()
-        if cells and not others and not words.is_label_name(column.name):
+        # Of names such as train_129225 each row has its own.
+        are_few = 2 * len(column.distinct) <= len(column)
+        others = {
+            cell
+            for cell in column.distinct
+            if cell.lower() not in words.SPLITS and not (are_few and words.split_name(cell).split)
+        }
+        if column.distinct and not others and not words.is_label_name(column.name):
             return column
-        if column.plain in words.SPLIT_COLUMNS and (others < cells or column.is_numeric):
+        if column.plain in words.SPLIT_COLUMNS and (others < column.distinct or column.is_numeric):
             raise _odd_split(column.name, f"names splits and other values: {listed(sorted(map(show, others)))}")
     flags = [one for one in columns if one.plain in words.FLAGS and len(one.distinct) > 1]
     flags = [one for one in flags if {cell.lower() for cell in one.distinct} <= words.YES | words.NO]
@@ -221,8 +227,16 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
     # What is one word for all rows tells none from another.
     named = by_kind.get("word", [])
     named = [name for name in named if len(candidates[name].distinct) > 1] or named
-    # Words beside numbers: numbers are usually measurements, and one word in each row is its class.
-    if len(named) == 1:
+    # Words beside numbers: numbers are usually measurements, and one word in each row is its class; not beside a few
+    # whole numbers, which may be classes as well.
+    grades = [
+        name
+        for name in by_kind.get("number", ())
+        if candidates[name].are_all(WHOLE)
+        and 2 * len(candidates[name].distinct) <= len(candidates[name])
+        and {int(cell) for cell in candidates[name].filled} == set(range(len(candidates[name].filled)))
+    ]
+    if len(named) == 1 and not grades:
         return (named[0],)
     # Yes and no beside a measurement are one of two things to learn, and beside each other several of one kind.
     measured = any(not candidates[name].distinct <= words.YES | words.NO for name in by_kind.get("number", ()))

@@ -8,6 +8,8 @@ spellings; a split has no class in common with train, or two names; a written na
 from __future__ import annotations
 
 import difflib
+import itertools
+import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +28,9 @@ from colabstage.errors import (
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
+from colabstage.layouts.agreement import first_contradicted, state_of
 from colabstage.layouts.boxes import NAME as DETECTION
+from colabstage.layouts.class_lists import is_class_list
 from colabstage.layouts.clips import ClipOptions, clip_rows
 from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.evidence import (
@@ -39,6 +43,7 @@ from colabstage.layouts.evidence import (
     count_kinds,
     gather,
     images_of,
+    labels_of_samples,
     near,
     refuse,
     require_files,
@@ -66,6 +71,7 @@ from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, Values
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +82,8 @@ if TYPE_CHECKING:
 LayoutFunction = Callable[["Tree"], SampleTable]
 
 AUDIO = FileKind("audio", "clips", words.SOUNDS)
+# More parts than this nobody writes into an argument.
+_MOST_PARTS = 8
 # Clips, where nothing is said about them: of one length, rate and number of channels.
 _AS_THEY_ARE = ClipOptions()
 
@@ -128,12 +136,44 @@ class Case:
         """Return what boxes of KITTI, Pascal VOC, COCO, YOLO, or of a tool state, whichever there are."""
         require_files(self.images, self.source, "images")
         reasons = []
-        for name, state in _BOXES:
+        for place, (name, state) in enumerate(_BOXES):
             found = gather(lambda: state(self))  # noqa: B023 - called at once
-            if isinstance(found, Evidence) or found.claims:
+            if isinstance(found, Evidence):
+                return self._unless_contradicted(found, place)
+            if found.claims:
                 return found
             reasons.append(f"{name}: {found.error}")
         return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
+
+    def _unless_contradicted(self, found: Evidence, place: int) -> Found:
+        """Return boxes, unless what is left states others, in the format at `place` or one after it."""
+        rest, used = self.source, found.used
+        for _, state in _BOXES[place:]:
+            # Both may number classes by one list.
+            rest = rest.without({name for name in used if not is_class_list(name)})
+            other = gather(lambda: state(Case(rest)))  # noqa: B023 - called at once
+            name = first_contradicted(found.table, other.table) if isinstance(other, Evidence) else ""
+            if isinstance(other, Evidence) and name:
+                return self._contradiction(found, other, name)
+            used = other.used if isinstance(other, Evidence) else frozenset()
+            found = replace(found, used=found.used | used)
+        return found
+
+    def _contradiction(self, one: Evidence, other: Evidence, name: str) -> Miss:
+        """Refuse two pieces of evidence that differ in a sample."""
+        both = " and ".join(f"{state_of(each.table, name)} by {each.named}" for each in (one, other))
+        ways = [self._alone(one, other), self._alone(other, one)]
+        remedy = f"Take one of them: {' or '.join(filter(None, ways))}." if any(ways) else "Move the files of one away."
+        return refuse(f"'{name}' has {both}. {remedy}")
+
+    def _alone(self, one: Evidence, other: Evidence) -> str:
+        """Return the argument that takes what one piece of evidence used, and not what the other did; "" for none."""
+        parts = [f"**/*{ending}" for ending in self.images.endings[0]]
+        for ending in sorted({posixpath.splitext(name)[1] for name in one.used}):
+            own = sorted(name for name in one.used if name.endswith(ending))
+            is_shared = any(name.endswith(ending) for name in other.used)
+            parts += own if is_shared else [f"**/*{ending}"]
+        return only_line(self.source.tree, *parts) if len(parts) <= _MOST_PARTS else ""
 
     def state_audio(self, options: ClipOptions = _AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
         """Return what tables, or otherwise folders, state of clips, as rows of one length."""
@@ -201,12 +241,22 @@ class Layout(NamedTuple):
             other = gather(lambda: rival(case, stated) or _NOTHING)  # noqa: B023 - called at once
             if other.claims:
                 ways = " or ".join(f'layout="{name}"' for name in (stated.table.layout, layout) if name)
+                both = (
+                    f"{stated.named} and by {who}{'' if isinstance(other, Miss) else _shown(stated.table, other.table)}"
+                )
                 return refuse(
-                    f"The {stated.table.unit} of '{case.source.label}' have labels by {stated.who} and by {who}. Say "
-                    f"what is meant: {ways}; or, for classes in paths, layout=file_names(PATTERN), from "
-                    "colabstage.options."
+                    f"The {stated.table.unit} of '{case.source.label}' have labels by {both}. Say what is meant: "
+                    f"{ways}; or, for classes in paths, layout=file_names(PATTERN), from colabstage.options."
                 )
         return found
+
+
+def _shown(one: SampleTable, other: SampleTable) -> str:
+    """Write what two tables state of one sample; "" where they have none in common, or are one."""
+    names = {*other.keys} if other is not one else {}
+    are_boxes = isinstance(one.targets, Boxes) and isinstance(other.targets, Boxes)
+    name = first_contradicted(one, other) if are_boxes else next((key for key in one.keys if key in names), "")
+    return f" ('{name}': {state_of(one, name)}, {state_of(other, name)})" if name else ""
 
 
 _NOTHING = Miss(LayoutError(""))
@@ -220,9 +270,11 @@ def _is_voc(case: Case) -> bool:
     return any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
 
 
-def _rows_beside(case: Case, _: Evidence) -> Found | None:
-    rows = case.rows if case.source.ending_in(words.TABLES) and not _is_voc(case) else None
-    return None if isinstance(rows, Evidence) and isinstance(rows.table.targets, Boxes) else rows
+def _rows_beside(case: Case, found: Evidence) -> Found | None:
+    rows = case.rows if case.source.ending_in(words.TABLES) else None
+    if isinstance(rows, Evidence) and isinstance(rows.table.targets, Boxes):
+        return rows if first_contradicted(found.table, rows.table) else None
+    return rows
 
 
 def _masks_beside(case: Case, found: Evidence) -> Found | None:
@@ -234,21 +286,41 @@ def _sounds_beside(case: Case, found: Evidence) -> Found | None:
 
 
 def _names_beside(case: Case, found: Evidence) -> Found | None:
-    return names_state(Source(case.source.tree, hidden=found.used.__contains__))
+    return names_state(case.source.without(found.used))
+
+
+def _other_names(case: Case, found: Evidence) -> Found | None:
+    """Return names that divide the images of folders otherwise, and do not only divide each folder further."""
+    names = names_state(case.source.without(found.used))
+    label_of = dict(zip(names.table.keys, class_of_samples(names.table), strict=True))
+    pairs = {
+        (label, label_of[key])
+        for key, label in zip(found.table.keys, class_of_samples(found.table), strict=True)
+        if key in label_of
+    }
+    return names if len(pairs) > len({label for _, label in pairs}) else None
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
-    """Return evidence whose images and masks share folders that look like classes, whose samples both would be."""
+    """Return evidence whose images are in folders that look like classes, whose samples both would be: the masks are in
+    the same, or in none."""
     targets, keys = found.table.targets, found.table.keys
     assert isinstance(targets, Masks)
     depth = len(words.shared_folders(keys))
-    sides = [list(keys), [targets.source.name(number) for number in range(len(keys))]]
-    tops, of_masks = ({"".join(name.split("/")[:-1][depth : depth + 1]) for name in names} for names in sides)
-    # Masks are in the same folders; or all in one, beside several of images.
-    beside = tops == of_masks or (of_masks.isdisjoint(tops) and len(of_masks) == 1)
-    # Cityscapes has its cities below the folders of images and masks; a folder for each image is not a class.
-    named = all(name and not words.is_split(name) and not words.is_role(name) for name in tops)
-    return found if beside and named and 1 < len(tops) <= len(keys) / 2 else None
+    sides = [
+        [name.split("/")[depth:-1] for name in names] for names in (keys, map(targets.source.name, range(len(keys))))
+    ]
+    # Cityscapes has its cities below the folders of images and masks.
+    tops, of_masks = ({"".join(folders[:1]) for folders in side} for side in sides)
+    if tops != of_masks or any(map(_is_no_class, tops)):
+        tops, of_masks = ({next(itertools.filterfalse(_is_no_class, one), "") for one in side} for side in sides)
+        of_masks = tops if of_masks == {""} else set()
+    # A folder for each image is not a class.
+    return found if tops == of_masks and "" not in tops and 1 < len(tops) <= len(keys) / 2 else None
+
+
+def _is_no_class(folder: str) -> bool:
+    return words.is_split(folder) or words.is_role(folder)
 
 
 def _classes_beside_numbers(case: Case, found: Evidence) -> Found | None:
@@ -266,13 +338,39 @@ def _weigh_rows(case: Case) -> Found:
     found = case.rows
     if isinstance(found, Miss):
         return _without_rows(case, found) if found.claims else found
+    return _unless_more_in_folders(case, found) or _unless_called_otherwise(case, found)
+
+
+def _unless_more_in_folders(case: Case, found: Evidence) -> Miss | None:
+    """Refuse a table of a few images where most others are in folders that look like classes: those of a test alone."""
+    named = {key.partition("#")[0] for key in found.table.keys}
+    if 2 * len(named) >= len(case.images):
+        return None
+    weighed = _weigh_folders(case)
+    by_folder = case.judge(weighed) if isinstance(weighed, Evidence) else weighed
+    rest = [] if isinstance(by_folder, Miss) else [key for key in by_folder.table.keys if key not in named]
+    if isinstance(by_folder, Miss) or len(rest) <= len(named):
+        return None
+    return refuse(
+        f"{found.named} labels {len(named):,} images, and {len(rest):,} others are in folders that look like classes "
+        f'(\'{rest[0]}\'). Say what is meant: layout="table" or layout="image_folder".'
+    )
+
+
+def _weigh_boxes(case: Case) -> Found:
+    """Weigh boxes: with the folders of the images, and their names."""
+    found = case.state_boxes()
+    return found if isinstance(found, Miss) else _unless_called_otherwise(case, found)
+
+
+def _unless_called_otherwise(case: Case, found: Evidence) -> Found:
     odd = _labelled_otherwise(case, found)
     if odd is None:
         return found
     name, label, what = odd
     return refuse(
-        f"The table {found.who} says '{show(label)}' for '{name}', but {what} is that of another label. Say which is "
-        'right: layout="table" or layout="image_folder"; or layout="file_names" for what files are called.'
+        f"By {found.named} '{name}' is '{show(label)}', but {what} is that of another label. Say which is right: "
+        f'layout="{found.table.layout}" or layout="image_folder"; or layout="file_names" for what files are called.'
     )
 
 
@@ -297,20 +395,24 @@ def _without_rows(case: Case, found: Miss) -> Found:
 
 def _labelled_otherwise(case: Case, found: Evidence) -> tuple[str, str, str] | None:
     """Return a file, its label, and what of it is called like another label; nothing where there is none."""
-    labels = class_of_samples(found.table)
     # Patients and parts also have numbers as names, so numbers do not contradict a label.
-    classes = {name for name in found.table.classes if not NUMBER.fullmatch(name)} if labels else set()
+    classes = {_bare(name) for name in found.table.classes if not NUMBER.fullmatch(name)}
     names = gather(lambda: names_state(case.source)) if classes else _NOTHING
     by_name = {}
     if isinstance(names, Evidence):
         by_name = dict(zip(names.table.keys, class_of_samples(names.table), strict=True))
-    if not by_name and classes.isdisjoint(words.folder_of(f"{folder}/") for folder in case.images.folders[0]):
+    if not by_name and classes.isdisjoint(_bare(words.folder_of(f"{folder}/")) for folder in case.images.folders[0]):
         return None
-    for name, label in zip(found.table.keys, labels, strict=True):
-        for other, what in ((words.folder_of(name), "its folder"), (by_name.get(name), "its name")):
-            if other in classes and other != label:
-                return name, label, what
+    for name, labels in zip(found.table.keys, labels_of_samples(found.table), strict=False):
+        for other, what in ((words.folder_of(name), "its folder"), (by_name.get(name, ""), "its name")):
+            if labels and _bare(other) in classes and _bare(other) not in map(_bare, labels):
+                return name, labels[0], what
     return None
+
+
+def _bare(name: str) -> str:
+    """Return a class's name as people read it, of one or of many: Cats, cat."""
+    return words.spoken(name).removesuffix("s")
 
 
 def _weigh_nothing(case: Case) -> Found:
@@ -323,8 +425,9 @@ def _weigh_nothing(case: Case) -> Found:
         return Miss(LayoutError(msg))
     if gather(lambda: names_state(source)).claims:
         return Miss(LayoutError(f"The images of '{source.label}' have classes in their names."))
-    why = may_label(source) or names_may_say(source)
-    return near(why) if why else nothing_states(source)
+    found = nothing_states(source)
+    why = may_label(source, found.table) or names_may_say(source)
+    return near(why) if why else found
 
 
 def _weigh_folders(case: Case) -> Found:
@@ -333,7 +436,7 @@ def _weigh_folders(case: Case) -> Found:
     copy = second_copy(source)
     found = case.folders
     if copy:
-        found = gather(lambda: folders_state(Source(source.tree, hidden=copy.__contains__), IMAGE_FOLDER))
+        found = gather(lambda: folders_state(source.without(copy), IMAGE_FOLDER))
     if isinstance(found, Miss):
         return found if isinstance(found.error, EmptySourceError) or found.claims else replace(found, near=True)
     if copy:
@@ -372,8 +475,12 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         DETECTION,
         Case.state_boxes,
+        _weigh_boxes,
         extensions=(".txt", ".xml", ".json"),
-        rivals=(("a table", TABLE.layout, _rows_beside), ("masks", "pairs", _masks_beside)),
+        rivals=(
+            ("a table", TABLE.layout, _rows_beside),
+            ("masks", "pairs", _masks_beside),
+        ),
     ),
     Layout("coco_classes", _state_coco_classes, extensions=(".json",)),
     Layout("webdataset", lambda case: webdataset.webdataset_state(case.source), None, webdataset.EXTENSIONS, "tar"),
@@ -408,7 +515,7 @@ LAYOUTS: tuple[Layout, ...] = (
         "image_folder",
         lambda case: case.folders,
         _weigh_folders,
-        rivals=(("sound", AUDIO.layout, _sounds_beside),),
+        rivals=(("sound", AUDIO.layout, _sounds_beside), ("the images' names", "file_names", _other_names)),
     ),
     Layout("arrays", lambda case: arrays.arrays_state(case.source, published.published_arrays(case.source))),
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
@@ -569,7 +676,8 @@ class TableFile:
 
     def __call__(self, tree: Tree) -> SampleTable:
         """Return the samples that the table names: images, or otherwise audio clips."""
-        case = Case(Source(tree, hidden=lambda name: words.is_table(name) and name != self.name))
+        source = Source(tree)
+        case = Case(source.without({name for name in source.ending_in(words.TABLES).names if name != self.name}))
         found = case.rows if case.rows.claims else gather(case.state_audio)
         try:
             return required(found if found.claims else case.rows).table

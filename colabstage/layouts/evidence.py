@@ -6,6 +6,7 @@ of the same record (shards, arrays). What is no evidence is a value too, with th
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,6 +46,12 @@ class Evidence:
     def claims(self) -> bool:
         """Tell whether it is about the samples, so that nothing weaker may be used instead."""
         return True
+
+    @property
+    def named(self) -> str:
+        """Return what states it, with the first of its files."""
+        first = min(self.used, default="")
+        return self.who if not first or first in self.who else f"{self.who} ('{first}')"
 
     def told(self) -> SampleTable:
         """Return the samples, with who states what of them."""
@@ -142,6 +149,16 @@ def class_of_samples(table: SampleTable) -> list[str]:
     return [table.classes[label] for label in targets.values.tolist()]
 
 
+def labels_of_samples(table: SampleTable) -> list[tuple[str, ...]]:
+    """Return the class of each sample, or those of its boxes; nothing for samples of neither."""
+    targets, classes = table.targets, table.classes
+    if not isinstance(targets, Boxes) or not classes:
+        return [(label,) for label in class_of_samples(table)]
+    labels = [classes[label] for label in targets.columns["labels"].tolist()]
+    ends = targets.offsets.tolist()
+    return [tuple(dict.fromkeys(labels[first:last])) for first, last in itertools.pairwise(ends)]
+
+
 def take_rows(table: SampleTable, chosen: NDArray[np.intp]) -> SampleTable:
     """Return some samples of a table, in the order given."""
     return replace(
@@ -151,6 +168,7 @@ def take_rows(table: SampleTable, chosen: NDArray[np.intp]) -> SampleTable:
         targets=None if table.targets is None else take_targets(table.targets, chosen),
         splits=None if table.splits is None else take_strings(table.splits, chosen),
         groups=None if table.groups is None else take_strings(table.groups, chosen),
+        complete=None,
     )
 
 

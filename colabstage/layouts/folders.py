@@ -123,6 +123,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
         # Counted by kind, so that a person sees whether labels were among them.
         *([f"{left_out(len(others), 'other files')} ({count_kinds(others)})."] if others else []),
         *_notes([folder for folder in every if folder.number in class_of], classes, kind.noun),
+        *(f"The split 'train' is the folder '{top}', by the names of the others." for top in _bare_train(splits)),
         *(f"Classes of '{one}' are read." for one in lists),
     ]
     table = SampleTable(
@@ -219,6 +220,11 @@ def _split_folders(folders: list[_Folder], label: str) -> dict[str, str]:
         )
         raise LayoutError(msg)
     return splits
+
+
+def _bare_train(splits: dict[str, str]) -> list[str]:
+    """Return the folder that is taken for `train` without being called so."""
+    return [top for top, split in splits.items() if split == "train" and not words.split_name(top).split]
 
 
 def _class_folders(folders: list[_Folder], splits: dict[str, str], level: int | None) -> Iterator[_ClassFolder]:

@@ -1,8 +1,8 @@
 """The judge: what must be true of what is stated, of folders that may be classes, and of files that are left over.
 
 Every file is a sample, was used, or is harmless. What else may speak of the samples depends on what states their
-labels: where they were written down, archives and masks; where it is folders alone, texts that name the samples as
-well; where nothing does, any file that is not harmless.
+labels: where they were written down, archives and masks are refused, and what names the samples as well is noted; where
+it is folders alone, a text that names the samples is refused; where nothing does, any file that is not harmless.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import itertools
 import posixpath
 import re
 from collections import defaultdict
-from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, DecodeError
-from colabstage.images.decode import probe_image
-from colabstage.io.files import read_with_retry
-from colabstage.io.units import listed
+from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
+from colabstage.layouts.agreement import size_in_file
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse
@@ -57,7 +54,13 @@ _CELL = re.compile(r"[^,;\t|\"<>]+")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 # A stem counts as that of a sample, not as a word or a number, if it has letters and digits, or many digits.
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
+_TARS = (".tar", ".tgz", ".tar.gz")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
+# Endings of files that may be texts, and are looked into.
+_TEXTS_TOO = ("", ".dat", ".log")
+# What may say which samples are held out, and cannot be looked into.
+_BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
+_OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
 
 
 def judge(
@@ -72,7 +75,8 @@ def judge(
     why = _why_not_classes(found.table, may_be_one=may_be_one) if by_folders else ""
     folds: Sequence[str] = ()
     # Lists are read only if the folders may be classes, because each costs a read.
-    if not why and isinstance(found.table.targets, Values) and (by_folders or found.table.splits is None):
+    may_be_listed = isinstance(found.table.targets, Values) or found.table.layout == "table"
+    if not why and may_be_listed and (by_folders or found.table.splits is None):
         found, folds = lists_state(source, found)
     table = found.table
     if found.is_guess and not why:
@@ -88,11 +92,26 @@ def judge(
     why = next((why for check in checks if (why := check(table))), "") or _left_over(source, found)
     if why:
         return refuse(f'{why} layout="{table.layout}" takes the {table.unit} as they are.')
-    if not folds or table.splits is not None:
-        return found
-    return found.noting(
-        f"{listed(folds)} list {table.unit} of splits, and are not read: all are of one split, or as splits= says."
+    if by_folders and (stem := _ClassFolders(table).numbered_alike()):
+        found = found.noting(
+            f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …), as parts of a sample "
+            f"have; if they are: layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from "
+            "colabstage.options."
+        )
+    more, mates = ([], []) if found.is_guess else _naming_as_well(source, found)
+    if table.splits is None:
+        folds = sorted({*folds, *filter(_may_list_a_split, more), *_named_after_splits(source, found)})
+    rest = sorted(set(more).difference(folds))
+    split = (
+        f"Not read: {listed(folds)}, which may say what is held out; all {table.unit} are of one split, or as splits= "
+        "says. Lists train.txt and val.txt, a path in each line, are."
     )
+    named = f"Not read: {listed(rest)}, where {table.unit} are named as well."
+    own = (
+        f"Not read: {format_count(len(mates), 'files')} called as {table.unit} are (first '{min(mates, default='')}')."
+    )
+    said = ((split, folds and table.splits is None), (named, rest), (own, mates))
+    return found.noting(*(note for note, stands in said if stands))
 
 
 def _spelled_twice(table: SampleTable) -> str:
@@ -169,10 +188,10 @@ def _boxes_lost(table: SampleTable) -> str:
     chosen = np.flatnonzero(np.diff(boxes.offsets))[: 0 if known else _SIZES_COMPARED].tolist()
     outside = []
     for number in chosen:
-        with suppress(DecodeError, CorruptArchiveError):
-            facts = probe_image(read_with_retry(lambda: source.read(number), source.name(number)))  # noqa: B023
+        size = size_in_file(source, number)
+        if size is not None:
             corners = boxes.boxes[boxes.offsets[number] : boxes.offsets[number + 1], :2]
-            outside.append((corners >= (facts.width, facts.height)).any(axis=1).all())
+            outside.append((corners >= size[::-1]).any(axis=1).all())
     if not outside or not all(outside):
         return ""
     box = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[chosen[0]]].tolist())
@@ -246,13 +265,44 @@ class _ClassFolders:
 
     def same_stems(self) -> str:
         """Find folders that may hold parts of each sample by the names of the files in them."""
-        stem = self._shared_stem()
+        stem = self._shared_stem() or (self._same_stem if not self._are_counted else "")
         if not stem:
             return ""
         return (
             f"the {self.table.unit} in {listed(sorted(self.classes))} have the same names ('{stem}', …): they may be "
             f"parts of each sample, such as an image and its mask. {self._say(parts=sorted(self.classes))}"
         )
+
+    def numbered_alike(self) -> str:
+        """Return a stem that is in each of the folders, where all have the same, and these count."""
+        return self._same_stem if self._are_counted else ""
+
+    @cached_property
+    def _first_stems(self) -> list[str]:
+        """Return the first stems of the files where each folder has the same; nothing where they differ."""
+        counts = np.bincount(self.labels, minlength=len(self.classes))
+        if not 2 <= len(counts) <= _MOST_PARTS or len(set(counts.tolist())) > 1:
+            return []
+        found = {
+            tuple(
+                bare_stem(self.files.names[row], name)
+                for row in np.flatnonzero(self.labels == number)[:_STEMS_COMPARED].tolist()
+            )
+            for number, name in enumerate(self.classes)
+        }
+        return list(found.pop()) if len(found) == 1 else []
+
+    @property
+    def _same_stem(self) -> str:
+        return self._first_stems[0] if len(set(self._first_stems)) >= _NAMED else ""
+
+    @property
+    def _are_counted(self) -> bool:
+        """Tell whether those stems count, as classes of one size do: cat/0.jpg, cat/1.jpg, dog/0.jpg, dog/1.jpg."""
+        numbers = [re.findall(r"\d+", stem)[-1:] for stem in self._first_stems]
+        found = sorted({int(number) for each in numbers for number in each})
+        steps = {after - before for before, after in itertools.pairwise(found)}
+        return len(found) == len(numbers) and len(steps) < 2
 
     def _called_parts(self) -> list[str]:
         """Return the classes called after splits or parts of a dataset; none if one stands among real classes."""
@@ -357,10 +407,10 @@ def _beside(source: Source, unit: str, names: Sequence[str], what: str = "their 
     )
 
 
-def may_label(source: Source) -> str:
+def may_label(source: Source, table: SampleTable) -> str:
     """Return which files may hold the labels of images that nothing labels, and what to write."""
     others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
-    why = _beside(source, "images", others.names)
+    why = _beside(source, "images", others.names or list(_texts_stating(source, table, source.ending_in(("",)))))
     return f'{why} layout="images" reads the images without labels.' if why else ""
 
 
@@ -371,18 +421,16 @@ def _left_over(source: Source, found: Evidence) -> str:
     documents = [note for note in source.tree.notes if "Google" in note] if table.targets is None else []
     if documents:
         return f"Nothing labels the {table.unit}, and a document may: {documents[0]} Download it as CSV beside them."
-    if not isinstance(table.inputs.source, TreeFiles):
-        # Shards are their own samples; arrays may have labels in another form beside them.
-        is_bare = table.layout == "arrays" and table.targets is None
-        others = source.ending_in(words.ANNOTATIONS).where(
-            lambda name: name not in found.used and not words.is_note(name)
-        )
-        how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows."
-        return _beside(source, "arrays", others.names if is_bare else (), "their targets", how)
+    is_bare = table.targets is None and not isinstance(table.inputs.source, TreeFiles)
+    if is_bare and (why := _beside_bare(source, found)):
+        return why
     opened = {posixpath.basename(part.label) for part in source.tree.parts()} | found.used
     archives = files_called(source, words.ARCHIVES).where(
         lambda name: opened.isdisjoint({name, posixpath.basename(name)})
     )
+    # Tars are looked into where samples are records.
+    if not isinstance(table.inputs.source, TreeFiles):
+        archives = archives.where(lambda name: not name.lower().endswith(_TARS))
     folder = source.tree.label if isinstance(source.tree, FolderTree) else "FOLDER"
     how = f"Give it in a list of sources, ['{folder}', '{folder}/{archives.names[0]}']." if archives else ""
     return _beside(
@@ -392,6 +440,17 @@ def _left_over(source: Source, found: Evidence) -> str:
         "their masks",
         "For images and masks give layout=image_masks(FOLDER), from colabstage.options.",
     ) or _beside(source, table.unit, archives.names, "more of them, or their labels", how)
+
+
+def _beside_bare(source: Source, found: Evidence) -> str:
+    """Find what may label arrays or shards without targets, or be the samples instead of them."""
+    others = source.ending_in(words.ANNOTATIONS).where(lambda name: name not in found.used and not words.is_note(name))
+    images = source.ending_in(words.IMAGES)
+    what = found.table.unit if found.table.layout != "arrays" else "arrays"
+    how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if what == "arrays" else ""
+    if len(images) > max(1, len(found.used)):
+        return _beside(source, what, images.names, "the samples", "Put them into a folder of their own, and give one.")
+    return _beside(source, what, others.names, "their targets", how)
 
 
 def _masks_left_over(source: Source, found: Evidence) -> list[str]:
@@ -416,7 +475,7 @@ def _named_elsewhere(
     Returns why the folders do not count, "" if they do; and lists of splits that agree with them.
     """
     table, classes = found.table, set(found.table.classes)
-    others = source.files.ending_in(words.ANNOTATIONS).where(lambda name: name not in found.used)
+    others = source.ending_in((*words.ANNOTATIONS, *_TEXTS_TOO)).where(lambda name: name not in found.used)
     class_of_file = dict(zip(table.keys, class_of_samples(table), strict=True)) if others else {}
     # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with XML
     # in them say the same; what is beside a sample says more of it.
@@ -428,28 +487,58 @@ def _named_elsewhere(
     for names in (others.where(lambda name: _is_beside_parts(name, classes)).names, own):
         if names and (names is not own or 2 * len(own) > len(table)):
             return _beside(source, table.unit, names), ()
-    # A file in one class's folder, or a readme, does not list samples of several classes. The beginning is enough; some
-    # lists have a million lines.
-    of_many = others.ending_in(words.TEXTS).where(
-        lambda name: classes.isdisjoint(name.split("/")[:-1]) and not words.is_note(name)
-    )
-    texts = sorted(of_many, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
-    heads = {entry.name: words.normal(decode_text(source.head(entry, _HEAD_BYTES))) for entry in texts}
-    named = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
-    class_of = {
-        word: label
-        for name, label in class_of_file.items()
-        for word in (words.normal(posixpath.basename(name)), words.normal(words.stem_of(name)))
-        if word in named
-    }
-    states = {name: _states(head, class_of, min(_NAMED, len(table))) for name, head in heads.items()}
+    # A file in one class's folder, or a readme, does not list samples of several classes.
+    states = _texts_stating(source, table, others.where(lambda name: classes.isdisjoint(name.split("/")[:-1])))
     competing = [name for name, state in states.items() if state == "else" and name not in folds]
     if competing and not (all(map(words.is_table, competing)) and rows_agree(found)):
         return _beside(source, table.unit, competing[:1]), ()
-    agreeing = [
-        name for name, state in states.items() if state == "same" and words.split_name(words.stem_of(name)).split
-    ]
-    return "", sorted({*folds, *agreeing})
+    return "", sorted(
+        {*folds, *(name for name, state in states.items() if state == "same" and _may_list_a_split(name))}
+    )
+
+
+def _texts_stating(source: Source, table: SampleTable, files: FileEntries) -> dict[str, str]:
+    """Return what those of some texts state that name samples: the "same" classes of them, or something "else"."""
+    # The beginning is enough; some lists have a million lines.
+    texts = files.ending_in((*words.TEXTS, *_TEXTS_TOO)).where(lambda name: not words.is_note(name))
+    first = sorted(texts, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
+    heads = {entry.name: words.normal(decode_text(source.head(entry, _HEAD_BYTES))) for entry in first}
+    named = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
+    labels = class_of_samples(table) or itertools.repeat("", len(table))
+    class_of = {
+        word: label
+        for name, label in (zip(table.keys, labels, strict=True) if named else ())
+        for word in (words.normal(posixpath.basename(name)), words.normal(words.stem_of(name)))
+        if word in named
+    }
+    # Of what is held out few may be listed.
+    enough = {name: 1 if _may_list_a_split(name) else min(_NAMED, len(table)) for name in heads}
+    states = {name: _states(head, class_of, enough[name]) for name, head in heads.items()}
+    return {name: state for name, state in states.items() if state}
+
+
+def _naming_as_well(source: Source, found: Evidence) -> tuple[list[str], list[str]]:
+    """Return the texts that are left over where labels are written down elsewhere: those that name samples; and those
+    that are called as one, and so about it alone."""
+    others = source.ending_in((*words.TEXTS, *_TEXTS_TOO)).where(lambda name: name not in found.used)
+    if not isinstance(found.table.inputs.source, TreeFiles) or not others:
+        return [], []
+    stems = {words.stem_of(name) for name in found.table.keys}
+    mates = {name for name in others.names if words.stem_of(name) in stems}
+    return list(_texts_stating(source, found.table, others.where(lambda name: name not in mates))), sorted(mates)
+
+
+def _named_after_splits(source: Source, found: Evidence) -> list[str]:
+    """Return the files that are left over, no texts, and called as what says which samples are held out."""
+    if not isinstance(found.table.inputs.source, TreeFiles):
+        return []
+    others = source.ending_in(_BINARY).where(lambda name: name not in found.used)
+    return [name for name in others.names if _may_list_a_split(name)]
+
+
+def _may_list_a_split(name: str) -> bool:
+    found = words.words_of(words.stem_of(name))
+    return bool(words.split_name(words.stem_of(name)).split) or not _OF_SPLITS.isdisjoint(found)
 
 
 def _is_beside_parts(name: str, classes: set[str]) -> bool:

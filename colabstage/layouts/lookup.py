@@ -54,13 +54,14 @@ class Lookup:
     def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, Sequence[int]], int]:
         """Return the numbers of the files that each of many names may mean, if any; and how many of the names have the
         file's extension."""
-        found: dict[str, Sequence[int]] = {}
-        whole = 0
-        for name in written:
-            numbers: Sequence[int] = self._by_base.get(name, ())
-            if len(numbers) != 1:
-                numbers = self.search(name, folder) if name else ()
-            if numbers:
+        names, bases = list(written), self._by_base
+        # In nearly all tables each is the base name of one file.
+        found: dict[str, Sequence[int]] = {
+            name: bases[name] for name in names if name in bases and len(bases[name]) == 1
+        }
+        whole = len(found)
+        for name in names if len(found) < len(names) else ():
+            if name not in found and name and (numbers := self.search(name, folder)):
                 found[name] = numbers
                 base = self.names[numbers[0]].rpartition("/")[2]
                 whole += name.endswith(base) or normal(name).endswith(base)

@@ -6,6 +6,7 @@ This and `lookup` are where layouts touch a tree.
 from __future__ import annotations
 
 import codecs
+import copy
 import os
 import tempfile
 from contextlib import closing, suppress
@@ -26,7 +27,7 @@ from colabstage.trees.listing import FileEntries
 from colabstage.trees.names import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from colabstage.layouts.samples import Content, SampleSource
     from colabstage.trees.bytes import ByteSource
@@ -189,13 +190,17 @@ def read_each(
 class Source:
     """The files of a tree while its layout is detected: each short one is read at most once."""
 
-    def __init__(self, tree: Tree, *, hidden: Callable[[str], bool] | None = None) -> None:
-        """Take the tree; files whose names are `hidden` do not count."""
+    def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.label = tree.label
-        every = FileEntries.of(tree.entries)
-        self.files = every if hidden is None else every.where(lambda name: not hidden(name))
+        self.files = FileEntries.of(tree.entries)
         self._held: dict[str, bytes] = {}
+
+    def without(self, names: Collection[str]) -> Source:
+        """Return the source as if it did not have some files; what is read of either is held for both."""
+        rest = copy.copy(self)
+        rest.files = self.files.where(lambda name: name not in names)
+        return rest
 
     def ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
         """Return the files with one of these extensions."""

@@ -22,6 +22,7 @@ from colabstage.layouts.columns import (
     note_on_numbers,
 )
 from colabstage.layouts.evidence import Evidence
+from colabstage.layouts.faults import broken
 from colabstage.layouts.shards import split_of_shard
 from colabstage.layouts.table import Boxes, BrokenDatasetError, SampleTable, Values, class_indices, offsets_of
 
@@ -61,6 +62,11 @@ def records_state(
     the field of the labels.
     """
     splits = [split_of_shard(name) or "" for name in shards]
+    odd = next((name for name, split in zip(shards, splits, strict=True) if not split), None)
+    if odd is not None and any(splits):
+        other = next(name for name, split in zip(shards, splits, strict=True) if split)
+        what = f"'{other}' is called after a split and it is not, so nothing says which its samples are of"
+        raise broken(odd, what, f"a split in the name of each, or some of them alone, only={other!r}")
     values = labels.targets.values if isinstance(labels.targets, Values) else None
     table = SampleTable(
         layout=layout,

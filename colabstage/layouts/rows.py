@@ -354,12 +354,14 @@ class TableSearch:
             split = None if roles.split is None else table.columns[roles.split]
             known = {} if split is None else {cell: split_of_cell(split.name, cell) for cell in split.distinct}
             rows = []
+            stated = of_table if len(found) > 1 else ""
+            by_split = self.lookup.has_splits and (split is not None or bool(of_table))
             for row, cell in enumerate(table.path.cells):
                 own = known[split.cells[row]] if split is not None else ""
                 there = table.leads.get(cell, ())
                 # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
                 # counts wherever its file lies: fast.ai holds rows of one folder out.
-                if there and self.lookup.has_splits and (own or of_table):
+                if by_split and there:
                     there = self.lookup.search(cell, folder, split=own or of_table) or (there if own else ())
                 if len(there) > 1:
                     names = listed([self.files.names[number] for number in there])
@@ -371,7 +373,7 @@ class TableSearch:
                 if there:
                     rows.append(row)
                     made.files.append(there[0])
-                    made.splits.append(own or (of_table if len(found) > 1 else ""))
+                    made.splits.append(own or stated)
             made.places.append((table, rows))
         return made
 

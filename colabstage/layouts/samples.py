@@ -26,8 +26,8 @@ class SampleSource:
     """The contents of N samples by number. Every method may be called from any thread, and `read` from many at once.
 
     Args:
-        sizes: the lengths in bytes of what `read` returns, int64 `(N,)`; exact if it returns bytes, otherwise
-            approximate.
+        sizes: the lengths in bytes of what `read` returns, int64 `(N,)`; exact if it returns bytes and its table is
+            complete, otherwise approximate.
         positions: int64 `(N,)` such that reading by ascending position is sequential in the source.
         name: called with a number, returns the name of this content for messages: a file's name, a row's number.
         stamp: returns a text that changes whenever the content may have changed; compared when a pack is continued.

@@ -225,6 +225,10 @@ class SampleTable:
     """Sentences the user should see about what was found or left out."""
     told_by: str = ""
     """What states the labels and splits, for people: "the folders", "'labels.csv'"; "" if nobody was asked."""
+    complete: Callable[[SampleTable], SampleTable] | None = None
+    """Given this table, reads contents for what only they say, before they are packed: how long each image is, where
+    the source has them together, or how many rows a text makes, of which there are at most as many as here. `None`
+    where that is known."""
 
     def __post_init__(self) -> None:
         # Checked here, not where the parts are used: a list that is one short would shift all labels after the gap.

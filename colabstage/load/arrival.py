@@ -1,14 +1,13 @@
-"""The interface for rows of a file that are still arriving, and the order in which an epoch visits them.
+"""The order in which an epoch visits rows that are still arriving, in units.
 
-The file has its final length and layout, and rows come in *units*: blocks of a pack that is elsewhere, byte ranges of
-an archive that is being packed. The order of an epoch shuffles units, then rows within a window of some units. It
-depends on seed, epoch and layout alone, never on what came first, so that what will be needed next is known beforehand.
+It shuffles units, then rows within a window of some units. It depends on seed, epoch and layout alone, never on what
+came first, so that what will be needed next is known beforehand.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,76 +15,11 @@ from colabstage.load.epoch import ChosenRows, RowOrder, Shard, digest_of, random
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Cancellation, Expectation, HandedOut
+    from colabstage.h5.arrival import Arrival, UnitLayout
     from colabstage.load.epoch import Order
-
-# What is read of a row: all of it, or its targets alone.
-Side = Literal["row", "targets"]
-
-
-class Arrival(Protocol):
-    """Bring rows of a file that are not all here yet. Safe in threads, picklable, and usable after a fork."""
-
-    @property
-    def complete(self) -> bool:
-        """Tell whether all rows are here and stay here, so that readers can treat the file like any other."""
-
-    @property
-    def window_units(self) -> int:
-        """Return how many units one window may hold; depends on layout and limit, never on what has arrived."""
-
-    @property
-    def reason(self) -> str:
-        """Return the reason for `window_units`, in words for the plan."""
-
-    @property
-    def first_epoch_only(self) -> bool:
-        """Tell whether only the first epoch is visited by units, because all rows are here after it."""
-
-    @property
-    def order_lasts(self) -> bool:
-        """Tell whether whoever finds all of the file here, such as another rank that waited for it, has the same units:
-        they are those of the file, and not of what it is made of."""
-
-    @property
-    def first_units(self) -> int:
-        """Return how many units the first batch may wait for: more than one if the rows of a unit may be alike."""
-
-    @property
-    def together(self) -> int:
-        """Return how many neighbouring units are visited shortly after each other: one request may bring them."""
-
-    @property
-    def handed_out(self) -> HandedOut:
-        """Return the counter of rows that readers have received."""
-
-    @property
-    def readable_path(self) -> Path | None:
-        """Return where a file that will be moved can be opened now; `None` if it will not be moved."""
-
-    def units(self, split: str) -> NDArray[np.intp]:
-        """Return the unit of each row, `(N,)`; if a row may be in several, its first and last unit, `(N, 2)`."""
-
-    def expect(
-        self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
-    ) -> Expectation:
-        """Announce the rows that will be read, in order, for prefetching and eviction. `then` returns the rows after
-        them, such as the next epoch's; it may be called late, in another thread, or never."""
-
-    def hold(
-        self, split: str, rows: NDArray[np.intp], *, side: Side = "row", cancellation: Cancellation | None = None
-    ) -> AbstractContextManager[None]:
-        """Wait until these rows can be read, and keep them from eviction within the context. Rows may be repeated.
-
-        Raises:
-            ColabstageError: what brings them failed; the message says what is here. Asking again tries again.
-            CancelledError: `cancellation` was used.
-        """
 
 
 class Announced:
@@ -100,16 +34,17 @@ class Announced:
     ) -> None:
         """Announce `batches`; `then` makes those of the epoch after."""
         self._ends = np.cumsum([len(rows) for rows in batches]).tolist()
-        self._note, self.waited = arrival.handed_out.note, arrival.handed_out.wait
         self._expectation = arrival.expect(split, _join_batches(batches), then=lambda: _join_batches(then()))
-        self._handed_out = 0
+        self._handed_out, self._waited_s = 0, 0.0
+
+    def waited(self, seconds: float) -> None:
+        """Record how long the consumer has waited for the batch that it receives next."""
+        self._waited_s += seconds
 
     def hand_out(self) -> None:
         """Record that the consumer has received one more batch."""
-        done = self._ends[self._handed_out]
-        self._note(done - (self._ends[self._handed_out - 1] if self._handed_out else 0))
-        self._handed_out += 1
-        self._expectation.reached(done)
+        self._expectation.reached(self._ends[self._handed_out], self._waited_s)
+        self._handed_out, self._waited_s = self._handed_out + 1, 0.0
 
     def close(self) -> None:
         """Forget the rest."""
@@ -141,11 +76,10 @@ class FirstEpochOrder:
         return FirstEpochOrder(self.first.with_seed(seed), self.later.with_seed(seed))
 
 
-def order_of(arrival: Arrival, split: str, window_units: int, seed: int, subset: NDArray[np.intp] | None) -> Order:
+def order_of(layout: UnitLayout, split: str, seed: int, subset: NDArray[np.intp] | None) -> Order:
     """Return the order by units of all rows or of `subset`, for as many epochs as rows arrive."""
-    units = arrival.units(split)
-    by_units = UnitOrder(units, window_units, seed, subset, arrival.first_units, arrival.together)
-    if not arrival.first_epoch_only:
+    by_units = UnitOrder(layout.units(split), layout.window_units, seed, subset, layout.first_units, layout.together)
+    if not layout.first_epoch_only:
         return by_units
     later: Order = RowOrder(by_units.count, shuffle=True, seed=seed)
     return FirstEpochOrder(by_units, later if subset is None else ChosenRows(later, subset))

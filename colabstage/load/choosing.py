@@ -24,7 +24,7 @@ from colabstage.load.reading.memory import check_memory, keepable_bytes, spare_m
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
-    from colabstage.load.arrival import Arrival
+    from colabstage.h5.arrival import UnitLayout
     from colabstage.load.reading.reader import SplitReader
 
 # More threads than this do not copy faster: the memory is the limit (benchmarks/read_pixels.py).
@@ -67,15 +67,6 @@ class DeviceFacts:
     free_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivalFacts:
-    """A file whose rows arrive: whether all are here to stay, the units that a window may hold, and why so many."""
-
-    complete: bool
-    window_units: int
-    reason: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFacts:
     """Facts about the dataset and this computer that determine the plan."""
@@ -104,20 +95,22 @@ class LoaderFacts:
     """Bytes of one crop, if the batch transform begins with a random resized crop."""
     whole_reason: str | None = None
     """Why these inputs cannot be decoded as crops; `None` if they can."""
-    arrival: ArrivalFacts | None = None
+    layout: UnitLayout | None = None
+    """The units that rows come in, if they arrive."""
+    complete: bool = True
+    """Whether all rows are here to stay."""
 
 
 def gather_facts(
-    reader: SplitReader, *, crop_size: tuple[int, int] | None = None, units: Arrival | None = None
+    reader: SplitReader, layout: UnitLayout | None, *, crop_size: tuple[int, int] | None = None
 ) -> LoaderFacts:
     """Look at a dataset and this computer. Reads no sample, but a few headers of encoded ones.
 
-    `crop_size`: height and width of the random resized crops that the batch transform begins with. `units`: the arrival
-    whose units order the rows, if not the reader's own.
+    `layout`: the units that order the rows. `crop_size`: height and width of the random resized crops that the batch
+    transform begins with.
     """
     # Now and not at import: a notebook's limits and free memory change.
-    resources, arrival = read_resources(), reader.arrival
-    units = units or arrival
+    resources = read_resources()
     return LoaderFacts(
         rows=len(reader),
         row_bytes=reader.estimate_row_bytes(),
@@ -132,9 +125,8 @@ def gather_facts(
         uniform=reader.target_bytes is not None and reader.row_shape is not None,
         crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
         whole_reason=reader.whole_reason,
-        arrival=None
-        if arrival is None or units is None
-        else ArrivalFacts(arrival.complete, units.window_units, units.reason),
+        layout=layout,
+        complete=reader.arrival is None or reader.arrival.complete,
     )
 
 
@@ -208,11 +200,11 @@ def _check(batch_size: int, options: LoaderOptions) -> None:
 
 def _choose_strategy(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["device", "memory", "direct"], EngineChoice]:
     """Choose where batches come from, and how rows are read there."""
-    if facts.arrival is not None and not facts.arrival.complete:
+    if facts.layout is not None and not facts.complete:
         if asked in ("device", "memory"):
             msg = (
                 f'strategy="{asked}" reads all rows at once, and some rows of this file are not here: '
-                f'{facts.arrival.reason}. Use strategy="auto".'
+                f'{facts.layout.reason}. Use strategy="auto".'
             )
             raise OptionError(msg)
         return "direct", facts.engine
@@ -334,8 +326,8 @@ def prefetch_of_small(batch_bytes: int, *, copied: bool) -> int:
 def _can_group(facts: LoaderFacts) -> bool:
     """Return whether several batches can be read as one and taken apart."""
     # Rows of one shape only: of others a group cannot be taken apart by slices. And what is read at once must be here.
-    arrives = facts.arrival is not None and not facts.arrival.complete
-    return facts.uniform and not (arrives or facts.encoded or facts.decodes_targets or facts.per_sample)
+    apart = facts.encoded or facts.decodes_targets or facts.per_sample
+    return facts.uniform and facts.complete and not apart
 
 
 def _together(facts: LoaderFacts, batch_bytes: int, prefetch: int) -> int:
@@ -396,14 +388,14 @@ def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
     Raises:
         OptionError: rows wanted at random of a file of which some are not here.
     """
-    arrival, shuffle = facts.arrival, options.shuffle
-    if arrival is not None and not facts.sampled and shuffle in ("auto", None):
-        why = f"rows are shuffled in windows of {arrival.window_units:,} of the units that they come in"
-        return OrderChoice("arrival", f"{why}: {arrival.reason}", window_units=arrival.window_units)
-    if arrival is not None and not arrival.complete and (facts.sampled or shuffle):
+    layout, shuffle = facts.layout, options.shuffle
+    if layout is not None and not facts.sampled and shuffle in ("auto", None):
+        why = f"rows are shuffled in windows of {layout.window_units:,} of the units that they come in"
+        return OrderChoice("arrival", f"{why}: {layout.reason}", window_units=layout.window_units)
+    if layout is not None and not facts.complete and (facts.sampled or shuffle):
         at_random = "a sampler that draws" if facts.sampled else "shuffle=True"
         msg = (
-            f"{at_random} reads rows in any order, and some rows of this file are not here: {arrival.reason}. Use "
+            f"{at_random} reads rows in any order, and some rows of this file are not here: {layout.reason}. Use "
             'shuffle="auto", which visits every row once, in windows, or have all of it here first: without '
             "disk_limit=, or after data.wait()."
         )

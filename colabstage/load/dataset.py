@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.h5.arrival import Arrival
     from colabstage.h5.parts import Files
-    from colabstage.load.arrival import Arrival
     from colabstage.load.reading.fields import EngineChoice, Indices, TargetBatch
 
     _Base = Dataset[Any]

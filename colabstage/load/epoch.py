@@ -285,7 +285,12 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None,
             raise OptionError(msg)
         return SampledOrder(sampler, samples, seed)
     # An iterator has one pass, and every epoch needs one.
-    rows = _rows_of(sampler if is_listed else list(sampler), samples)
+    return chosen_order(sampler if is_listed else list(sampler), samples, shuffle=shuffle, seed=seed)
+
+
+def chosen_order(values: Any, samples: int, *, shuffle: bool | None, seed: int) -> ChosenRows:
+    """Return the order of some rows, shuffled or as they are listed; refused if nobody said which, `shuffle=None`."""
+    rows = _rows_of(values, samples)
     if shuffle is None:
         msg = (
             f"You chose {len(rows):,} of the {samples:,} rows of 'train', but not the order in which they are visited. "
@@ -300,7 +305,7 @@ def _rows_of(values: Any, samples: int) -> NDArray[np.intp]:
     try:
         return resolve_rows(np.asarray(values), samples)
     except (IndexError, TypeError, ValueError) as error:
-        msg = f"sampler has rows that cannot be read. {error}"
+        msg = f"The chosen rows cannot be read. {error}"
         raise OptionError(msg) from error
 
 

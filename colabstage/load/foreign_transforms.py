@@ -33,9 +33,8 @@ def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
             )
             raise OptionError(msg)
         return transform(x), y
-    if kind.__name__ in _OF_BATCHES:
-        mixed: tuple[Any, Any] = transform(x, y)
-        return mixed
+    if _mixes(transform):
+        return _mixed(transform, x, y)
     newer = ".v2" in kind.__module__
     if _moves_with(x, y) and (not newer or isinstance(y, dict)):
         remedy = 'leave out ragged="pad"' if newer else f"write torchvision.transforms.v2.{kind.__name__}(…)"
@@ -46,6 +45,33 @@ def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
     ]
     xs, ys = zip(*made, strict=True)
     return _joined(xs), _joined(ys)
+
+
+def _parts_of(transform: Any) -> list[Any]:
+    """Return the transforms that one is made of, if it is made of any."""
+    return list(getattr(transform, "transforms", ()))
+
+
+def _mixes(transform: Any) -> bool:
+    """Return whether a transform, or a part of it, mixes the samples of a batch."""
+    return type(transform).__name__ in _OF_BATCHES or any(map(_mixes, _parts_of(transform)))
+
+
+def _mixed(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Apply a transform that takes whole batches, or part by part a `Compose` that ends in one."""
+    parts, kind = _parts_of(transform), type(transform)
+    if kind.__name__ == "Compose":
+        for part in parts:
+            x, y = apply_foreign(part, x, y)
+        return x, y
+    if not all(map(_mixes, parts)):
+        msg = (
+            f"torchvision's {kind.__name__} has parts that take one sample and parts that mix a batch. Write "
+            "batch_transform=colabstage.transforms.Compose([…]) with those that mix at its end."
+        )
+        raise OptionError(msg)
+    made: tuple[Any, Any] = transform(x, y)
+    return made
 
 
 def _moves_with(x: Any, y: Any) -> bool:

@@ -59,7 +59,7 @@ from colabstage.load.epoch import (
     order_within,
     sampler_order,
 )
-from colabstage.load.partial import lasting_order
+from colabstage.load.partial import lasting_layout
 from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
 from colabstage.load.reading.fields import resolve_rows
 
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from colabstage.load.epoch import Order
     from colabstage.load.plan import LoaderArguments, LoaderPlan, Shuffle
     from colabstage.load.reading.memory import KeptImages
+    from colabstage.load.reading.reader import SplitReader
 
     _Base = DataLoader[Any]
 else:
@@ -151,17 +152,17 @@ def make_loader(
     # Such a sampler gives each rank rows of its own.
     by_itself = isinstance(asked.sampler, DistributedSampler) and asked.rank is None
     shard = Shard() if by_itself else choose_shard(asked.rank, asked.world_size)
-    arrival = units = dataset.reader.arrival
-    if arrival is not None and shard.world_size > 1 and not arrival.order_lasts:
+    layout = dataset.reader.layout
+    if layout is not None and shard.world_size > 1 and not layout.lasting:
         # Another rank may have waited until all was here, and must have the same order.
-        units = lasting_order(arrival)
-    seed = _seed_of(asked.seed, fixed=shard.world_size > 1 or by_itself or arrival is not None)
+        layout = lasting_layout(dataset.reader.path, layout)
+    seed = _seed_of(asked.seed, fixed=shard.world_size > 1 or by_itself or layout is not None)
     shown = _order_of_some(asked, dataset, rows, None if asked.shuffle is None else shuffle is not False, seed)
     some = shown if shown is None or rows is None else order_within(shown, rows)
     crop = None if asked.batch_transform is None else first_crop(asked.batch_transform)
     device = torch.device("cpu") if asked.device is None else usable_device(asked.device)
     facts = replace(
-        gather_facts(dataset.reader, crop_size=None if crop is None else crop.crop.target_size, units=units),
+        gather_facts(dataset.reader, layout, crop_size=None if crop is None else crop.crop.target_size),
         per_sample=dataset.per_sample,
         shard=shard,
         epoch_rows=None if some is None else some.count,
@@ -173,18 +174,15 @@ def make_loader(
         facts = replace(facts, device=DeviceFacts(device.type, facts.free_memory_bytes if free is None else free))
     plan = choose_loader(facts, batch_size, replace(asked, shuffle=shuffle))
     order = some or RowOrder(len(dataset), plan.order.name == "permutation", seed)
-    if plan.order.name == "arrival" and units is not None:
-        chosen = some.chosen if isinstance(some, ChosenRows) else None
-        order = order_of(units, dataset.split, plan.order.window_units, seed, chosen)
+    if plan.order.name == "arrival" and layout is not None:
+        order = order_of(layout, dataset.split, seed, some.chosen if isinstance(some, ChosenRows) else None)
     if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
         plan = _with_mixing(plan, dataset, order, batch_size * shard.world_size)
-    if plan.strategy == "memory":
-        # Now, so that an error comes where the loader is made. And a copy: the caller's dataset continues to read from
-        # the file.
-        dataset = copy.copy(dataset)
-        dataset.reader = dataset.reader.into_memory()
+    # Now, so that an error comes where the loader is made. The caller's dataset continues to read from the file.
+    reader = dataset.reader.into_memory() if plan.strategy == "memory" else dataset.reader
     machine = _Machine(
         plan,
+        reader,
         Schedule(order, batch_size, asked.drop_last, shard),
         Form(dataset, asked.ragged, asked.label_offset),
         Finish(dtype, asked.batch_transform),
@@ -291,7 +289,7 @@ def _build(machine: _Machine, rows: NDArray[np.intp] | None, shown: Order, *, dr
     """Make the loader. `rows`: those of a subset. `shown`: the order that frameworks find, who count and evaluate the
     subset's own rows, by their numbers in it. `drawn`: whether nobody chose the seed."""
     schedule, finish, shard = machine.schedule, machine.finish, machine.schedule.shard
-    view: Any = BatchDataset.over(machine.form.dataset, machine.form)
+    view: Any = BatchDataset.over(machine.form, machine.reader)
     loader = Loader(
         view if rows is None else Subset(view, rows.tolist()),
         schedule.batch_size,
@@ -329,6 +327,7 @@ class _Machine:
     """Make a loader's batches: `stage(ahead(scale(read(batches))))`."""
 
     plan: LoaderPlan
+    reader: SplitReader
     schedule: Schedule
     form: Form
     finish: Finish
@@ -343,7 +342,7 @@ class _Machine:
     """Memory with decoded images, which goes with the loader."""
 
     def __post_init__(self) -> None:
-        plan, reader = self.plan, self.form.dataset.reader
+        plan, reader = self.plan, self.reader
         on_gpu = self.device.type == "cuda" and not self.in_loop
         # One block with the consumer, one in the making, the others in between; with a GPU one that waits to be copied
         # there, and two that are.
@@ -386,9 +385,13 @@ class _Machine:
 
     def _pipeline(self, batches: Sequence[NDArray[np.intp]], epoch: int, demand: Demand) -> tuple[Any, Any, Any]:
         """Return what gives groups of batches, takes a group apart, and makes a batch of a part of it."""
-        dataset, finish, device = self.form.dataset, self.finish, self.device
+        reader, finish, device = self.reader, self.finish, self.device
         guard, sizes = StreamGuard(device), map(len, batches)
-        with_index = dataset.return_index
+        with_index = self.form.dataset.return_index
+        if self.form.dataset.per_sample and (self.resident is not None or self.crop is not None):
+            made_for = "samples on the device" if self.crop is None else "crops that are decoded alone"
+            msg = f"The dataset was given a transform after this loader was planned for {made_for}. Make a new loader."
+            raise OptionError(msg)
 
         def unpack_tensors(group: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
             guard.begin()
@@ -399,8 +402,8 @@ class _Machine:
             gathered = self.resident.groups(batches, self.plan.together, with_index=with_index)
             return gathered, unpack_tensors, guard.take
         if self.plan.keep is not None and self.plan.keep.most_bytes:
-            self.kept[:] = [dataset.reader.keep_images(self.plan.keep.most_bytes)]
-        crops = None if self.crop is None else CroppedInputs(dataset.reader, self.crop, self.seed, epoch)
+            self.kept[:] = [reader.keep_images(self.plan.keep.most_bytes)]
+        crops = None if self.crop is None else CroppedInputs(reader, self.crop, self.seed, epoch)
         groups = self.batcher.groups(batches, demand, crops)
 
         def complete(batch: tuple[Any, Any], rows: NDArray[np.intp]) -> tuple[Any, ...]:
@@ -433,14 +436,14 @@ class _Machine:
         stager = make_stager(device, self.stream)
         # One thread gathers while another has batches copied: 1.15 times as fast on an H100 with 16 cores. With images
         # of their own sizes, where threads that decode compete for Python's lock, it was 0.9 times.
-        dense = dataset.reader.row_shape is not None
+        dense = reader.row_shape is not None
         read: Batches[Any] = Ahead(whole, 1, _THREAD, demand) if dense else whole
         staged = stage_ahead(read, stager, depth, f"{_THREAD}-copy", demand)
         return staged, lambda one: unpack_tensors(stager.hand_out(one)), guard.take
 
     def _announce(self, batches: list[NDArray[np.intp]], epoch: int) -> Announced | None:
         """Say which rows are read now and in the next epoch, where some of them have to be brought here first."""
-        reader = self.form.dataset.reader
+        reader = self.reader
         if reader.arrival is None or reader.arrival.complete:
             return None
         return Announced(reader.arrival, reader.split, batches, lambda: self.schedule.rows_left(epoch + 1, 0))
@@ -501,13 +504,30 @@ class BatchDataset(dataset_h5):
     _form: Form
 
     @classmethod
-    def over(cls, dataset: dataset_h5, form: Form) -> BatchDataset:
-        """Return a view of the same rows; the dataset itself stays what it is."""
+    def over(cls, form: Form, reader: SplitReader) -> BatchDataset:
+        """Return a view of the same rows, read by `reader`; the dataset itself stays what it is."""
         view = cls.__new__(cls)
         # Not by the constructor, which would look at the file again.
-        view.__dict__.update(dataset.__dict__)
-        view._form = form
+        view.__dict__.update({**vars(form.dataset), "reader": reader, "_form": form})
         return view
+
+    @property
+    def transform(self) -> Callable[[Any], Any] | None:
+        """Return the dataset's: it may be exchanged there or here, as with a stock loader."""
+        return self._form.dataset.transform
+
+    @transform.setter
+    def transform(self, change: Callable[[Any], Any] | None) -> None:
+        self._form.dataset.transform = change
+
+    @property
+    def target_transform(self) -> Callable[[Any], Any] | None:
+        """Return the dataset's, as `transform`."""
+        return self._form.dataset.target_transform
+
+    @target_transform.setter
+    def target_transform(self, change: Callable[[Any], Any] | None) -> None:
+        self._form.dataset.target_transform = change
 
     def __getitem__(self, index: int | slice) -> Any:
         """Return one sample, as of the dataset; of a slice the list of its samples."""

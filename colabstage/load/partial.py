@@ -1,50 +1,44 @@
-"""A pack that is elsewhere, here in part or on its way: its files are found, by paths, addresses, a pattern or a link,
-and opened, and an `Arrival` brings its rows."""
+"""A pack that is elsewhere, here in part or on its way: an `Arrival` brings its rows."""
 
 from __future__ import annotations
 
-import glob
-import json
-import os
-import re
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, NotStagedError, OptionError, SourceNotFoundError
-from colabstage.h5.info import size_of_file
-from colabstage.h5.manifest import Manifest, manifest_path, parse_manifest, read_manifest
-from colabstage.h5.parts import PartName, check_files, find_parts
+from colabstage.errors import ColabstageError, NotStagedError
+from colabstage.h5.arrival import HandedOut, Readiness, UnitLayout
+from colabstage.h5.manifest import Manifest, read_manifest
+from colabstage.h5.parts import check_files
 from colabstage.io.files import BLOCK_BYTES, make_folder, write_json
 from colabstage.io.ownership import remove_vouched
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.progress import HandedOut, Readiness
-from colabstage.io.redaction import show_address
-from colabstage.io.units import NAMES_SHOWN, format_bytes, format_names, parse_bytes
+from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.io.workspace import short_digest
 from colabstage.load.arrival import visited_units
-from colabstage.load.places import bring_kept, find_fields, find_places
 from colabstage.sources.blocks import is_part
 from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, WholeFile
 from colabstage.sources.order import find_visits
-from colabstage.sources.parse import LocalSource, ShareSource, local_source, parse_source, read_local_dir, share_source
-from colabstage.sources.remote import given_up
-from colabstage.sources.remote_files import FileSource, read_small_file, remote_opener
+from colabstage.sources.pack_rows import bring_kept, find_fields, find_places
+from colabstage.sources.packs import find_files, find_manifest, label_of, name_files, source_of
+from colabstage.sources.parse import local_source, read_local_dir
+from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from colabstage.h5.arrival import Side
     from colabstage.h5.parts import Files
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.load.arrival import Arrival, Side
-    from colabstage.load.places import PackField, Places
     from colabstage.sources.in_part import Expected
+    from colabstage.sources.pack_rows import PackField, Places
     from colabstage.sources.parse import SingleSource
 
 # A window of more blocks mixes no better: rows of a split are in the order of a hash in the pack already.
@@ -58,8 +52,6 @@ _OPENERS = 8
 PARTS, PART_RECORD = "partial", "part.json"
 # Characters of a digest that tell contents apart.
 _CONTENT_LENGTH = 8
-# The address of all shards of a set, as packing reports it, or with a star.
-_SHARDS = re.compile(r"(?P<stem>.+)-(?:\*|\?{5})-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
 
 
 class PartialPack:
@@ -69,12 +61,8 @@ class PartialPack:
     the file will be when it is copied completely; `None` where there is never more of it here than a limit.
     """
 
-    # Whether a process that finds all of it here has the same units: they are blocks of the file.
-    order_lasts = True
     # What is done with rows, so that they are here.
     verb = "copied"
-    # A batch may wait for one block, whose rows are of all classes, and each block is a request.
-    first_units = together = 1
 
     def __init__(
         self,
@@ -84,18 +72,16 @@ class PartialPack:
         place: Path | None = None,
     ) -> None:
         """Take what `open_partial` or `open_restored` found out."""
-        self.file, self._fields, self.window_units, self._place = file, fields, window_units, place
+        self.file, self._fields, self._window_units, self._place = file, fields, window_units, place
         self.paths, self.path = file.paths, file.paths[0]
-        # Later epochs are ordered as usual where all of the file is here by then.
-        self.first_epoch_only = place is not None
         self.handed_out = HandedOut()
         self._places: dict[str, Places] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._place is None or isinstance(self.file, WholeFile):
-            return PartialPack, (self.file, self._fields, self.window_units, self._place)
+            return PartialPack, (self.file, self._fields, self._window_units, self._place)
         # By the time that another process unpickles it, the copy may be complete and in its place.
-        return _reopen, (self.file.__reduce__()[1], self._fields, self.window_units, self._place)
+        return _reopen, (self.file.__reduce__()[1], self._fields, self._window_units, self._place)
 
     @property
     def place(self) -> Path:
@@ -103,11 +89,21 @@ class PartialPack:
         return self._place or self.path
 
     @property
-    def readable_path(self) -> Path | None:
-        """Return where the file can be opened now, of one that moves to its place."""
-        if self._place is None:
-            return None
-        return self.path if self.path.exists() else self._place
+    def layout(self) -> UnitLayout:
+        """Return the blocks that rows are in. A batch may wait for one, whose rows are of all classes, and each is a
+        request."""
+        files, limit = self.file.files, self.file.limit
+        of_all = f"{format_bytes(files.size)} in {files.blocks:,} of them"
+        why = "" if isinstance(self.file, WholeFile) else ", copied from the cache"
+        why = why if limit is None else f", disk_limit={format_bytes(limit)}"
+        return UnitLayout(
+            lambda split: self._of(split).units,
+            self._window_units,
+            f"blocks of {format_bytes(files.block_bytes)}; {of_all}{why}",
+            self._place,
+            # Later epochs are ordered as usual where all of the file is here by then.
+            first_epoch_only=self._place is not None,
+        )
 
     @property
     def bar(self) -> tuple[str, int, str]:
@@ -124,7 +120,7 @@ class PartialPack:
         """Tell how many rows are here completely."""
         splits = {field.split for field in self._fields}
         here = [self._of(split).count_here(self.file.state) for split in splits]
-        return Readiness(sum(here), sum(len(self.units(split)) for split in splits))
+        return Readiness(sum(here), sum(len(self._of(split).units) for split in splits))
 
     def check(self) -> None:
         """Raise the error that ended fetching, if there is one."""
@@ -154,15 +150,6 @@ class PartialPack:
         return self.file.complete and (self._place in (None, self.path) or not self.path.exists())
 
     @property
-    def reason(self) -> str:
-        """Return the reason for the size of windows."""
-        files, limit = self.file.files, self.file.limit
-        of_all = f"{format_bytes(files.size)} in {files.blocks:,} of them"
-        why = "" if isinstance(self.file, WholeFile) else ", copied from the cache"
-        why = why if limit is None else f", disk_limit={format_bytes(limit)}"
-        return f"blocks of {format_bytes(files.block_bytes)}; {of_all}{why}"
-
-    @property
     def figures(self) -> dict[str, int]:
         """Return bytes `fetched` and `evicted` since this was opened, `kept` from before, `here`, and on the `disk`."""
         return self.file.figures
@@ -172,16 +159,12 @@ class PartialPack:
         """Return why nothing comes at present although it is still asked for; "" where it does."""
         return self.file.waits_for
 
-    def units(self, split: str) -> NDArray[np.intp]:
-        """Return the first and the last block of each row, `(N, 2)`, counted from 0."""
-        return self._of(split).units
-
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
     ) -> Expectations:
         """Fetch rows in the order in which they will be read, as `Arrival.expect`."""
         # Where the whole file is copied, all of it is here by the time that `then` is read.
-        return Expectations(self, self._of(split), rows, None if self.first_epoch_only else then)
+        return Expectations(self, self._of(split), rows, None if self._place is not None else then)
 
     def hold(
         self, split: str, rows: NDArray[np.intp], *, side: Side = "row", cancellation: Cancellation | None = None
@@ -219,8 +202,9 @@ class Expectations:
         if then is not None:
             threading.Thread(target=self._follow, args=(then,), name="colabstage-next-epoch", daemon=True).start()
 
-    def reached(self, rows: int) -> None:
+    def reached(self, rows: int, waited_s: float = 0.0) -> None:
         """Record how many rows have been read."""
+        self._pack.handed_out.note(max(0, rows - self._done), waited_s)
         # Kept, because the next epoch's expectation may be told only later.
         self._done = rows
         self._begun.set()
@@ -253,7 +237,7 @@ class Expectations:
 
     def _tell(self, rows: NDArray[np.intp], after: int) -> Expected | None:
         places, blocks = self._places.uses(rows)
-        gap = self._places.gap * self._pack.window_units
+        gap = self._places.gap * self._pack._window_units
         return self._pack.file.expect(find_visits(places + after, blocks, gap))
 
 
@@ -297,7 +281,7 @@ def open_partial(
         try:
             manifests = manifests or pool.run(find_manifest, wanted_files)
             pool.results([opening])
-            wanted = FileSet(_name_files(sources, manifests), _label_of(files, sources))
+            wanted = FileSet(name_files(sources, manifests), label_of(files, sources))
             folder = _folder_of(sources, base, wanted.digest[:_CONTENT_LENGTH])
             make_folder(folder)
             # For the list of datasets: blocks alone do not say what they are of.
@@ -326,22 +310,19 @@ def open_whole(place: Path) -> PartialPack | None:
     return None if manifest is None else _open_pack(_whole_file(place, manifest), place)
 
 
-def lasting_order(arrival: Arrival) -> Arrival:
-    """Return what tells the units of a file as every process finds them, also once all of it is here.
+def lasting_layout(path: Path, layout: UnitLayout) -> UnitLayout:
+    """Return the units of a file as every process finds them, also once all of it is here.
 
     Of a file that is being packed these are the blocks of the finished one, whose layout it has from the beginning.
     """
-    if arrival.order_lasts:
-        return arrival
-    path = arrival.readable_path
-    assert path is not None
+    place = layout.place or path
     try:
         size = path.stat().st_size
     except FileNotFoundError:
-        # It got its own name between the two lines above.
-        return lasting_order(arrival)
+        # It got its own name since it was opened.
+        path, size = place, place.stat().st_size
     # Nobody reads rows by it, so hashes are not needed.
-    return _open_pack(_whole_file(path, Manifest(size, BLOCK_BYTES, ("",) * -(-size // BLOCK_BYTES))), path)
+    return _open_pack(_whole_file(path, Manifest(size, BLOCK_BYTES, ("",) * -(-size // BLOCK_BYTES))), path).layout
 
 
 def _one_file(source: SingleSource, manifest: Manifest, name: str) -> FileSet:
@@ -403,127 +384,3 @@ def _open_pack(file: BlockwiseFile | WholeFile, place: Path | None = None) -> Pa
     except BaseException:
         file.close()
         raise
-
-
-def find_files(files: Files) -> list[tuple[SingleSource, SingleSource]]:
-    """Find the files of a pack, each with its manifest; a link to a shared folder is opened for that. With a file on
-    this machine or a mount it is the file once more, since its manifest is found by its path."""
-    addresses = _addresses_of(files)
-    sources = [source_of(address) for address in addresses]
-    if len(sources) == 1 and isinstance(sources[0], ShareSource):
-        return _find_shared(sources[0])
-    return [(source, _beside(source, address)) for source, address in zip(sources, addresses, strict=True)]
-
-
-def _addresses_of(files: Files) -> list[str | os.PathLike[str]]:
-    """Return the path or address of each file."""
-    if not isinstance(files, str | os.PathLike):
-        found = list(files)
-        if not found:
-            msg = "The list of files is empty; expected at least one packed file."
-            raise OptionError(msg)
-        return found
-    text = os.fspath(files)
-    if "://" not in text:
-        return [*find_parts(files)] if glob.has_magic(text) else [files]
-    # An address cannot be listed everywhere, but that of a set tells how many files there are.
-    shards = _SHARDS.fullmatch(text)
-    if shards is None:
-        return [files]
-    count = int(shards["count"])
-    if not count:
-        msg = f"'{show_address(text)}' names a set of no files."
-        raise OptionError(msg)
-    return [f"{shards['stem']}-{number:05}-of-{count:05}{shards['rest']}" for number in range(count)]
-
-
-def source_of(address: str | os.PathLike[str]) -> FileSource:
-    source = parse_source(address)
-    if not isinstance(source, FileSource):
-        msg = f"disk_limit= is for packed files; '{source.label}' is none. Give its path or address."
-        raise OptionError(msg)
-    return source
-
-
-def _beside(source: SingleSource, address: str | os.PathLike[str]) -> SingleSource:
-    """Return where the manifest of a file is."""
-    if isinstance(source, LocalSource):
-        return source
-    if isinstance(source, ShareSource):
-        msg = (
-            f"'{source.label}' is a share link in a list. Give the link to the shared folder that has all files, alone."
-        )
-        raise OptionError(msg)
-    # Signed addresses have their signature behind the path, and it has to stay there.
-    before, mark, query = os.fspath(address).partition("?")
-    return source_of(f"{before}.json{mark}{query}")
-
-
-def _find_shared(source: ShareSource) -> list[tuple[SingleSource, SingleSource]]:
-    """Find the one pack in a shared folder, or all shards of the one set."""
-    from colabstage.sources.gdrive import SharedFolder, open_share
-
-    with given_up():
-        found = open_share(source.link)
-    if not isinstance(found, SharedFolder):
-        found.close()
-    files = found.files if isinstance(found, SharedFolder) else {}
-    shared = {name: share_source(link) for name, link in files.items()}
-    packs = {name: one for name, one in shared.items() if f"{name}.json" in shared}
-    sets = {PartName.of(Path(name)).dataset for name in packs}
-    if not packs:
-        msg = (
-            f"'{source.label}' leads to no packed file with its manifest. Share a folder that holds both, NAME.h5 and "
-            "NAME.h5.json, and give the link to that folder."
-        )
-        raise SourceNotFoundError(msg)
-    if len(sets) > 1:
-        some = format_names(sorted(packs)[:NAMES_SHOWN], len(packs))
-        msg = f"'{source.label}' holds several packs ({some}). Share a folder that holds one, and give its link."
-        raise OptionError(msg)
-    in_order = sorted(packs, key=lambda name: PartName.of(Path(name)))
-    return [(packs[name], shared[f"{name}.json"]) for name in in_order]
-
-
-def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
-    """Read the manifest of a packed file, as `find_files` found both; an error where one is missing."""
-    source, beside = wanted
-    if isinstance(source, LocalSource):
-        found, label = read_manifest(source.path), str(manifest_path(source.path))
-    else:
-        label, told = beside.label, None
-        # A manifest of another version has hashes that the blocks do not have.
-        with suppress(SourceNotFoundError, ValueError, RecursionError):
-            told = json.loads(read_small_file(beside))
-        found = parse_manifest(told, label)
-    if found is None:
-        # Where the file is missing too, that is what is wrong: of a bucket or address it also says what is there.
-        if isinstance(source, LocalSource):
-            size_of_file(source.path)
-        else:
-            remote_opener(source)().close()
-        msg = (
-            f"'{label}' is not there, or is incomplete, so nothing would tell a block of '{source.label}' that "
-            "came wrong. Publish both files together; packs that colabstage made have one beside them."
-        )
-        raise SourceNotFoundError(msg)
-    return found
-
-
-def _label_of(files: Files, sources: Sequence[SingleSource]) -> str:
-    """Return what files are called in messages."""
-    # Of a shared folder that is its link, and not that of a file in it.
-    if isinstance(files, str | os.PathLike) and isinstance(sources[0], ShareSource):
-        return source_of(files).label
-    more = f" and {len(sources) - 1:,} more" if len(sources) > 1 else ""
-    return f"{sources[0].label}{more}"
-
-
-def _name_files(sources: Sequence[SingleSource], manifests: Sequence[Manifest]) -> list[FileOfSet]:
-    """Give each file the name of its local part, which no other one has."""
-    names = [f"{one.name.removesuffix('.h5')}.h5" for one in sources]
-    if len(sources) == 1:
-        names = [f"{sources[0].name}.h5"]
-    elif len(set(names)) < len(names):
-        names = [f"{number:05}-{name}" for number, name in enumerate(names)]
-    return [FileOfSet(*one) for one in zip(sources, names, manifests, strict=True)]

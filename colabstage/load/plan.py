@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     import torch
-    from numpy.typing import DTypeLike
+    from numpy.typing import ArrayLike, DTypeLike
 
     from colabstage.load.batch import Ragged
     from colabstage.load.reading.fields import EngineChoice
@@ -107,7 +107,7 @@ class LoaderArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayOptions:
-    """Say which batches `to_keras` and `to_tf_data` make.
+    """Say which batches `to_keras`, `to_tf_data` and `to_numpy` make.
 
     Args:
         shuffle: visit the samples in a random order that changes with each epoch. By default only `train` is shuffled,
@@ -115,6 +115,10 @@ class ArrayOptions:
             `fit(shuffle=True)` takes the batches in random order, except on TensorFlow's backend.
         seed: seed of the random order, combined with the epoch. By default it is drawn from numpy's generator, which
             `keras.utils.set_random_seed` seeds; it is 0 for rows that are still arriving.
+        rows: the samples that are visited, all by default: their numbers in a list or an array, such as one fold's. Of
+            `train` they are as often held out as trained on, so `shuffle` has to say how they are visited.
+        sample_weight: a weight for each sample of the split, which becomes the third part of a batch, as Keras takes
+            it.
         drop_last: leave out a last batch that is not full.
         dtype: floating-point dtype of x; uint8 and uint16 are scaled to [0, 1].
         one_hot: turn class indices into one-hot vectors along a last axis: the number of classes, or `"auto"` for the
@@ -126,6 +130,8 @@ class ArrayOptions:
 
     shuffle: bool | None = None
     seed: int | None = None
+    rows: ArrayLike | None = None
+    sample_weight: ArrayLike | None = None
     drop_last: bool = False
     dtype: DTypeLike | None = None
     one_hot: int | Literal["auto"] | None = None
@@ -138,6 +144,8 @@ class ArrayArguments(TypedDict, total=False):
 
     shuffle: bool | None
     seed: int | None
+    rows: ArrayLike | None
+    sample_weight: ArrayLike | None
     drop_last: bool
     dtype: DTypeLike | None
     one_hot: int | Literal["auto"] | None
@@ -153,7 +161,7 @@ TORCH_REMEDIES = {
     "generator": "Write seed=generator.initial_seed().",
     "pin_memory": 'Write device="cuda": batches come through pinned memory.',
     **dict.fromkeys(
-        ("batch_sampler", "collate_fn", "worker_init_fn", "multiprocessing_context", "persistent_workers"),
+        ("batch_sampler", "collate_fn", "worker_init_fn", "timeout", "multiprocessing_context", "persistent_workers"),
         f"A stock loader has it and reads whole batches too: {STOCK_LOADER}.",
     ),
 }

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.h5.arrival import Arrival
     from colabstage.h5.info import FieldInfo, PackInfo
-    from colabstage.load.arrival import Arrival
     from colabstage.load.dataset import dataset_h5
 
     # Everything that contains samples to show; a path may be a pattern that several files match.

@@ -17,8 +17,9 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -31,9 +32,10 @@ from colabstage.errors import (
     error_from_json,
     error_to_json,
 )
+from colabstage.h5.arrival import HandedOut, Readiness, UnitLayout
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.files import reserve
-from colabstage.io.progress import SYSTEM_CLOCK, HandedOut, Readiness
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.workspace import owner_is_alive, owner_token, remove_own
 from colabstage.pack.journal import BLOCK_SAMPLES, KEPT_AFTER
 
@@ -43,7 +45,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Cancellation, Expectation
+    from colabstage.h5.arrival import Expectation, Side
+    from colabstage.io.progress import Cancellation
 
 # What one request may bring of a far archive. Its round trip is hidden by those beside it as long as it is not too
 # short: with 16 of them and 0.4 s, 2.5 MB keep a line of 100 MB/s busy.
@@ -194,7 +197,7 @@ class Needs:
 
     def add(self, rows: NDArray[np.int64], units: NDArray[np.int32]) -> _Need:
         """Add rows that a reader will read, in order, and the unit of each; both may be repeated."""
-        need = _Need(self, rows[:FIRST_ROWS].copy(), units_in_turn(units))
+        need = _Need(rows[:FIRST_ROWS].copy(), units_in_turn(units))
         with self._lock:
             self._needs.append(need)
         self._announce()
@@ -221,33 +224,33 @@ class Needs:
         self._changed(turns, np.concatenate([need.first for need in needs])[by_turn])
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class _Need:
-    """The units that one reader will read, each once, in order, and the `first` of its rows."""
+    """The first rows that one reader will read, and the units of all, each once, in order."""
 
-    def __init__(self, needs: Needs, first: NDArray[np.int64], units: NDArray[np.intp]) -> None:
+    first: NDArray[np.int64]
+    units: NDArray[np.intp]
+
+
+class _Expected:
+    """Rows that one reader announced: counted as they are handed out, and needed until it is closed."""
+
+    def __init__(self, handed_out: HandedOut, needs: Needs | None, need: _Need | None) -> None:
         # A finalizer of the reader refers to this object. A strong reference would keep the packing alive, and with it
         # the reader.
-        self._needs = weakref.ref(needs)
-        self.first, self.units = first, units
+        self._needs = None if needs is None else weakref.ref(needs)
+        self._handed_out, self._need, self._done = handed_out, need, 0
 
-    def reached(self, rows: int) -> None:
-        """Do nothing, because rows that were read have been packed."""
-
-    def close(self) -> None:
-        """Remove it. Calling this twice is fine."""
-        needs = self._needs()
-        if needs is not None:
-            needs.drop(self)
-
-
-class _Nothing:
-    """An expectation without effect."""
-
-    def reached(self, rows: int) -> None:
-        pass
+    def reached(self, rows: int, waited_s: float = 0.0) -> None:
+        """Count rows that were read; packing needs no word of it, as they have been packed."""
+        self._handed_out.note(max(0, rows - self._done), waited_s)
+        self._done = rows
 
     def close(self) -> None:
-        pass
+        """Remove the need. Calling this twice is fine."""
+        needs = None if self._needs is None else self._needs()
+        if needs is not None and self._need is not None:
+            needs.drop(self._need)
 
 
 _HEAD_BYTES = 16_384
@@ -396,26 +399,20 @@ class ArrivalPlan(NamedTuple):
 
 
 class PackArrival:
-    """The `load.arrival.Arrival` of a pack that is being written.
+    """The `h5.arrival.Arrival` of a pack that is being written.
 
     Thread-safe; can be pickled, and works after a fork. What readers expect changes the order of packing only in the
     process that packs.
     """
 
-    # Only the first epoch is read unit by unit: at its end the whole split is there.
-    first_epoch_only = True
-    # Once all is packed, nobody knows any more how the source was laid out.
-    order_lasts = False
     verb = "packed"
-    reason = "the source is packed while it is read, neighbours together"
-    first_units = FIRST_UNITS
 
     def __init__(
         self, data: Path, place: Path, rows: RowMap, path: Path, splits: Mapping[str, SplitRows], *, plan: ArrivalPlan
     ) -> None:
         """Take the file while it is written, and where it will be; the map, and its path."""
         self.path, self.place = data, place
-        self.unit, self.window_units, self.together, self._knows_targets = plan
+        self._plan, self.unit = plan, plan.unit
         self._map_path, self._splits = path, dict(splits)
         self._map: RowMap | None = rows
         self.handed_out = HandedOut()
@@ -455,10 +452,19 @@ class PackArrival:
             raise self._map.failure(self.unit)
 
     @property
-    def readable_path(self) -> Path:
-        """Return where the file can be opened now."""
-        # The temporary name disappears when the file gets its own, a moment before the map says so.
-        return self.path if self.path.exists() else self.place
+    def layout(self) -> UnitLayout:
+        """Return the units of the source. Only the first epoch is read unit by unit: at its end the whole split is
+        there, and once all is packed, nobody knows any more how the source was laid out."""
+        return UnitLayout(
+            lambda split: number_units(self._splits[split].units),
+            self._plan.window_units,
+            "the source is packed while it is read, neighbours together",
+            self.place,
+            first_units=FIRST_UNITS,
+            together=self._plan.together,
+            first_epoch_only=True,
+            lasting=False,
+        )
 
     @property
     def bar(self) -> tuple[str, int, str]:
@@ -477,10 +483,6 @@ class PackArrival:
         rows = self._rows()
         return Readiness(total if rows is None else rows.here, total)
 
-    def units(self, split: str) -> NDArray[np.intp]:
-        """Return the unit of each row, `(N,)`; counted from 0 without those of other splits alone."""
-        return number_units(self._splits[split].units)
-
     def row_states(self, split: str) -> NDArray[np.uint8]:
         """Return the `RowState` of each row of a split, uint8 `(N,)`; it changes while they arrive."""
         start, units = self._splits[split]
@@ -494,9 +496,9 @@ class PackArrival:
         # `then`, what is read after these, is not needed: by that time the whole split is there.
         # After a fork the thread that packs belongs to another process.
         if self._needs is None or os.getpid() != self._pid or self.complete:
-            return _Nothing()
+            return _Expected(self.handed_out, None, None)
         known = self._splits[split]
-        return self._needs.add(known.start + rows, known.units[rows])
+        return _Expected(self.handed_out, self._needs, self._needs.add(known.start + rows, known.units[rows]))
 
     @contextlib.contextmanager
     def hold(
@@ -504,12 +506,12 @@ class PackArrival:
         split: str,
         rows: NDArray[np.intp],
         *,
-        side: Literal["row", "targets"] = "row",
+        side: Side = "row",
         cancellation: Cancellation | None = None,
     ) -> Iterator[None]:
         """Wait until these rows are in their places, where they stay."""
         known = self._rows()
-        if known is not None and not (side == "targets" and self._knows_targets):
+        if known is not None and not (side == "targets" and self._plan.knows_targets):
             self._wait(known, self._splits[split].start + np.asarray(rows), cancellation)
         try:
             yield

@@ -2,8 +2,9 @@
 
 A part of the samples of a planned job is a job as well, which is how shards are made.
 
-What resizes images is planned by whether torch is installed, because importing it may take two seconds. That is done
-before the first read (`settled`), and if torch turns out to be unusable, Pillow resizes.
+What takes long is planned by an estimate, and done before the first sample is read (`settled`): text is tokenized, the
+images in Parquet are measured where they are kept as files, and torch is imported; if it turns out to be unusable,
+Pillow resizes.
 
 A plan goes by a few samples. If another one contradicts it, `ReplanError` says how to plan again, and packing starts
 over.
@@ -238,7 +239,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options)))
     facts: Sequence[ImageFacts] = ()
     if options.prepare is not None:
-        table = prepared_table(table, options.prepare, options.image)
+        table = prepared_table(completed(table), options.prepare, options.image)
     elif needs_facts(table, options):
         # Items of a Python dataset are taken in order, each once, and the first ones are kept for packing.
         facts = look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
@@ -344,14 +345,35 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
 
 
 def settled(job: PackJob) -> PackJob:
-    """Return the job with a resizer that works, importing torch where the plan has it."""
+    """Return the job with samples that are all known, and a resizer that works, importing torch where the plan has
+    it."""
+    # Pixels have places whatever the length of their files.
+    if job.plan.encoding == "arrays":
+        job = _completed(job, job.options)
+    elif job.plan.encoding == "encoded":
+        job = _completed(job, replace(job.options, encoding="encoded"))
     if job.plan.resizer != "torch" or can_torch_resize():
         return job
     return replace(job, plan=replace(job.plan, resizer="pillow"))
 
 
+def _completed(job: PackJob, options: PackOptions) -> PackJob:
+    """Return the job with what only the contents of its samples say, planned by some options."""
+    if job.table.complete is None:
+        return job
+    table = completed(job.table)
+    plan = plan_pack(table, options, facts=(), free_bytes=None)
+    return replace(job, table=table, plan=replace(plan, reason=job.plan.reason))
+
+
+def completed(table: SampleTable) -> SampleTable:
+    """Return a table of which everything is known, reading contents where needed."""
+    return table if table.complete is None else table.complete(table)
+
+
 def keeps_files(job: PackJob) -> PackJob:
     """Return the same job with the original image files stored, as for images that differ in size."""
+    job = replace(job, table=completed(job.table))
     encoded = plan_pack(job.table, replace(job.options, encoding="encoded"), facts=(), free_bytes=None)
     return replace(job, plan=replace(encoded, reason=why_kept(image_options(job.table, job.options))))
 

@@ -38,6 +38,7 @@ from colabstage.pack.job import (
     CallersDataset,
     PackJob,
     ReplanError,
+    completed,
     open_source,
     plan_job,
     settled,
@@ -270,7 +271,7 @@ def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
         table: SampleTable = unpickler.load()
         is_same = _is_listed(table, opened)
     else:
-        table = opened.find()
+        table = completed(opened.find())
         is_same = _hash_table(hashlib.sha256(), table) == task.digest
         table = take_rows_of_table(table, task.rows.chosen) if is_same else table
     if not is_same:

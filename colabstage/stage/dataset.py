@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from colabstage.errors import CancelledError, NotStagedError, OptionError, ended
+from colabstage.h5.arrival import Readiness
 from colabstage.io.arguments import takes
 from colabstage.io.boundary import typed
 from colabstage.io.environment import logger_of
-from colabstage.io.progress import Readiness
 from colabstage.io.report import Report, Row, Table, facts
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
 from colabstage.io.whole_imports import whole_imports
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.frameworks.keras_dataset import KerasBatches
+    from colabstage.load.frameworks.numpy_loader import NumpyLoader
     from colabstage.load.loader import Loader
     from colabstage.load.partial import PartialPack
     from colabstage.load.plan import ArrayArguments, LoaderArguments
@@ -349,6 +350,25 @@ class StagedDataset:
         from colabstage.load.frameworks.arrays import to_keras
 
         return to_keras(self._reader(split), batch_size, **arguments)
+
+    @takes(ArrayOptions, remedies={"batch_size": 'Write data.to_numpy("train", 64); training depends on it.'})
+    def to_numpy(self, split: str, batch_size: int, **arguments: Unpack[ArrayArguments]) -> NumpyLoader:
+        """Return batches of a split as numpy arrays, as `to_numpy` makes them; without torch.
+
+        >>> for x, y in data.to_numpy("train", 64):  # doctest: +SKIP
+        ...     state = train_step(state, x, y)
+
+        Args:
+            split: its name, such as `"train"`; `data.splits` has them.
+            batch_size: samples in a batch; the last one of an epoch may have fewer.
+            **arguments: as of `colabstage.to_numpy`.
+
+        Raises:
+            SplitNotFoundError, OptionError: as `data[split]` and `to_numpy`.
+        """
+        from colabstage.load.frameworks.numpy_loader import to_numpy
+
+        return to_numpy(self._reader(split), batch_size, **arguments)
 
     @takes(ArrayOptions, remedies={"batch_size": 'Write data.to_tf_data("train", 64); training depends on it.'})
     def to_tf_data(self, split: str, batch_size: int, *, epoch: int = 0, **arguments: Unpack[ArrayArguments]) -> Any:

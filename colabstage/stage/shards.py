@@ -25,7 +25,6 @@ from colabstage.io.progress import Cancellation, NullProgress, start_at
 from colabstage.io.units import format_bytes, format_count, parse_bytes
 from colabstage.io.workspace import find_orphans, open_workspace, remove_own, unless
 from colabstage.load.partial import forget_parts
-from colabstage.load.places import LEAST_BLOCKS
 from colabstage.machine.resources import check_space
 from colabstage.pack.execute import notes_on_losses, run_pack
 from colabstage.pack.job import ReplanError, keeps_files, prepare_pack, settled
@@ -35,6 +34,7 @@ from colabstage.pack.shards import set_report, shard_job, shard_names, write_sha
 from colabstage.pack.stream import MemberRanges
 from colabstage.sources.identity import compare_states
 from colabstage.sources.in_part import fixed_bytes
+from colabstage.sources.pack_rows import LEAST_BLOCKS
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.stage.cache import CachedPack, find_shards
 from colabstage.stage.places import look_at_file

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError, WorkersLostError, said_by
+from colabstage.h5.arrival import Arrival
 from colabstage.h5.info import read_info
 from colabstage.io.progress import (
     SYSTEM_CLOCK,
@@ -29,7 +30,7 @@ from colabstage.io.progress import (
 )
 from colabstage.io.units import format_duration, format_rate
 from colabstage.io.whole_imports import whole_imports
-from colabstage.load.arrival import Arrival, UnitOrder, even_window
+from colabstage.load.arrival import UnitOrder, even_window
 from colabstage.load.epoch import Shard
 from colabstage.load.partial import open_whole
 from colabstage.pack.stream import PackStream
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from colabstage.h5.arrival import HandedOut, Readiness
     from colabstage.h5.info import PackInfo
-    from colabstage.io.progress import Progress, ProgressStep, Readiness
+    from colabstage.io.progress import Progress, ProgressStep
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.partial import PartialPack
     from colabstage.stage.dataset import StageReport
@@ -92,6 +94,10 @@ class Arriving(Arrival, Protocol):
 
     @property
     def ready(self) -> Readiness: ...
+
+    @property
+    def handed_out(self) -> HandedOut:
+        """What readers have received."""
 
     @property
     def bar(self) -> tuple[str, int, str]:
@@ -211,7 +217,8 @@ class BackgroundPack:
         for is_last in (False, True):
             self.arrival.check()
             try:
-                return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
+                path = self.arrival.path if self.arrival.path.exists() else self.arrival.place
+                return dataset_h5(path, split=split, arrival=self.arrival)
             except (SourceNotFoundError, FileNotFoundError):
                 if is_last:
                     raise

@@ -402,9 +402,11 @@ class Tree(Closing):
             self.source.close()
 
 
-def only_line(tree: Tree, part: str) -> str:
-    """Return the argument that stages a part of a tree, a folder or file by its name in it, for messages."""
-    return f"only={tree.prefix + part!r}"
+def only_line(tree: Tree, *parts: str) -> str:
+    """Return the argument that stages parts of a tree, folders and files by their names in it or patterns, for
+    messages."""
+    found = [tree.prefix + part for part in parts]
+    return f"only={found if len(found) > 1 else found[0]!r}"
 
 
 def unknown_entry(tree: str, name: str) -> SourceReadError:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 ROWS, BATCH, SEED, EPOCHS = 23, 4, 3, 2
 STRATEGIES = ["direct", "memory", "device"]
-FRAMEWORKS = {"keras": "keras", "tf.data": "tensorflow"}
+FRAMEWORKS = {"keras": "keras", "tf.data": "tensorflow", "numpy": "numpy"}
 Epochs = list[list[list[int]]]
 
 
@@ -115,7 +115,7 @@ def test_floats(strategy: Any, dtype: str, path: Path) -> None:
 
 def frameworks(path: str) -> dict[str, Epochs]:
     """The rows that Keras and tf.data get; called in a process of its own, as they stay where they are imported."""
-    from colabstage import to_keras, to_tf_data
+    from colabstage import to_keras, to_numpy, to_tf_data
 
     def rows(batches: Any) -> list[list[int]]:
         found = []
@@ -126,9 +126,11 @@ def frameworks(path: str) -> dict[str, Epochs]:
         return found
 
     by_keras, by_tensorflow = to_keras(path, BATCH, seed=SEED), to_tf_data(path, BATCH, seed=SEED)
+    by_numpy = to_numpy(path, BATCH, seed=SEED)
     return {
         "keras": [rows(by_keras[number] for number in range(len(by_keras))) for _ in range(1)],
         "tf.data": [rows(by_tensorflow) for _ in range(EPOCHS)],
+        "numpy": [rows(by_numpy) for _ in range(EPOCHS)],
     }
 
 

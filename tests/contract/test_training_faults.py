@@ -336,6 +336,23 @@ def test_torchvision_draws_for_each_image(path: Path, step: str) -> None:
 
 
 @needs("torchvision")
+@pytest.mark.parametrize("how", ["a choice", "after a flip"])
+def test_torchvisions_mixing_takes_whole_batches(path: Path, how: str) -> None:
+    """CutMix or MixUp, by choice as torchvision's page has it, or behind a transform of single images."""
+    from torchvision.transforms import v2
+
+    mixing = v2.RandomChoice([v2.CutMix(num_classes=40), v2.MixUp(num_classes=40)])
+    steps = {"a choice": mixing, "after a flip": v2.Compose([v2.RandomHorizontalFlip(), mixing])}
+    torch.manual_seed(0)
+    batches = list(make_loader(dataset_h5(path), 20, dtype="float32", batch_transform=steps[how]))
+    for _, y in batches:
+        assert y.shape == (20, 40)
+        torch.testing.assert_close(y.sum(1), torch.ones(20))
+    # A flip is drawn for each image: in some the bright half is on the other side.
+    assert (len({float(x[0, 0, 0]) for xs, _ in batches for x in xs}) > 1) == (how == "after a flip")
+
+
+@needs("torchvision")
 def test_no_class_is_background_to_torchvisions_detectors(tmp_path: Path) -> None:
     """Boxes come "as torchvision's detection models take them"."""
     from torchvision.models import detection

@@ -235,7 +235,7 @@ def check_foreign_files(count: int, seed: int) -> ForeignOutcome:
 
 
 def _check(folder: Path, told: str, outcome: ForeignOutcome) -> None:
-    truth = {side: _truth(folder / "main.h5", side) for side in ("X_train", "Y_train")}
+    truth = truth_of(folder / "main.h5")
     missing = "is gone" in told
     try:
         readers = list(_each_engine(folder / "main.h5"))
@@ -243,7 +243,7 @@ def _check(folder: Path, told: str, outcome: ForeignOutcome) -> None:
             _compare(reader, truth, told)
     except ColabstageError as error:
         # h5py gives zeros for what is gone, which nobody may.
-        if not missing and _is_plain(truth):
+        if not missing and is_plain(truth):
             msg = f"{told}: h5py reads it, and it was refused: {error}"
             raise ForeignFileError(msg) from error
         outcome.refused[type(error).__name__] += 1
@@ -258,6 +258,11 @@ def _check(folder: Path, told: str, outcome: ForeignOutcome) -> None:
     outcome.readings += _compare_packed(folder, truth, told)
 
 
+def truth_of(path: Path) -> dict[str, Any]:
+    """Return what h5py reads of both sides, as `_truth`."""
+    return {side: _truth(path, side) for side in ("X_train", "Y_train")}
+
+
 def _truth(path: Path, side: str) -> Any:
     """Return all values of one side as h5py has them; `None` where there is none, and a text where it cannot read
     them."""
@@ -268,7 +273,8 @@ def _truth(path: Path, side: str) -> Any:
         return str(error)
 
 
-def _is_plain(truth: dict[str, Any]) -> bool:
+def is_plain(truth: dict[str, Any]) -> bool:
+    """Return whether both sides are numbers, of as many samples."""
     x, y = truth["X_train"], truth["Y_train"]
     plain = [isinstance(one, np.ndarray) and one.ndim > 0 and one.dtype.kind in "biufc" for one in (x, y)]
     return plain[0] and (y is None or plain[1]) and (y is None or len(x) == len(y))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import Tree
 
 read_image_folder = functools.partial(detect_layout, layout="image_folder")
+read_any = functools.partial(detect_layout, layout="auto")
 read_detection = functools.partial(detect_layout, layout="detection")
 
 
@@ -48,6 +49,11 @@ def read_audio(tree: Tree, **options: Any) -> SampleTable:
 def read_tokens(tree: Tree, **options: Any) -> SampleTable:
     """Blocks of tokens."""
     return token_blocks(**options)(tree)
+
+
+def completed(table: SampleTable) -> SampleTable:
+    """A table of which everything is known, as packing makes it first."""
+    return table if table.complete is None else table.complete(table)
 
 
 def make_targets(columns: Mapping[str, Sequence[str]], **options: Any) -> tuple[Values, tuple[str, ...]]:

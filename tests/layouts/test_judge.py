@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage.errors import ColabstageError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.options import file_names, folders, image_masks, parts, table_rows
+from colabstage.options import Boxes, Masks, SampleTable, Values, file_names, folders, image_masks, parts, table_rows
 from tests.layouts.described import described
-from tests.layouts.known import WAV, YOLO_BOX, MemoryTree, coco, each, rows, voc
+from tests.layouts.known import LABELME, WAV, YOLO_BOX, MemoryTree, coco, cvat, each, rows, tar, voc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,56 +70,150 @@ class Truth(NamedTuple):
     samples: list[str]
     """The names of its images."""
     classes: list[str]
-    """The class of each."""
+    """The class of each, or of its box."""
+    splits: list[str]
+    """The split of each; nothing where there is none."""
+    top: str
+    """The folder that all is in."""
+
+    @property
+    def stated(self) -> dict[str, str]:
+        """What is right of each image."""
+        return dict(zip(self.samples, self.classes, strict=True))
+
+
+def _voc_files(names: list[str], classes: list[str], folder: str) -> dict[str, bytes]:
+    return {f"{folder}/{_stem(name)}.xml": voc(label).encode() for name, label in zip(names, classes, strict=True)}
+
+
+def _yolo_files(names: list[str], classes: list[str], folder: str) -> dict[str, bytes]:
+    # The box of VOC's files, in an image of 64 x 64.
+    known = sorted(set(classes))
+    lines = {
+        name: f"{known.index(label)} 0.34375 0.2734375 0.5625 0.390625"
+        for name, label in zip(names, classes, strict=True)
+    }
+    made = {f"{folder}/{_stem(name)}.txt": line.encode() for name, line in lines.items()}
+    return made | {f"{folder.rpartition('/')[0]}/data.yaml".lstrip("/"): f"names: {known}\n".encode()}
+
+
+def _coco_file(names: list[str], classes: list[str]) -> bytes:
+    known = sorted(set(classes))
+    made = {
+        "images": [
+            {"id": n, "file_name": name.rpartition("/")[2], "width": 64, "height": 64} for n, name in enumerate(names)
+        ],
+        "annotations": [
+            {"id": n, "image_id": n, "category_id": known.index(label), "bbox": [4, 5, 36, 25]}
+            for n, label in enumerate(classes)
+        ],
+        "categories": [{"id": n, "name": name} for n, name in enumerate(known)],
+    }
+    return json.dumps(made).encode()
+
+
+def _csv_file(names: list[str], classes: list[str], *, boxes: bool = False) -> bytes:
+    corners = ",4,5,40,30" if boxes else ""
+    lines = [f"{name.rpartition('/')[2]},{label}{corners}" for name, label in zip(names, classes, strict=True)]
+    return "\n".join([f"file,label{',xmin,ymin,xmax,ymax' if boxes else ''}", *lines]).encode()
+
+
+def _stem(name: str) -> str:
+    return name.rpartition("/")[2].removesuffix(".png")
+
+
+TRUTHS = ["folders", "splits", "table", "column", "names", "masks", "voc", "yolo", "coco", "boxes"]
+
+
+def truth_of(kind: str, classes: list[str], top: str = "", stem: str = "img{:05}") -> Truth:
+    """Images in folders of classes, with or without splits; named by a table; called after their class; with masks; or
+    with boxes in one of four formats."""
+    numbers = range(len(classes))
+    splits = [("train", "test")[number % 3 == 2] for number in numbers] if kind in ("splits", "column") else []
+    folder_of = {
+        "folders": [f"{name}/" for name in classes],
+        "splits": [f"{split}/{name}/" for split, name in zip(splits, classes, strict=False)],
+        "names": [f"{name}." for name in classes],
+    }.get(kind, ["images/"] * len(classes))
+    bases = [str(number) if kind == "names" else stem.format(number) for number in numbers]
+    names = [f"{top}{folder}{base}.png" for folder, base in zip(folder_of, bases, strict=True)]
+    made = {name: picture(number) for number, name in enumerate(names)}
+    beside: dict[str, Callable[[], dict[str, bytes]]] = {
+        "table": lambda: {f"{top}labels.csv": _csv_file(names, classes)},
+        "column": lambda: {f"{top}labels.csv": _with_splits(_csv_file(names, classes), splits)},
+        "masks": lambda: {f"{top}masks/{base}.png": picture(255 * (n % 2)) for n, base in enumerate(bases)},
+        "voc": lambda: _voc_files(names, classes, f"{top}annotations"),
+        "yolo": lambda: _yolo_files(names, classes, f"{top}labels"),
+        "coco": lambda: {f"{top}boxes.json": _coco_file(names, classes)},
+        "boxes": lambda: {f"{top}boxes.csv": _csv_file(names, classes, boxes=True)},
+    }
+    made |= beside.get(kind, dict)()
+    return Truth(made, names, ["a mask"] * len(names) if kind == "masks" else classes, splits, top)
 
 
 @st.composite
 def truths(draw: st.DrawFn) -> Truth:
-    """Images in folders of classes, named by a table, or called after their class."""
-    kind = draw(st.sampled_from(["folders", "table", "names"]))
+    """Datasets of any kind."""
     classes = [name for name in draw(_CLASSES) for _ in range(draw(st.integers(3, 4)))]
-    top = draw(st.sampled_from(["", "data/"]))
-    stem = draw(st.sampled_from(["img{:05}", "x_{:03}"]))
-    if kind == "folders":
-        names = [f"{top}{name}/{stem.format(number)}.png" for number, name in enumerate(classes)]
-    elif kind == "table":
-        names = [f"{top}images/{stem.format(number)}.png" for number in range(len(classes))]
-    else:
-        names = [f"{top}{name}.{number}.png" for number, name in enumerate(classes)]
-    made = {name: picture(number) for number, name in enumerate(names)}
-    if kind == "table":
-        lines = [f"{name.rpartition('/')[2]},{label}" for name, label in zip(names, classes, strict=True)]
-        made[f"{top}labels.csv"] = "\n".join(["file,label", *lines]).encode()
-    return Truth(made, names, classes)
+    kind, top = draw(st.sampled_from(TRUTHS)), draw(st.sampled_from(["", "data/"]))
+    return truth_of(kind, classes, top, draw(st.sampled_from(["img{:05}", "x_{:03}"])))
 
 
-def _bases(truth: Truth) -> list[str]:
-    return [name.rpartition("/")[2] for name in truth.samples]
+def _with_splits(table: bytes, splits: list[str]) -> bytes:
+    return "\n".join(
+        f"{line},{split}" for line, split in zip(table.decode().splitlines(), ["split", *splits], strict=True)
+    ).encode()
 
 
 def _one_more(truth: Truth, kind: str) -> dict[str, bytes]:
     """Files that may speak of the samples, by kind; each contradicts the truth, or adds to it."""
-    bases, wrong = _bases(truth), [*truth.classes[1:], truth.classes[0]]
+    names, top = truth.samples, truth.top
+    classes = ["owl", "cat"] * 8 if "a mask" in truth.classes else truth.classes
+    wrong = [*classes[1 : len(names)], classes[0]]
+    bases = [name.rpartition("/")[2] for name in names]
     pairs = list(zip(bases, wrong, strict=True))
-    top = "data/" if truth.samples[0].startswith("data/") else ""
-    return {
-        "table": {f"{top}other.csv": "\n".join(["file,label", *map(",".join, pairs)]).encode()},
-        "list of classes": {f"{top}train_labels.txt": "\n".join(" ".join(pair) for pair in pairs).encode()},
-        "list of a split": {f"{top}test.txt": "\n".join(bases[:2]).encode()},
-        "masks": {f"{top}masks/{base}": picture(255 * (n % 2)) for n, base in enumerate(bases)},
-        "archive": {f"{top}more.zip": archive()},
-        "second copy": {f"copy/{name}": content for name, content in truth.made.items() if name.endswith(".png")},
-        "json": {f"{top}meta.json": json.dumps(dict(pairs)).encode()},
-        "boxes": {f"{top}boxes.txt": "\n".join(f"{base} 60 27 325 304" for base in bases).encode()},
-    }[kind]
+    made: dict[str, Callable[[], dict[str, bytes]]] = {
+        "a table": lambda: {f"{top}other.csv": _csv_file(names, wrong)},
+        "a table of boxes": lambda: {f"{top}other.csv": _csv_file(names, wrong, boxes=True)},
+        "a list of classes": lambda: {f"{top}train_labels.txt": "\n".join(" ".join(pair) for pair in pairs).encode()},
+        "a list of a split": lambda: {f"{top}test.txt": "\n".join(bases[:2]).encode()},
+        "masks": lambda: {f"{top}masks/{base}": picture(255 * (n % 2)) for n, base in enumerate(bases)},
+        "other masks": lambda: {f"{top}labels/{base}": picture(255 * (n % 2)) for n, base in enumerate(bases)},
+        "an archive": lambda: {f"{top}more.zip": archive()},
+        "a second copy": lambda: {f"copy/{name}": one for name, one in truth.made.items() if name.endswith(".png")},
+        "JSON": lambda: {f"{top}meta.json": json.dumps(dict(pairs)).encode()},
+        "a list of boxes": lambda: {f"{top}list.txt": "\n".join(f"{base} 60 27 325 304" for base in bases).encode()},
+        "VOC": lambda: _voc_files(names, wrong, f"{top}xml"),
+        "YOLO": lambda: _yolo_files(names, wrong, f"{top}labels"),
+        "COCO": lambda: {f"{top}instances.json": _coco_file(names, wrong)},
+        "names of classes": lambda: {f"{top}classes.txt": b"first\nsecond\nthird\n"},
+        "a spreadsheet": lambda: {f"{top}labels.xlsx": b"PK"},
+    }
+    return {name: one for name, one in made[kind]().items() if name not in truth.made}
 
 
-_KINDS = ["table", "list of classes", "list of a split", "masks", "archive", "second copy", "json", "boxes"]
+_KINDS = [
+    "a table", "a table of boxes", "a list of classes", "a list of a split", "masks", "other masks", "an archive",
+    "a second copy", "JSON", "a list of boxes", "VOC", "YOLO", "COCO", "names of classes", "a spreadsheet",
+]  # fmt: skip
 
 
+def _stated(found: SampleTable, key: str, row: int) -> str:
+    """What is found of one image: its class, that of its box, or that it has a mask."""
+    targets = found.targets
+    if isinstance(targets, Masks):
+        return "a mask"
+    if isinstance(targets, Boxes):
+        labels = targets.columns["labels"][targets.offsets[row] : targets.offsets[row + 1]].tolist()
+        return " and ".join(found.classes[label] for label in labels)
+    assert isinstance(targets, Values), f"nothing is known of {key}"
+    return str(found.classes[targets.values[row]])
+
+
+@settings(max_examples=300, deadline=None)
 @given(truth=truths(), kind=st.sampled_from(_KINDS))
 def test_one_file_too_many_is_the_truth_or_a_refusal_that_names_it(truth: Truth, kind: str) -> None:
-    """Never other labels, and never fewer samples in silence."""
+    """Never other labels, never fewer samples in silence."""
     more = _one_more(truth, kind)
     try:
         said, found = "", detect_layout(MemoryTree(truth.made | more))
@@ -129,13 +223,13 @@ def test_one_file_too_many_is_the_truth_or_a_refusal_that_names_it(truth: Truth,
         words = {name.rpartition("/")[2] for name in more} | {name.split("/")[-2] for name in more if "/" in name}
         assert any(word in said for word in (*words, "masks", "boxes")), said
         return
-    assert found.classes, "labels were lost"
-    values = found.targets.values.tolist()  # type: ignore[union-attr]
-    got = {key.removeprefix("copy/"): found.classes[label] for key, label in zip(found.keys, values, strict=True)}
-    expected = dict(zip(truth.samples, truth.classes, strict=True))
-    assert got == expected
-    if kind == "list of a split":
-        assert sorted(set(found.splits or ())) == ["test", "train"] or any("test.txt" in note for note in found.notes)
+    got = {key.removeprefix("copy/"): _stated(found, key, row) for row, key in enumerate(found.keys)}
+    assert got == truth.stated
+    splits = dict(zip((key.removeprefix("copy/") for key in found.keys), found.splits or (), strict=False))
+    if truth.splits:
+        assert splits == dict(zip(truth.samples, truth.splits, strict=True))
+    elif kind == "a list of a split":
+        assert sorted(set(splits.values())) == ["test", "train"] or any("test.txt" in note for note in found.notes)
 
 
 _HARMLESS = {
@@ -149,19 +243,29 @@ _HARMLESS = {
 }
 
 
+@settings(max_examples=60, deadline=None)
 @given(truth=truths(), names=st.sets(st.sampled_from(sorted(_HARMLESS)), min_size=1, max_size=4))
 def test_harmless_files_change_nothing(truth: Truth, names: set[str]) -> None:
     """No refusal, and the same labels."""
     plain = detect_layout(MemoryTree(truth.made))
     found = detect_layout(MemoryTree(truth.made | {name: _HARMLESS[name] for name in names}))
-    assert (list(found.keys), found.classes) == (list(plain.keys), plain.classes)
-    assert found.targets.values.tolist() == plain.targets.values.tolist()  # type: ignore[union-attr]
+    assert (list(found.keys), found.splits) == (list(plain.keys), plain.splits)
+    assert {key: _stated(found, key, row) for row, key in enumerate(found.keys)} == truth.stated
 
 
 # --- faults, as kinds -------------------------------------------------------------------------------------------------
 
 _FLAT = "{a,b,c,d,e,f}.jpg"
 _OF_TWO = rows("file,label", "{a,b,c,d,e,f}.jpg,{x,y}")
+_SAME_BOX = "0 0.34375 0.2734375 0.5625 0.390625"
+_TAR = tar({f"{n}.{end}": text for n in range(4) for end, text in (("png", "x"), ("cls", str(n % 2)))})
+_TWO_LABELS = tar(
+    {
+        f"{n}.{end}": text
+        for n in range(4)
+        for end, text in (("png", "x"), ("cls", str(n % 2)), ("json", f'{{"label": {n // 2}}}'))
+    }
+)
 # What the data of people showed, as packs of them are made, is in tests/contract/test_samples_faults.py.
 REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     "two obj.names": (
@@ -236,6 +340,64 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         files("{0..3}.jpg", {"b.csv": rows("file,class,xmin,ymin,xmax,ymax", "{0..3}.jpg,cat,500,600,700,800")}),
         "500, 600",
     ),
+    # Boxes in two formats.
+    **{
+        f"VOC and YOLO: {name}": (
+            files("images/{0..3}.png", {"annotations/{0..3}.xml": voc("cat"), **more}),
+            named,
+        )
+        for name, more, named in (
+            (
+                "other classes",
+                {"labels/{0,1}.txt": _SAME_BOX, "labels/{2,3}.txt": _SAME_BOX.replace("0", "1", 1)},
+                "labels/",
+            ),
+            ("another place", {"labels/{0..3}.txt": "0 0.8 0.8 0.1 0.1"}, "only=['**/*.png', '**/*.xml']"),
+            (
+                "further images",
+                {"labels/{0..3}.txt": _SAME_BOX, **files("images/{8,9}.png"), "labels/{8,9}.txt": _SAME_BOX},
+                "'images/8.png' has no",
+            ),
+        )
+    },
+    "two tools, each of half the images": (
+        files("{0..3}.png", {"{0,1}.json": {**LABELME, "imagePath": "x"}, "a.xml": cvat("{2,3}.png")}),
+        "CVAT's annotations ('a.xml')",
+    ),
+    "COCO and a table of other boxes": (
+        files(
+            "{0..3}.png",
+            {"a.json": coco("{0..3}.png"), "b.csv": rows("file,class,xmin,ymin,xmax,ymax", "{0..3}.png,cat,5,6,40,30")},
+        ),
+        "by a table ('",
+    ),
+    "boxes of another class than the folder": (
+        files("{cat,dog}/{0..3}.png", {"cat/{0..3}.xml": voc("dog"), "dog/{0..3}.xml": voc("cat")}),
+        "its folder is that of another label",
+    ),
+    # Names, folders and tables that divide the images otherwise.
+    "names across folders": (files("siteA/{cat,dog}.{0..2}.png siteB/{cat,dog}.{3..5}.png"), "the images' names"),
+    "a table of the test alone": (
+        files("train/{cat,dog}/{0..3}.png test/{4..9}.png", {"test.csv": rows("file,label", "{4..9}.png,{cat,dog}")}),
+        "8 others are in folders",
+    ),
+    "a split in words that are none": (
+        files(_FLAT, {"l.csv": rows("file,emotion,Usage", "{a,b,c,d,e,f}.jpg,{0,1,2},{Training,Training,PublicTest}")}),
+        "'PublicTest'",
+    ),
+    "grades beside a word": (
+        files(_FLAT, {"l.csv": rows("file,grade,site", "{a,b,c,d,e,f}.jpg,{0,1,2},{north,south}")}),
+        "'grade', 'site' is the label",
+    ),
+    "bands with the same odd numbers": (
+        files("B02/{03,07,11,18}.tif B03/{03,07,11,18}.tif"),
+        "parts(x='B02', y='B03')",
+    ),
+    "a text without an ending": (files("{0..3}.png", {"labels": "0.png cat\n1.png dog\n2.png cat\n"}), "'labels'"),
+    "images beside an array": ({**files("{0..3}.png"), "X.npy": b""}, "'0.png' and 3 more files"),
+    "an archive beside an array": ({"X.npy": b"", "more.zip": archive()}, "more.zip"),
+    "a shard without a split": ({"a.tar": _TAR, "val-0.tar": _TAR}, "'a.tar'"),
+    "cls and json of other classes": ({"a.tar": _TWO_LABELS}, "by its cls"),
     # Labels of arrays in another form.
     **{
         f"labels of arrays in {name}": ({"X.npy": b"", name: b"0\n1\n"}, name)
@@ -321,6 +483,57 @@ def test_what_was_a_fault_is_read_right(case: str) -> None:
     """With its splits and its labels."""
     made, expected = READ[case]
     assert stated(made) == expected
+
+
+NOTED: dict[str, tuple[dict[str, bytes], str]] = {
+    **{
+        f"a {name} that may list what is held out": (
+            files("images/{00..05}.png", {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), name: text}),
+            f"'{name}', which may say what is held out",
+        )
+        for name, text in (
+            ("split.json", {"val": ["04.png"]}),
+            ("splits.yaml", "val:\n - 04.png\n"),
+            ("val_idx.npy", "x"),
+        )
+    },
+    "a second set of labels": (
+        files(
+            "images/{00..05}.png",
+            {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), "new.json": {f"0{n}.png": "b" for n in range(6)}},
+        ),
+        "'new.json', where images are named",
+    ),
+    "a second folder of annotations": (
+        files(
+            "JPEGImages/{0..3}.png", {"Annotations/{0..3}.xml": voc("cat"), "Annotations_new/{0..3}.xml": voc("dog")}
+        ),
+        "first 'Annotations_new/0.xml'",
+    ),
+    "images without annotations": (
+        files("JPEGImages/{0..3}.png more/{a,b}.png", {"Annotations/{0..3}.xml": voc("cat")}),
+        "2 images in folders without annotations",
+    ),
+    "parts that count": (files("t1/{0..5}.png t2/{0..5}.png"), "parts(x='t1', y='t2')"),
+    "a folder that is taken for train": (
+        files("rps/{a,b}/{0..3}.png rps-test-set/{a,b}/{4,5}.png"),
+        "'train' is the folder 'rps'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_what_nothing_proves_is_noted(case: str) -> None:
+    """And named."""
+    made, named = NOTED[case]
+    notes = detect_layout(MemoryTree(made)).notes
+    assert any(named in note for note in notes), notes
+
+
+def test_boxes_in_two_formats_that_agree_are_read() -> None:
+    """Whatever classes are called; one may state less than the other."""
+    made = files("images/{0..3}.png", {"annotations/{0..3}.xml": voc("cat", "dog"), "labels/{0,1}.txt": _SAME_BOX})
+    assert stated(made) == "detection; 4 images, 8 boxes: cat 4, dog 4"
 
 
 _MASKS_4 = "pairs; 4 masks of background, foreground"

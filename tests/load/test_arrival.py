@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError, SourceReadError
-from colabstage.io.progress import HandedOut
+from colabstage.h5.arrival import UnitLayout
 from colabstage.load.arrival import FirstEpochOrder, UnitOrder, even_window, mixing_of, visited_units
 from colabstage.load.epoch import RowOrder, Shard
 from colabstage.pack.arrival import window_units
@@ -41,7 +41,7 @@ class Announcement:
     done: int = 0
     closed: bool = False
 
-    def reached(self, rows: int) -> None:
+    def reached(self, rows: int, waited_s: float = 0.0) -> None:
         self.done = rows
 
     def close(self) -> None:
@@ -55,16 +55,13 @@ class InUnitsOfFour:
     complete: bool = False
     fails: bool = False
     window_units: int = 2
-    reason: str = "2 units fit"
-    first_epoch_only: bool = False
-    readable_path: None = None
-    order_lasts: bool = True
-    first_units: int = 1
-    together: int = 1
-    handed_out: HandedOut = field(default_factory=HandedOut)
     held: list[tuple[str, list[int]]] = field(default_factory=list)
     expected: list[Announcement] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
+
+    @property
+    def layout(self) -> UnitLayout:
+        return UnitLayout(self.units, self.window_units, "2 units fit")
 
     def units(self, split: str) -> NDArray[np.intp]:
         assert split == "train"
@@ -248,9 +245,11 @@ def test_a_loader_announces_its_rows_and_holds_them(make_file: Callable[..., Any
 class ClassByClass(InUnitsOfFour):
     """Bring rows that arrive class after class, as from a sorted source."""
 
-    first_epoch_only: bool = True
-    first_units: int = 8
     window_units: int = 1
+
+    @property
+    def layout(self) -> UnitLayout:
+        return replace(super().layout, first_units=8, first_epoch_only=True)
 
     def units(self, split: str) -> NDArray[np.intp]:
         return np.argsort(np.argsort(np.arange(2_000) * 7 % 5, kind="stable")) // 40

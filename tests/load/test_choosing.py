@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
-from colabstage.load.choosing import ArrivalFacts, DeviceFacts, LoaderFacts, choose_loader
+from colabstage.h5.arrival import UnitLayout
+from colabstage.load.choosing import DeviceFacts, LoaderFacts, choose_loader
 from colabstage.load.epoch import Shard
 from colabstage.load.plan import DecodeChoice, LoaderOptions, LoaderPlan
 from colabstage.load.reading.fields import EngineChoice
@@ -263,7 +265,7 @@ def test_groups_of_rows_that_are_decoded_are_smaller() -> None:
         replace(DIGITS, encoded=True),
         replace(DIGITS, per_sample=True),
         replace(DIGITS, uniform=False),
-        replace(DIGITS, arrival=ArrivalFacts(complete=False, window_units=4, reason="a test")),
+        replace(DIGITS, layout=UnitLayout(lambda _: np.arange(0), 4, "a test"), complete=False),
     ],
     ids=["encoded", "per sample", "ragged", "arriving"],
 )

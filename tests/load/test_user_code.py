@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from colabstage import dataset_h5, make_loader
+from colabstage.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,6 +85,29 @@ def test_a_transform_sees_the_calls_of_a_stock_loader(
     assert trained(iter(loader), stop) == trained(iter(again), stop)
     assert ours.calls == stock.calls
     assert ours.threads == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("strategy", ["direct", "memory"])
+def test_a_transform_may_be_exchanged_after_a_loader_was_made(numbered: Path, strategy: Any) -> None:
+    """Of the dataset, or by the loader, as with a stock one."""
+    dataset = dataset_h5(numbered, lambda _: torch.zeros(2))
+    loader: Any = make_loader(dataset, 4, strategy=strategy, shuffle=False)
+    dataset.transform = lambda _: torch.ones(2)
+    assert float(next(iter(loader))[0].sum()) == 8
+    loader.dataset.target_transform = lambda _: 7
+    assert next(iter(loader))[1].tolist() == [7] * 4
+    loader.dataset.transform = loader.dataset.target_transform = None
+    assert next(iter(loader))[1].tolist() == [0, 1, 2, 3]
+    assert dataset.transform is None
+
+
+def test_a_transform_that_comes_too_late_is_refused(numbered: Path) -> None:
+    """Samples on the device do not pass through it."""
+    dataset = dataset_h5(numbered)
+    loader = make_loader(dataset, 4, strategy="device")
+    dataset.transform = lambda x: x
+    with pytest.raises(OptionError, match="Make a new loader"):
+        next(iter(loader))
 
 
 def test_a_loop_that_is_left_waits_for_no_transform(numbered: Path) -> None:

@@ -68,10 +68,10 @@ def test_needs_of_several_readers_take_turns_and_what_nobody_needs_comes_last() 
     assert told[-1] == ([2, 1, 5, 0, 5], [30, 31, 10, 32, 1])
     val = needs.add(np.array([40, 0]), np.array([4, 0], np.int32))
     assert told[-1] == ([1, 1, 5, 0, 0], [30, 40, 31, 0, 10, 32, 1])
-    train.close()
-    train.close()
+    needs.drop(train)
+    needs.drop(train)
     assert told[-1] == ([1, 5, 5, 5, 0], [40, 0])
     before = len(told)
-    val.close()
+    needs.drop(val)
     # The last order stays: what is left is still wanted by somebody, later.
     assert len(told) == before

@@ -41,6 +41,7 @@ _NPZ, _MAT = ".npz", ".mat"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", _MAT)
 # With more files than this, each file is one sample.
 _MAX_FILES = 256
+_LOOKED_AT = 8
 # Fewer files of one shape may each hold many rows.
 _FEW_FILES = 4
 # No machine here lists more samples.
@@ -210,9 +211,17 @@ def arrays_state(
     if not source.ending_in(_SUFFIXES) and not published:
         msg = f"'{source.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
         raise EmptySourceError(msg)
-    stored = {array.name: array for array in [*_find_arrays(source, takes_packs=x is not None), *published]}
-    if x is None and (one_each := _one_file_a_sample(source, stored)):
+    files = source.ending_in(_SUFFIXES)
+    # So many are each a sample, which a few show.
+    looked_at = files if len(files) <= _MAX_FILES else files[:_LOOKED_AT]
+    stored = {array.name: array for array in [*_find_arrays(source, looked_at, takes_packs=x is not None), *published]}
+    if x is None and (one_each := _one_file_a_sample(source, stored, len(files))):
         return near(one_each)
+    if len(looked_at) < len(files):
+        return near(
+            f"'{source.label}' holds {len(files):,} files of arrays (first '{files[0].name}'); expected at most "
+            f"{_MAX_FILES}, each with the rows of many samples."
+        )
     named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
     try:
         chosen = (_find_numbered(stored) if x is None else []) or find_splits(named, x=x, y=y)
@@ -238,6 +247,13 @@ def arrays_state(
     notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost)]
     known = {*used, *stated, *(one.x for one in unlabelled)}
     rest = [name for name in stored if name not in known and not is_class_names(name)]
+    beside = [name for name in rest if stored[name].shape[:1] == xs[0].shape[:1]]
+    if x is None and targets is None and beside:
+        return near(
+            f"The arrays {listed(beside)} have as many rows as '{used[0]}' and may be its targets. Say so: layout="
+            f"array_rows(x={used[0]!r}, y={beside[0]!r}), from colabstage.options, or array_rows(x={used[0]!r}) for "
+            "inputs alone."
+        )
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")
     if isinstance(targets, Values):
@@ -251,18 +267,12 @@ def arrays_state(
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the arrays' names")
+    return Evidence(table, "the arrays' names", frozenset(looked_at.names))
 
 
-def _find_arrays(source: Source, *, takes_packs: bool) -> list[StoredArray]:
-    """Return all arrays of a source, by file and key; only headers are read."""
-    files, tree = source.ending_in(_SUFFIXES), source.tree
-    if len(files) > _MAX_FILES:
-        msg = (
-            f"'{source.label}' holds {len(files):,} files of arrays (first '{files[0].name}'); expected at most "
-            f"{_MAX_FILES}, each with the rows of many samples."
-        )
-        raise LayoutError(msg)
+def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:
+    """Return all arrays of some files, by file and key; only headers are read."""
+    tree = source.tree
     found: list[StoredArray] = []
     for entry in files:
         refuse_stand_in(tree, entry)
@@ -311,9 +321,9 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     return found
 
 
-def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray]) -> str:
-    """Return what to do with files each of which is one sample: numbered files with arrays of the same names and
-    shapes; "" where files hold rows of many samples."""
+def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray], count: int) -> str:
+    """Return what to do with `count` files each of which is one sample: numbered files with arrays of the same names
+    and shapes; "" where files hold rows of many samples."""
     by_name: dict[str, list[StoredArray]] = {}
     for array in stored.values():
         by_name.setdefault(re.sub(r"\d+", "0", array.name), []).append(array)
@@ -324,7 +334,7 @@ def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray]) -> str
     if len(alike) < _FEW_FILES or len(shapes) > 1 or is_batch or len(alike[0].shape) < 2:
         return ""
     return (
-        f"'{source.label}' holds {len(alike):,} arrays such as '{alike[0].name}', all of shape {alike[0].shape}: each "
+        f"'{source.label}' holds {count:,} files of arrays such as '{alike[0].name}', of shape {alike[0].shape}: each "
         "is probably one sample, and rows of it none. Give pack_dataset an object whose items are (x, y), read from "
         "the files by their number; or one .npz of all, numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…))."
     )

@@ -1,7 +1,7 @@
 """Parquet and Arrow files whose rows are samples, as `datasets` writes them, read by pyarrow in batches.
 
 Values lie compressed in batches of rows, so a row is read with its neighbours, and only the batches in use are kept.
-While a layout is detected, labels and the lengths of images are read; nothing is written.
+While a layout is detected, the labels of Parquet are read and not its images, which are a column of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import posixpath
 import threading
 from collections import OrderedDict
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +27,7 @@ from colabstage.layouts.faults import broken
 from colabstage.layouts.records import Label, Labels, make_boxes, make_labels, records_state
 from colabstage.layouts.samples import SampleSource
 from colabstage.layouts.shards import ScanMemory, ScanWindow, ShardFile, open_shard, scan_each
-from colabstage.layouts.table import Images
+from colabstage.layouts.table import BrokenDatasetError, Images
 from colabstage.layouts.words import IMAGES, label_names, plain_name
 from colabstage.trees.bytes import SourceFile
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
+    from colabstage.layouts.table import SampleTable
 
 NAME = "arrow"
 EXTENSIONS = (".parquet", ".arrow")
@@ -86,8 +89,7 @@ def arrow_state(source: Source) -> Evidence:
             what = f"it and '{files[0].name}' have different columns or classes ({', '.join(other.schema.names)})"
             raise broken(other.name, what, "files of one dataset")
     labels = _joined(scan_each(files, lambda _, file: file.scan(roles.image, roles.label)))
-    sizes, rows = np.concatenate([file.sizes for file in files]), _Rows(files)
-    contents = SampleSource(sizes, np.arange(len(sizes)), name=rows.name, stamp=rows.stamp, read=rows.read)
+    contents = _contents(files)
     names = [contents.name(number) for number in range(len(contents))]
     if roles.label in _OBJECTS:
         found = _boxes_of_rows(labels, contents, roles.classes)
@@ -98,9 +100,22 @@ def arrow_state(source: Source) -> Evidence:
     notes = [f"Columns left out: {', '.join(roles.others)}."] if roles.others else []
     shard_of = np.repeat(np.arange(len(files)), [len(file) for file in files])
     who, field = "columns of the rows", roles.label or ""
-    return records_state(
+    made = records_state(
         NAME, who, Images(contents), found, shards=entries.names, shard_of=shard_of, field=field, notes=notes
     )
+    complete = partial(_measured, files) if any(file.is_parquet for file in files) else None
+    return replace(made, table=replace(made.table, complete=complete))
+
+
+def _contents(files: Sequence[_ArrowFile]) -> SampleSource:
+    sizes, rows = np.concatenate([file.sizes for file in files]), _Rows(files)
+    return SampleSource(sizes, np.arange(len(sizes)), name=rows.name, stamp=rows.stamp, read=rows.read)
+
+
+def _measured(files: Sequence[_ArrowFile], table: SampleTable) -> SampleTable:
+    """Return the table with the length of each image."""
+    scan_each(files, lambda _, file: file.measure())
+    return replace(table, inputs=Images(_contents(files)), complete=None)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -167,7 +182,7 @@ class _ArrowFile:
         self._next = _NOWHERE
         with self._errors():
             reader = self._open()
-            self.schema: Any = reader.schema_arrow if self._head.startswith(_PARQUET) else reader.schema
+            self.schema: Any = reader.schema_arrow if self.is_parquet else reader.schema
             if not self._head.startswith((_PARQUET, _FEATHER)):
                 self._check_end()
 
@@ -177,11 +192,16 @@ class _ArrowFile:
     def __reduce__(self) -> tuple[Any, ...]:
         return _ArrowFile, (self.shard, self._kept, self._image, self._starts)
 
+    @property
+    def is_parquet(self) -> bool:
+        """Tell whether its columns are apart."""
+        return self._head.startswith(_PARQUET)
+
     def _open(self) -> Any:
         window = ScanWindow(self.shard)
         self._head = window.pread(8, 0)
         file = self._arrow.PythonFile(SourceFile(window), mode="r")
-        if self._head.startswith(_PARQUET):
+        if self.is_parquet:
             # A column is read as a stream, not by whole row groups.
             return self._arrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_COLUMN_BUFFER_BYTES)
         return self._arrow.ipc.open_file(file) if self._head.startswith(_FEATHER) else self._arrow.ipc.open_stream(file)
@@ -214,10 +234,10 @@ class _ArrowFile:
         reader = self._open()
         if self._head.startswith(_FEATHER):
             yield from map(reader.get_batch, range(first, reader.num_record_batches))
-        elif not self._head.startswith(_PARQUET):
+        elif not self.is_parquet:
             yield from islice(reader, first, None)
         # Other columns, such as embeddings or captions in ten languages, may be far larger than the images.
-        for group in range(reader.num_row_groups if self._head.startswith(_PARQUET) else 0):
+        for group in range(reader.num_row_groups if self.is_parquet else 0):
             count = -(-reader.metadata.row_group(group).num_rows // _ROWS)
             if first < count:
                 found = reader.iter_batches(_ROWS, row_groups=[group], columns=list(columns), use_threads=False)
@@ -225,24 +245,54 @@ class _ArrowFile:
             first = max(0, first - count)
 
     def scan(self, image: str, label: str | None) -> list[Any] | NDArray[np.int64]:
-        """Return the label of each row, and note how long each image is, and where each batch begins."""
+        """Return the label of each row, and note where each batch begins, and how long each image is; in Parquet about
+        how long, by what all take."""
         self._image = image
-        labels: list[NDArray[np.int64] | list[Any]] = []
-        sizes: list[NDArray[np.int64]] = [self.sizes]
         known: dict[str, str] = {}
+        if not self.is_parquet:
+            return _joined([_labels_of(batch, label, known) for batch in self._measure([image, label])])
         with self._errors():
-            for batch in self._batches([image, label] if label else [image]):
-                column = _bytes_column(batch.column(image))
+            groups = self._groups()
+            parts = [_labels_of(batch, label, known) for batch in self._batches([label])] if label else []
+        self.sizes = np.repeat(*np.array(groups, np.int64).reshape(-1, 2).T)
+        counts = [min(_ROWS, count - first) for _, count in groups for first in range(0, count, _ROWS)]
+        self._starts = np.cumsum([0, *counts]).astype(np.int64)
+        return _joined(parts) if label else [None] * len(self)
+
+    def _groups(self) -> list[tuple[int, int]]:
+        """Return how many bytes an image of each row group takes, and how many rows there are."""
+        metadata = self._open().metadata
+        found = []
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            columns = [group.column(place) for place in range(group.num_columns)]
+            own = next(one for one in columns if one.path_in_schema in (self._image, f"{self._image}.bytes"))
+            if own.statistics is not None and own.statistics.null_count:
+                self.measure()  # which names the row
+            found.append((own.total_uncompressed_size // max(1, group.num_rows), group.num_rows))
+        return found
+
+    def _without_bytes(self, row: int) -> BrokenDatasetError:
+        what = f"row {row:,} has no bytes in its image, and may name a file instead"
+        return broken(self.name, what, "images inside, as push_to_hub and save_to_disk of datasets put them")
+
+    def measure(self) -> None:
+        """Note how long each image is, and where each batch begins."""
+        for _ in self._measure([self._image]):
+            pass
+
+    def _measure(self, columns: Sequence[str | None]) -> Iterator[Any]:
+        sizes: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
+        with self._errors():
+            for batch in self._batches([name for name in columns if name is not None]):
+                column = _bytes_column(batch.column(self._image))
                 if column.null_count:
-                    row = sum(map(len, sizes)) + column.is_null().to_pylist().index(True)
-                    what = f"row {row:,} has no bytes in its image, and may name a file instead"
-                    raise broken(self.name, what, "images inside, as push_to_hub and save_to_disk of datasets put them")
+                    raise self._without_bytes(sum(map(len, sizes)) + column.is_null().to_pylist().index(True))
                 lengths = self._arrow.compute.binary_length(column)
                 sizes.append(lengths.to_numpy(zero_copy_only=False).astype(np.int64))
-                labels.append(_labels_of(batch, label, known))
+                yield batch
         self.sizes = np.concatenate(sizes)
         self._starts = np.cumsum([len(one) for one in sizes]).astype(np.int64)
-        return _joined(labels)
 
     def read(self, row: int) -> bytes:
         """Return the image of a row."""
@@ -252,8 +302,10 @@ class _ArrowFile:
             if batch is None:
                 with self._errors():
                     batch = self._read_batch(number)
-        content: bytes = batch[row - int(self._starts[number])].as_py()
-        return content
+        content = batch[row - int(self._starts[number])].as_py()
+        if content is None:
+            raise self._without_bytes(row)
+        return bytes(content)
 
     def _read_batch(self, number: int) -> Any:
         """Read on to a batch; from its row group again if it lies behind, or far ahead."""

@@ -160,11 +160,12 @@ def voc_state(source: Source) -> Evidence:
     missing = len(split_of.keys() - set(map(_listed_as, chosen.names)))
     notes += left_out_notes(
         (unlisted, "images", f"with boxes that no list in {_LISTS} names"),
+        (len(images) - len(chosen) - unlisted, "images", "in folders without annotations, or that no list names,"),
         (missing, "images", f"that a list in {_LISTS} names and that are not there"),
     )
     # The files have only class names; sorted, so that all machines number them alike.
     classes = sorted({kind for one in placed for kind, _ in one.record.shapes})
-    used = [*(file.name for file in files if file is not None), *lists]
+    used = [*(file.name for file in labels.values()), *lists]
     return boxes_state(source, "Pascal VOC's files", placed, classes, columns=_OF_VOC, notes=notes, used=used)
 
 

@@ -30,6 +30,7 @@ CLASSES = "coco_classes"
 _MAX_FILES = 24
 # Fields of COCO's other tasks, for which a category alone is not the answer.
 _OTHER_KINDS = frozenset({"caption", "segments_info", "segmentation", "keypoints"})
+_TASKS = ("captions_", "person_keypoints_", "panoptic_", "stuff_", "image_info_")
 _COLUMNS = (BoxColumn("iscrowd", np.uint8), BoxColumn("area", np.float32))
 _MARKS = (b'"images"', b'"annotations"', b'"categories"')
 
@@ -78,7 +79,9 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     numbers = {key: number for number, key in enumerate(sorted(names, key=lambda key: (isinstance(key, str), key)))}
     called = [names[key] for key in numbers]
     placed, notes = join_records(source, images, lookup, {file.name: _records(file, numbers) for file in found})
-    who, used = "COCO's annotations", frozenset(file.name for file in found)
+    # COCO's archive also has captions and keypoints of the same images, which take long to read.
+    beside = source.ending_in((".json",)).where(lambda name: posixpath.basename(name).startswith(_TASKS))
+    who, used = "COCO's annotations", frozenset(file.name for file in found).union(beside.names)
     if not classes:
         return boxes_state(source, who, placed, list(numbers), names=called, columns=_COLUMNS, notes=notes, used=used)
     kept = [one for one in placed if one.record.shapes]
@@ -96,7 +99,6 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
 
 def _files(source: Source, images: FileEntries) -> list[CocoFile]:
     entries = source.ending_in((".json",) if images else ())
-    # COCO's archive also has captions and keypoints of the same images.
     instances = entries.where(lambda name: posixpath.basename(name).startswith("instances_"))
     # With very many JSON files, each probably belongs to one image, and reading all would take long.
     chosen = instances or (entries if len(entries) <= _MAX_FILES else ())

@@ -24,7 +24,7 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.columns import class_numbers, show
 from colabstage.layouts.evidence import Evidence, near
 from colabstage.layouts.faults import broken
-from colabstage.layouts.reading import decode_text, open_unpacked
+from colabstage.layouts.reading import decode_text, open_member, open_unpacked
 from colabstage.layouts.samples import join_samples, map_samples, rows_of_array, rows_of_file, stamp_of
 from colabstage.layouts.shards import ShardFile, ShardParts
 from colabstage.layouts.stored import StoredArray
@@ -289,12 +289,12 @@ def pixels_state(source: Source) -> Found:
     found: list[_Table] = []
     tables = source.ending_in((".csv", ".gz"))
     for entry in tables.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
-        # Opened before it is known to be such a table, because a .csv.gz shows its header only unpacked.
-        content = open_unpacked(source.tree, entry)
-        head = content.pread(_HEAD_BYTES, 0)
+        # A .csv.gz shows its header only unpacked.
+        packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
+        head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
         columns = _read_columns(head)
         if columns is not None:
-            found.append(_read_rows(content, entry, columns))
+            found.append(_read_rows(packed or open_member(source.tree, entry), entry, columns))
             continue
         cells = _cells(head.partition(b"\n")[0])
         if all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None:

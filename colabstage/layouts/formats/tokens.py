@@ -10,7 +10,8 @@ import posixpath
 import re
 import tempfile
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -40,7 +41,7 @@ from colabstage.layouts.words import (
 from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -123,9 +124,17 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     if named:
         streams = {split: [_tokens_of_file(source, entry, options) for entry in entries]
                    for split, entries in _by_split(named).items()}  # fmt: skip
-    else:
-        streams = {split: [_tokens_of_texts(tree, entries, options)] for split, entries in _by_split(texts).items()}
-    return Evidence(_token_table(tree, streams, options), "text")
+        return Evidence(_token_table(tree, streams, options), "text")
+    by_split = _by_split(texts)
+    for entry in texts:
+        refuse_stand_in(tree, entry)
+    streams = {split: [_bytes_of_texts(tree, entries, options)] for split, entries in by_split.items()}
+    table = _token_table(tree, streams, options)
+    if _has_bytes_as_tokens(texts, options):
+        return Evidence(table, "text")
+    # To tokenize takes long, and what is made takes room: a plan does neither.
+    most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
+    return Evidence(replace(table, notes=(most,), complete=partial(_tokenized, tree, by_split, options)), "text")
 
 
 def _with(source: Source, extensions: tuple[str, ...]) -> FileEntries:
@@ -176,16 +185,30 @@ def _tokens_of_file(source: Source, entry: FileEntry, options: TokenOptions) -> 
     return TokenStream(entry.name, _JoinedFiles(source.tree, [entry]), start, count, dtype, stamp_of(entry), dtype)
 
 
+def _has_bytes_as_tokens(entries: Iterable[FileEntry], options: TokenOptions) -> bool:
+    """Tell whether the bytes of texts are their tokens, so that they are read where they are."""
+    is_plain = options.tokenizer is None and options.separator is None
+    return is_plain and not any(entry.name.lower().endswith(".jsonl") for entry in entries)
+
+
+def _bytes_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
+    """Return the bytes of all texts, one behind the other; a tokenizer makes no more tokens of them."""
+    stamp, joined = short_digest(" ".join(map(stamp_of, entries))), _JoinedFiles(tree, entries)
+    return TokenStream(entries[0].name, joined, 0, joined.size, np.dtype(np.uint8), stamp, np.dtype(options.dtype))
+
+
+def _tokenized(
+    tree: Tree, by_split: Mapping[str, Sequence[FileEntry]], options: TokenOptions, table: SampleTable
+) -> SampleTable:
+    """Return the table with the rows that the texts make."""
+    streams = {split: [_tokens_of_texts(tree, entries, options)] for split, entries in by_split.items()}
+    made = _token_table(tree, streams, options)
+    return replace(made, told_by=table.told_by, notes=(*made.notes, *table.notes[1:]))
+
+
 def _tokens_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
-    """Return the tokens of all texts, one behind the other. Bytes are read where they are; what a tokenizer makes is
-    written into a file without a name on the local disk, because the number of rows is not known before."""
-    for entry in entries:
-        refuse_stand_in(tree, entry)
+    """Return the tokens of all texts, one behind the other, in a file without a name on the local disk."""
     name, dtype = entries[0].name, np.dtype(options.dtype).newbyteorder("<")
-    plain = not any(entry.name.lower().endswith(".jsonl") for entry in entries)
-    if plain and options.tokenizer is None and options.separator is None:
-        stamp, joined = short_digest(" ".join(map(stamp_of, entries))), _JoinedFiles(tree, entries)
-        return TokenStream(name, joined, 0, joined.size, np.dtype(np.uint8), stamp, np.dtype(options.dtype))
     needed = dtype.itemsize * sum(entry.size for entry in entries)  # a byte is one token, and a tokenizer gives fewer
     count, digest = 0, hashlib.blake2b(digest_size=16)
     folder = spool_folder(needed, f"The tokens of '{tree.label}'")

@@ -121,8 +121,9 @@ def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Rec
         # One format for the whole tree, because two formats would number classes separately.
         form = next((one for one, _ in read.values() if one is not None), None)
         if form is not None:
-            found = {name: records if one is form else [] for name, (one, records) in read.items()}
-            return form, found | source.parse(rest, form.records)
+            found = {name: records for name, (one, records) in read.items() if one is form}
+            found |= source.parse(rest, form.records)
+            return form, {name: records for name, records in found.items() if records}
     return None, {}
 
 

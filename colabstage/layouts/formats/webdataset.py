@@ -16,6 +16,7 @@ import numpy as np
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, SourceChangedError
 from colabstage.io.given import show_content
 from colabstage.layouts.clips import ClipOptions, clip_rows
+from colabstage.layouts.columns import same_partition
 from colabstage.layouts.evidence import left_out_notes, near
 from colabstage.layouts.faults import broken
 from colabstage.layouts.mask_values import find_masks
@@ -88,6 +89,8 @@ class PackedSample(NamedTuple):
     caption: str | None
     annotated: bool
     """Whether it has a mask, cls, json or txt at all."""
+    other: Label = None
+    """What its json says beside its cls."""
 
 
 class ShardSamples(NamedTuple):
@@ -150,13 +153,14 @@ def _as_sample(address: str, rest: str, files: _Files) -> PackedSample:
     label, text = None, None
     if _DOCUMENT in texts:
         label, text = _document_label(address, texts[_DOCUMENT], needed=written is None)
+    other = None if written is None else label
     if written is not None:
         label = parse_label(written)
     kind, mask = _KINDS[rest], next((places[end][0] for end in _MASKS if end in places), None)
     # A text beside a clip is what is said in it, in many collections that are no shards.
     annotated = bool(texts.keys() - ({_TEXT} if kind == "sound" else set())) or mask is not None
     content, name = places[rest]
-    return PackedSample(name, content, kind, mask, label, text, texts.get(_TEXT), annotated)
+    return PackedSample(name, content, kind, mask, label, text, texts.get(_TEXT), annotated, other)
 
 
 def _split_name(name: str) -> tuple[str, str]:
@@ -237,6 +241,10 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
 def _labels_of(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
     # A cls or json is a label on purpose; a txt may be one.
     labels = [sample.label for sample in samples]
+    others = [sample.other for sample in samples]
+    if None not in others and not same_partition(labels, others):
+        what = f"it is '{labels[0]}' by its cls and '{others[0]}' by its json, and these divide the samples differently"
+        raise broken(names[0], what, "shards with one of the two, or a function as layout=")
     if all(label is None for label in labels):
         # A txt is a class where it is short and others say the same; else it is a caption.
         texts = [sample.caption or "" for sample in samples]

@@ -1,1 +1,1 @@
-"""Give the same batches to Keras and TensorFlow, without torch."""
+"""Give the same batches to Keras, TensorFlow, and loops over numpy arrays, without torch."""

@@ -5,14 +5,13 @@ Every batch is a pure function of (epoch, number); the caller decides how to rea
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import weakref
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 
@@ -25,24 +24,26 @@ from colabstage.io.whole_imports import whole_imports
 from colabstage.load.arrival import order_of
 from colabstage.load.batch import WHITE, Batcher, pad_boxes, target_array
 from colabstage.load.choosing import choose_loader, gather_facts
-from colabstage.load.epoch import RowOrder, Shard
+from colabstage.load.epoch import RowOrder, Shard, chosen_order
 from colabstage.load.plan import ArrayOptions, LoaderOptions
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+    from colabstage.h5.arrival import Expectation
     from colabstage.h5.parts import Files
-    from colabstage.io.progress import Cancellation, Expectation
+    from colabstage.io.progress import Cancellation
     from colabstage.load.dataset import dataset_h5
-    from colabstage.load.epoch import Order
+    from colabstage.load.epoch import ChosenRows, Order
     from colabstage.load.frameworks.keras_dataset import KerasBatches
     from colabstage.load.plan import ArrayArguments, LoaderPlan
 
     Source: TypeAlias = dataset_h5 | SplitReader | Files
-    Batch = tuple[Any, Any]
+    # x and y, and the weights of samples where there are any.
+    Batch = tuple[Any, ...]
 
 # Batches that may be read at the same time, by TensorFlow's threads.
 _MOST_AT_ONCE = 4
@@ -63,6 +64,20 @@ class ArraySpec:
     dtype: np.dtype[Any]
 
 
+def _spec_of(part: NDArray[Any], count: int | None, *, uneven: bool = False) -> ArraySpec:
+    """Describe a part of a batch; the second axis of an `uneven` one is as long as its longest row."""
+    axes = (None, *part.shape[2:]) if uneven and part.ndim > 1 else part.shape[1:]
+    return ArraySpec((count, *axes), part.dtype)
+
+
+class _Stored(NamedTuple):
+    """Rows as they are stored, for transforms that are called later."""
+
+    x: Any
+    y: Any
+    rows: NDArray[np.intp]
+
+
 class ArrayBatches:
     """Make the batches of every epoch. Safe in threads; picklable.
 
@@ -79,40 +94,40 @@ class ArrayBatches:
         self._dataset, reader = _resolved(source, split)
         if options.seed is not None:
             whole_number("seed", options.seed)
-        if not len(reader):
-            msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
-            raise OptionError(msg)
-        if self._dataset is None:
+        if not self.per_sample:
             _check_arrays(reader)
         # As in `make_loader`: what `predict` returns for a held-out split is compared with labels in the file's order.
         self.shuffled = reader.split == "train" if options.shuffle is None else options.shuffle
         self._one_hot, self._dtype = _class_count(options.one_hot, reader), _float_dtype(options.dtype)
-        arriving = reader.arrival is not None
+        self._weights = _weights_of(options.sample_weight, len(reader))
+        layout, seed = reader.layout, options.seed
+        if seed is None:
+            # As rows are brought here in the order of seed 0. Keras's own function seeds numpy's generator.
+            seed = 0 if layout is not None else int(np.random.randint(_SEEDS))  # noqa: NPY002
+        chosen: ChosenRows | None = None
+        if options.rows is not None:
+            shuffle = options.shuffle if reader.split == "train" else self.shuffled
+            chosen = chosen_order(options.rows, len(reader), shuffle=shuffle, seed=seed)
+        self._chosen = chosen
+        self._visits: Order = chosen or RowOrder(len(reader), self.shuffled, seed)
+        if not self._visits.count:
+            msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
+            raise OptionError(msg)
         loading = LoaderOptions(
             drop_last=options.drop_last,
             # 0 means no thread in addition to the loop's in `make_loader`; here it is the smallest number too.
             num_workers=options.num_workers or 1,
             prefetch_factor=options.prefetch_factor,
             # If rows arrive in units, any order other than by units would wait for most of them.
-            shuffle="auto" if arriving and self.shuffled else self.shuffled,
+            shuffle="auto" if layout is not None and self.shuffled else self.shuffled,
         )
-        facts = replace(gather_facts(reader), per_sample=self.per_sample)
+        facts = replace(gather_facts(reader, layout), per_sample=self.per_sample, epoch_rows=self._visits.count)
         self.plan: LoaderPlan = choose_loader(facts, batch_size, loading)
-        if self.plan.strategy == "memory":
-            reader = reader.into_memory()
-            if self._dataset is not None:
-                self._dataset = copy.copy(self._dataset)
-                self._dataset.reader = reader
-        self.reader = reader
+        self.reader = reader = reader.into_memory() if self.plan.strategy == "memory" else reader
         # Whether every batch has `batch_size` samples.
-        self.all_full = options.drop_last or len(reader) % batch_size == 0
-        seed = options.seed
-        if seed is None:
-            # As rows are brought here in the order of seed 0. Keras's own function seeds numpy's generator.
-            seed = 0 if arriving else int(np.random.randint(_SEEDS))  # noqa: NPY002
-        self._visits: Order = RowOrder(len(reader), self.shuffled, seed)
-        if reader.arrival is not None and self.plan.order.name == "arrival":
-            self._visits = order_of(reader.arrival, reader.split, self.plan.order.window_units, seed, None)
+        self.all_full = options.drop_last or self._visits.count % batch_size == 0
+        if layout is not None and self.plan.order.name == "arrival":
+            self._visits = order_of(layout, reader.split, seed, None if chosen is None else chosen.chosen)
         self._told: tuple[int, Expectation, weakref.finalize[..., Any]] | None = None
         self._telling = Lock()
         self._batcher = _batcher_of(reader, self.plan)
@@ -133,13 +148,13 @@ class ArrayBatches:
         # Cut at the last batch, because `drop_last` may leave rows over.
         return order[1][number * size : min(number + count, len(self)) * size]
 
-    def tables(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Return the inputs and targets of all rows, for a framework that gathers batches from them itself; `None` if
-        rows need more than gathering, or targets are too large for memory. A mapped file is read through once, if most
-        of it is not in memory."""
+    def tables(self) -> tuple[NDArray[Any], ...] | None:
+        """Return inputs, targets and weights, if there are any, of all rows, for a framework that gathers batches from
+        them itself; `None` if rows need more than gathering, or targets are too large for memory. A mapped file is read
+        through once, if most of it is not in memory."""
         reader, classes = self.reader, self._one_hot
         length = reader.target_bytes if classes is None else 4 * classes * math.prod(reader.target_shape or ())
-        if self._dataset is not None or self._dtype is not None or reader.in_place() is None:
+        if self.per_sample or self._dtype is not None or reader.in_place() is None:
             return None
         if length is None or length * len(reader) > _KEPT_TARGETS_BYTES:
             return None
@@ -148,7 +163,8 @@ class ArrayBatches:
         inputs, y = reader.in_place(), target_array(np.asarray(reader.read_y(np.arange(len(reader)))))
         if inputs is None:
             return None
-        return inputs, y if classes is None else one_hot(y, classes)
+        y = y if classes is None else one_hot(y, classes)
+        return (inputs, y) if self._weights is None else (inputs, y, self._weights)
 
     def read(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Batch:
         """Read a batch `(x, y)` of arrays that the caller may change."""
@@ -165,9 +181,12 @@ class ArrayBatches:
         """Read what `finish` makes a batch of, in any thread: the whole batch, if the dataset has no transforms."""
         rows = self.rows(epoch, number)
         self._tell(epoch, number)
-        if self._dataset is None:
-            return self._finished(*self._stored(rows, pool), pool)
-        return self.reader.read_x(rows, pool=pool), self.reader.read_y(rows, pool=pool)
+        return self._read(rows, pool)
+
+    def _read(self, rows: NDArray[np.intp], pool: ThreadPool) -> Any:
+        if not self.per_sample:
+            return self._finished(*self._stored(rows, pool), rows, pool)
+        return _Stored(self.reader.read_x(rows, pool=pool), self.reader.read_y(rows, pool=pool), rows)
 
     def _tell(self, epoch: int, number: int) -> None:
         """Announce the rows that this epoch and the next will read from here on, if some have still to arrive."""
@@ -188,33 +207,32 @@ class ArrayBatches:
 
     def finish(self, ahead: Any) -> Batch:
         """Make a batch of what `read_ahead` returned; the dataset's transforms are called in this thread."""
-        if self._dataset is None:
+        if not isinstance(ahead, _Stored):
             batch: Batch = ahead
             return batch
-        return self._finished(*_sampled(self._dataset, *ahead), SOLO)
+        x, y, rows = ahead
+        return self._finished(*_sampled(self._dataset, x, y), rows, SOLO)
+
+    def filenames(self) -> list[str]:
+        """Read the names of the files that the visited samples were made from, in the order without shuffling."""
+        return self.reader.keys(None if self._chosen is None else self._chosen.chosen)
 
     @property
     def per_sample(self) -> bool:
-        """Tell whether the caller's Python code is called for each sample."""
-        return self._dataset is not None
+        """Return whether the caller's Python code is called for each sample."""
+        return self._dataset is not None and self._dataset.per_sample
 
-    def specs(self) -> tuple[Any, Any]:
-        """Describe a batch by an `ArraySpec` for x and one for y, or a dict of them if y is a dict."""
+    def specs(self) -> tuple[Any, ...]:
+        """Describe a batch by an `ArraySpec` for each of its parts, or a dict of them if y is a dict."""
         # One real row is read, because only that shows what transforms return.
-        rows = np.zeros(1, np.intp)
-        if self._dataset is None:
-            x, y = self._finished(*self._stored(rows, SOLO), SOLO)
-        else:
-            x, y = self._finished(*_sampled(self._dataset, self.reader.read_x(rows), self.reader.read_y(rows)), SOLO)
+        batch = self.finish(self._read(np.zeros(1, np.intp), SOLO))
         count = self.plan.batch_size if self.all_full else None
-        if not isinstance(y, dict):
-            return ArraySpec((count, *x.shape[1:]), x.dtype), ArraySpec((count, *y.shape[1:]), y.dtype)
-        # The second axis has the number of boxes of the row with most.
-        columns = {
-            name: ArraySpec((count, *(None for _ in part.shape[1:2]), *part.shape[2:]), part.dtype)
-            for name, part in y.items()
-        }
-        return ArraySpec((count, *x.shape[1:]), x.dtype), columns
+        return tuple(
+            {name: _spec_of(column, count, uneven=True) for name, column in part.items()}
+            if isinstance(part, dict)
+            else _spec_of(part, count)
+            for part in batch
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_batcher": None, "_order": None, "_told": None, "_telling": None}
@@ -222,12 +240,13 @@ class ArrayBatches:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _batcher=_batcher_of(state["reader"], state["plan"]), _telling=Lock())
 
-    def _finished(self, x: NDArray[Any], y: Any, pool: ThreadPool) -> Batch:
+    def _finished(self, x: NDArray[Any], y: Any, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
         if self._one_hot is not None:
             y = one_hot(y, self._one_hot)
-        return self._scaled(x, pool), y
+        x = self._scaled(x, pool)
+        return (x, y) if self._weights is None else (x, y, self._weights[rows])
 
-    def _stored(self, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
+    def _stored(self, rows: NDArray[np.intp], pool: ThreadPool) -> tuple[NDArray[Any], Any]:
         x, y = self._batcher.read(rows, pool)
         return x, pad_boxes(y) if isinstance(y, list) else target_array(y)
 
@@ -254,7 +273,7 @@ def _batcher_of(reader: SplitReader, plan: LoaderPlan) -> Batcher:
 
 
 def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
-    """Return the dataset whose transforms must be called, or `None`, and the reader."""
+    """Return the dataset whose transforms are called, if it has any, and the reader; `None` and the reader of files."""
     if isinstance(source, str | os.PathLike | list | tuple):
         return None, SplitReader(source, split or "train")
     if split is not None:
@@ -271,8 +290,7 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
     if dataset.return_index:
         msg = "The dataset has return_index=True, and training takes (x, y). Make it without."
         raise OptionError(msg)
-    has_transforms = dataset.transform is not None or dataset.target_transform is not None
-    return (dataset if has_transforms else None), reader
+    return dataset, reader
 
 
 def _check_arrays(reader: SplitReader) -> None:
@@ -317,7 +335,20 @@ def _class_count(wanted: object, reader: SplitReader) -> int | None:
     return whole_number("one_hot", wanted, least=1, otherwise=', the number of classes, or "auto"')
 
 
-def _sampled(dataset: dataset_h5, x: Any, y: Any) -> Batch:
+def _weights_of(weights: ArrayLike | None, samples: int) -> NDArray[np.float32] | None:
+    if weights is None:
+        return None
+    found = np.asarray(weights)
+    if found.shape != (samples,) or found.dtype.kind not in "iufb":
+        msg = (
+            f"sample_weight has shape {found.shape} and dtype {found.dtype}; expected {samples:,} numbers, one for "
+            "each sample of the split."
+        )
+        raise OptionError(msg)
+    return found.astype(np.float32)
+
+
+def _sampled(dataset: dataset_h5, x: Any, y: Any) -> tuple[Any, Any]:
     """Apply the dataset's transforms, sample by sample, to the rows that were read."""
     xs, ys = zip(*(dataset.sample(*parts) for parts in zip(x, y, strict=True)), strict=True)
     is_boxes = all(isinstance(target, dict) and BOXES in target for target in ys)

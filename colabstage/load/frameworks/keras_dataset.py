@@ -82,7 +82,7 @@ class EpochTracker:
 
 class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type information
     """Give batches to `model.fit`, `evaluate` and `predict`, read ahead by a thread of this process. Made by
-    `to_keras`.
+    `to_keras`. It has `class_indices` and `filenames`, as Keras's own iterators of folders.
 
     Each pass over the data is the next epoch; only one pass runs at a time. The thread ends a second after enough
     batches are ready, so that none remains when training stops.
@@ -107,6 +107,16 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         return len(self._batches)
 
     @property
+    def class_indices(self) -> dict[str, int]:
+        """Return the label of each class name; empty when the file has no names."""
+        return {name: label for label, name in enumerate(self._batches.reader.classes)}
+
+    @property
+    def filenames(self) -> list[str]:
+        """Read the name of the file that each sample was made from, in the order of predictions without shuffling."""
+        return self._batches.filenames()
+
+    @property
     def num_batches(self) -> int:
         """Count the batches in an epoch, as `len`. Keras asks before it begins a pass."""
         with self._lock:
@@ -114,8 +124,8 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         return len(self._batches)
 
     def __getitem__(self, index: int) -> Batch:
-        """Return a batch, `(x, y)`. If samples are shuffled, requests get the epoch's batches in order, whatever the
-        index, because Keras's `fit` shuffles the indices too.
+        """Return a batch, `(x, y)` or `(x, y, sample_weight)`. If samples are shuffled, requests get an epoch's batches
+        in order, whatever the index, because Keras's `fit` shuffles the indices too.
 
         Raises:
             IndexError: an epoch has no batch with this number.

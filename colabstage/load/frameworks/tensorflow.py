@@ -14,6 +14,7 @@ from weakref import ref
 
 import numpy as np
 
+from colabstage.errors import OptionError
 from colabstage.io.arguments import takes, whole_number
 from colabstage.io.boundary import typed
 from colabstage.io.pipeline import ThreadPool
@@ -22,7 +23,7 @@ from colabstage.load.frameworks.arrays import ArrayBatches
 from colabstage.load.plan import ArrayOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -105,9 +106,10 @@ def dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) ->
     if tables is None or shared is None:
         made = _read(tf, batches, next_epoch, read_at_once)
     else:
+        _check_dtypes(tf, [table.dtype for table in tables[1:]])
         # On the CPU, where datasets run. Variables, because a dataset copies other tensors that it refers to.
         with tf.device("CPU:0"):
-            variables = [tf.Variable(table, trainable=False) for table in (shared, tables[1])]
+            variables = [tf.Variable(table, trainable=False) for table in (shared, *tables[1:])]
         made = _gathered(tf, batches, next_epoch, variables, read_at_once)
     # Iterators and derived datasets refer to this dataset, so the batches live as long as any of them.
     made.colabstage_batches = batches
@@ -131,6 +133,7 @@ def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at
     """Make a dataset whose threads call the reader once for each batch."""
     specs = batches.specs()
     flat: list[ArraySpec] = tf.nest.flatten(specs)
+    _check_dtypes(tf, [spec.dtype for spec in flat])
     total, threads = len(batches), batches.plan.workers.value // read_at_once
     # TensorFlow keeps every function for the life of the process; these must not keep a file open.
     reference = ref(batches)
@@ -163,7 +166,7 @@ def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at
 def _gathered(
     tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], tables: list[Any], read_at_once: int
 ) -> Any:
-    """Make a dataset that gathers rows from `tables`, the variables of inputs and targets, in TensorFlow.
+    """Make a dataset that gathers rows from `tables`, variables of inputs, targets and perhaps weights, in TensorFlow.
 
     One call to Python returns the row numbers of several batches, so that TensorFlow rarely waits for Python's lock.
     """
@@ -172,6 +175,9 @@ def _gathered(
     def ask(epoch: NDArray[np.int64], block: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         alive = _alive(reference)
         alive.reader.check()
+        if alive.per_sample:
+            msg = "The dataset was given a transform after to_tf_data had looked at it. Call to_tf_data again."
+            raise OptionError(msg)
         # The epoch is counted where an iterator begins, not where the dataset is made.
         current = next_epoch() if epoch == _NO_EPOCH else int(epoch)
         rows = alive.rows(current, int(block) * _ASKED_TOGETHER, _ASKED_TOGETHER)
@@ -196,13 +202,17 @@ def _gathered(
     return made.apply(tf.data.experimental.assert_cardinality(total))
 
 
-class _Writable:
-    """Present read-only memory of an array as writable."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        # Arrays that are made from this object keep it alive, and so the array.
-        self._array = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+def _check_dtypes(tf: Any, dtypes: Iterable[np.dtype[Any]]) -> None:
+    """Refuse numbers that TensorFlow does not have, such as those of 16 bytes."""
+    for dtype in dtypes:
+        try:
+            tf.as_dtype(dtype)
+        except TypeError as error:
+            msg = (
+                f"TensorFlow has no tensors of dtype {dtype}. Give a dataset_h5 a transform, or target_transform, that "
+                'converts them: transform=lambda x: x.astype("float64").'
+            )
+            raise OptionError(msg) from error
 
 
 def _shared(tf: Any, array: NDArray[Any]) -> Any:
@@ -213,8 +223,7 @@ def _shared(tf: Any, array: NDArray[Any]) -> Any:
     # TensorFlow aborts the process if memory is not aligned.
     if array.ctypes.data % _ALIGNMENT_BYTES or array.dtype.kind not in "iuf" or array.itemsize > _WIDEST_BYTES:
         return None
-    # DLPack does not support read-only memory. TensorFlow only writes to memory that it has allocated itself.
-    return tf.experimental.dlpack.from_dlpack(np.asarray(_Writable(array)).__dlpack__())
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _alive(reference: ref[ArrayBatches]) -> ArrayBatches:

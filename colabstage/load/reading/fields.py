@@ -283,6 +283,13 @@ class Mapped:
             raise cut_off(file.path, stop, len(file.data))
         return cls(file.data[start:stop].reshape(storage.shape[0], storage.row_bytes), file)
 
+    def writable_table(self) -> NDArray[np.uint8]:
+        """Return the table in memory that may be written to, although nobody should."""
+        if self._file is None:
+            return self.table
+        start = self.table.ctypes.data - self._file.data.ctypes.data
+        return self._file.private()[start : start + self.table.nbytes].reshape(self.table.shape)
+
     def check(self) -> None:
         """Raise DamagedPackError if somebody has written to the file since it was opened."""
         if self._file is not None:

@@ -99,6 +99,14 @@ class MappedFile(_CheckedFile):
             raise translate_read_error(error, str(path), 1) from error
         self.data: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
 
+    def private(self) -> NDArray[np.uint8]:
+        """Map the file once more, for libraries that take no read-only memory: what they write stays in this process,
+        and copies the pages that it is written to."""
+        try:
+            return np.frombuffer(mmap.mmap(self._handle, 0, access=mmap.ACCESS_COPY), np.uint8)
+        except OSError as error:
+            raise translate_read_error(error, str(self.path), 1) from error
+
 
 class ReadFile(_CheckedFile):
     """Read a file in parts, each exactly the bytes asked for. May be read by several threads at once."""

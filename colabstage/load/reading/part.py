@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.h5.arrival import Arrival
     from colabstage.h5.info import FieldInfo, NamedFields, SplitInfo
     from colabstage.images.geometry import MaskOptions
     from colabstage.images.resample import Resizer
     from colabstage.io.progress import Cancellation
-    from colabstage.load.arrival import Arrival
     from colabstage.load.reading.fields import Field
 
 # Headers of so many images are read in a moment, and their mean is near enough to plan memory with.
@@ -375,7 +375,7 @@ class SplitPart:
         x = self.x
         if not isinstance(x, Mapped) or not (self._y is None or self._y.info.kind == "fixed"):
             return None
-        return x.table.view(self.facts.row_dtype).reshape(len(self), *self._x.storage.shape[1:])
+        return x.writable_table().view(self.facts.row_dtype).reshape(len(self), *self._x.storage.shape[1:])
 
     def check(self) -> None:
         """Make sure that inputs in place are unchanged, as `SplitReader.check`."""
@@ -491,8 +491,8 @@ class SplitPart:
 
     def _path_now(self) -> Path:
         """Return where the file is; one that is being packed gets its final name at the end."""
-        moved = None if self._arrival is None else self._arrival.readable_path
-        return moved or self.path
+        place = None if self._arrival is None else self._arrival.layout.place
+        return self.path if place is None or self.path.exists() else place
 
     def _open_x(self, file: _OpenFile) -> Field:
         x, label = self._x, f"{self._x.info.name} in '{self.path}'"

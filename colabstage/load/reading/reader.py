@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.h5.arrival import Arrival, Side, UnitLayout
     from colabstage.h5.info import NamedFields, PackInfo
     from colabstage.h5.parts import Files
     from colabstage.images.resample import Resizer
     from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.arrival import Arrival, Side
     from colabstage.load.reading.fields import EngineChoice, Indices, TargetBatch
 
 
@@ -122,6 +122,11 @@ class SplitReader(RowFacts):
         if self._only is not None:
             return engine
         return replace(engine, reason=f"{format_count(len(self._parts), 'files')}; of the largest: {engine.reason}")
+
+    @property
+    def layout(self) -> UnitLayout | None:
+        """Return the units that rows come in; `None` if all are here, as of any other file."""
+        return None if self.arrival is None else self.arrival.layout
 
     def estimate_row_bytes(self) -> int:
         """Return the length of one input in memory, in bytes: exact if all have one shape, otherwise the mean of a few
@@ -237,8 +242,8 @@ class SplitReader(RowFacts):
 
     def in_place(self) -> NDArray[Any] | None:
         """Return the inputs of all rows without a copy, for frameworks that gather rows themselves, over a mapped file
-        (read-only) or over memory of this process; it may be unaligned. `None` if inputs must be read, targets must be
-        decoded, or rows come from several files or are not all here."""
+        or memory of this process; it may be unaligned, and what is written to it stays in this process. `None` if
+        inputs must be read, targets must be decoded, or rows come from several files or are not all here."""
         return None if self._only is None or self.arrival is not None else self._only.in_place()
 
     def check(self) -> None:
@@ -252,9 +257,9 @@ class SplitReader(RowFacts):
             return self
         if self.arrival is not None and not self.arrival.complete:
             msg = (
-                f"The rows of '{self.path}' are here in part ({self.arrival.reason}), and all of them were to be read "
-                'into memory. Write strategy="auto" and leave out in_memory=: then they are read as they come. Of a '
-                "dataset that is staged with streaming=True, data.wait() waits for all of them."
+                f"The rows of '{self.path}' are here in part ({self.arrival.layout.reason}), and all of them were to "
+                'be read into memory. Write strategy="auto" and leave out in_memory=: then they are read as they come. '
+                "Of a dataset that is staged with streaming=True, data.wait() waits for all of them."
             )
             raise OptionError(msg)
         # A single file checks this itself, with its own message.

@@ -16,6 +16,7 @@ from colabstage.layouts.table import Arrays, BrokenDatasetError
 from colabstage.options import token_blocks
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
+from tests.layouts.readers import completed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,7 +121,7 @@ def test_a_tokenizer_sees_whole_lines(tmp_path: Path, monkeypatch: pytest.Monkey
     text = "".join(f"the {'word ' * (i % 9)}é{i}\n" for i in range(300)) + "no line end"
     put(tmp_path / "a.txt", text)
     options = token_blocks(length=10, tokenizer=words, separator=65535)
-    x, _ = stream(options(FolderTree(tmp_path)))
+    x, _ = stream(completed(options(FolderTree(tmp_path))))
     wanted = [*words(text), 65535]
     assert x.tolist() == wanted[: len(x)]
     assert len(x) == (len(wanted) - 1) // 10 * 10
@@ -134,7 +135,7 @@ def test_lines_of_json_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lines = [json.dumps({"body": text, "n": 1}) if i % 3 else json.dumps(text) for i, text in enumerate(documents)]
     file = put(tmp_path / "a.jsonl", "\n".join(lines) + "\n\n")
     options = token_blocks(length=8, field="body", separator=300, next_tokens=False)
-    found = options(FolderTree(tmp_path))
+    found = completed(options(FolderTree(tmp_path)))
     assert isinstance(found.inputs, Arrays)
     x = np.concatenate([found.inputs.source.read(index) for index in range(len(found))])
     wanted = [token for text in documents for token in (*text.encode(), 300)]
@@ -142,7 +143,7 @@ def test_lines_of_json_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for broken, says in (("{", "line 22"), ('{"body": 3}', "a number under 'body'"), ("[]", "it is a list")):
         file.write_text("\n".join([*lines[:21], broken, *lines[22:]]))
         with pytest.raises(BrokenDatasetError, match=rf"'a\.jsonl', line 22.*{'' if says == 'line 22' else says}"):
-            options(FolderTree(tmp_path))
+            completed(options(FolderTree(tmp_path)))
 
 
 @pytest.mark.parametrize("tokens", [[70000], [-1], [0.5], [[1, 2]]])
@@ -150,14 +151,14 @@ def test_tokens_that_do_not_fit_are_refused(tmp_path: Path, tokens: Any) -> None
     """None is cut to sixteen bits in silence."""
     put(tmp_path / "a.txt", "text")
     with pytest.raises(LayoutError, match=r"'a\.txt'.*uint32"):
-        token_blocks(length=1, tokenizer=lambda _: tokens)(FolderTree(tmp_path))
+        completed(token_blocks(length=1, tokenizer=lambda _: tokens)(FolderTree(tmp_path)))
 
 
 def test_wider_tokens(tmp_path: Path) -> None:
     """dtype="uint32" holds them."""
     put(tmp_path / "a.txt", "text")
     options = token_blocks(length=2, dtype="uint32", tokenizer=lambda _: [70000, 2, 3])
-    assert stream(options(FolderTree(tmp_path)))[0].tolist() == [70000, 2]
+    assert stream(completed(options(FolderTree(tmp_path))))[0].tolist() == [70000, 2]
 
 
 def test_other_files_are_declined(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_other_files_are_declined(tmp_path: Path) -> None:
         token_blocks()(FolderTree(tmp_path / "d"))
     put(tmp_path / "e/a.txt", b"\xff\xfe" * 100)
     with pytest.raises(BrokenDatasetError, match=r"'a\.txt'.* not text in UTF-8"):
-        token_blocks(tokenizer=words)(FolderTree(tmp_path / "e"))
+        completed(token_blocks(length=9, tokenizer=words)(FolderTree(tmp_path / "e")))
 
 
 @pytest.mark.parametrize("wrong", [{"length": 0}, {"dtype": "int64"}, {"separator": 65536}])
@@ -208,7 +209,7 @@ def test_a_tokenizers_tokens_are_known_again(tmp_path: Path) -> None:
     """By what they are, so that a killed run goes on in another process; another tokenizer's are others."""
     put(tmp_path / "a.txt", "one two three four\n")
     stamps = [
-        token_blocks(length=2, tokenizer=tokenizer)(FolderTree(tmp_path)).inputs.source.stamp(0)
+        completed(token_blocks(length=2, tokenizer=tokenizer)(FolderTree(tmp_path))).inputs.source.stamp(0)
         for tokenizer in (lambda text: [1] * len(text.split()), lambda text: [1 for _ in text.split()], words)
     ]
     assert stamps[0] == stamps[1] != stamps[2]

@@ -17,7 +17,7 @@ from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree
-from tests.layouts.readers import contents, labels, picture
+from tests.layouts.readers import completed, contents, labels, picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,7 +173,7 @@ def test_rows_are_read_in_any_order_and_nothing_is_written(
     else:
         write_stream(tmp_path / "a.arrow", data, batch=33, compression="zstd")
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", None)
-    source, again = (detect_layout(FolderTree(tmp_path)).inputs.source for _ in range(2))
+    source, again = (completed(detect_layout(FolderTree(tmp_path))).inputs.source for _ in range(2))
     order = np.random.default_rng(0).permutation(250).tolist()
     assert [source.read(number) for number in order] == [data["image"][number]["bytes"] for number in order]
     assert source.sizes.tolist() == [len(one["bytes"]) for one in data["image"]]

@@ -115,6 +115,13 @@ def main(path: Path) -> dict[str, Any]:
     model.fit(chosen, epochs=1, verbose=0, class_weight=dict.fromkeys(range(len(x)), 2.0), callbacks=[weighted])
     facts["weighted"] = weighted.epochs[0]
 
+    # A fold with weights of its samples: losses are those of its rows, weighted.
+    rows, weights, fold = list(range(0, len(x), 3)), np.arange(len(x)) % 2 + 1.0, recorder(keras)
+    folded = to_keras(path, BATCH, seed=SEED, dtype="float32", rows=rows, shuffle=True, sample_weight=weights)
+    model.fit(folded, epochs=1, verbose=0, callbacks=[fold])
+    facts["fold"] = [fold.epochs[0][-1], float((weights * np.arange(len(x)))[rows].sum() / len(rows))]
+    facts["fold_says"] = [folded.class_indices, len(folded)]
+
     part = recorder(keras)
     steps = to_keras(path, BATCH, seed=SEED, dtype="float32")
     model.fit(steps, epochs=4, steps_per_epoch=len(steps) // 2, verbose=0, callbacks=[part])

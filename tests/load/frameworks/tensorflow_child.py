@@ -74,6 +74,10 @@ def epochs_of(path: Path) -> dict[str, Any]:
     both = [(next(first)[1].numpy().tolist(), next(second)[1].numpy().tolist()) for _ in range(facts["batches"])]
     facts["beside"] = [list(rows) for rows in zip(*both, strict=True)]
     facts["resumed"] = rows_of(to_tf_data(path, BATCH, seed=SEED, epoch=7))
+    half: dict[str, Any] = {"rows": range(0, 38, 2), "shuffle": False, "sample_weight": np.arange(38) / 2}
+    facts["weighted"] = [
+        (y.numpy().tolist(), weights.numpy().tolist()) for _, y, weights in to_tf_data(path, 16, **half)
+    ]
     facts["full"] = rows_of(to_tf_data(path, BATCH, seed=SEED, drop_last=True))
     facts["reads"] = len(reads)
     with h5py.File(path) as file:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 import pytest
 
+from colabstage import to_numpy
 from colabstage.errors import OptionError
 from colabstage.load.batch import pad_boxes
 from colabstage.load.frameworks.arrays import ArrayBatches, ArraySpec, one_hot
@@ -271,11 +273,64 @@ def test_what_cannot_work_is_refused(make_file: Callable[..., Any], options: dic
         batches_of(make_file("pack", 23).path, **options)
 
 
+def test_a_loop_over_arrays_has_the_batches_of_make_loader_epoch_after_epoch(make_file: Callable[..., Any]) -> None:
+    """Read ahead by a thread, which ends with the loop; an epoch can be set, and a loop be left."""
+    sample = make_file("pack", 23)
+    loader, batches = to_numpy(sample.path, 5, seed=7), batches_of(sample.path, seed=7)
+    assert (len(loader), loader.plan.batch_size) == (5, 5)
+    for epoch in (0, 1, 7):
+        if epoch == 7:
+            loader.set_epoch(7)
+        for (x, y), (other_x, other_y) in zip(loader, epoch_of(batches, epoch), strict=True):
+            np.testing.assert_array_equal(x, other_x)
+            np.testing.assert_array_equal(y, other_y)
+            x[...] = 0
+    for _ in loader:
+        break
+    loader.close()
+    assert [one.name for one in threading.enumerate() if one.name.startswith("colabstage-ahead")] == []
+    with pytest.raises(OptionError, match="epoch=-1"):
+        loader.set_epoch(-1)
+
+
+def test_some_rows_are_visited_in_their_order_or_shuffled(make_file: Callable[..., Any]) -> None:
+    """As with `sampler=` of `make_loader`: of `train` somebody has to say which."""
+    sample, rows = make_file("pack", 23), [4, 2, 22, 9, 1, 0]
+    found = np.concatenate([y for _, y in to_numpy(sample.path, 4, rows=rows, shuffle=False)])
+    assert found.tolist() == sample.y[rows].tolist()
+    fold = batches_of(sample.path, 4, rows=np.array(rows), shuffle=True, seed=3)
+    assert len(fold) == 2
+    for epoch in range(2):
+        assert sorted(np.concatenate([fold.rows(epoch, number) for number in range(2)])) == sorted(rows)
+    with pytest.raises(OptionError, match="shuffle=True"):
+        batches_of(sample.path, rows=rows)
+    with pytest.raises(OptionError, match="out of range"):
+        batches_of(sample.path, rows=[23], shuffle=True)
+    with pytest.raises(OptionError, match="no samples"):
+        batches_of(sample.path, rows=[], shuffle=False)
+
+
+@pytest.mark.torch
+def test_weights_of_samples_are_the_third_part(make_file: Callable[..., Any]) -> None:
+    """Of the rows of each batch, beside a dataset's transforms too."""
+    from colabstage.load.dataset import dataset_h5
+
+    sample, weights = make_file("pack", 23), np.arange(23) / 7
+    dataset = dataset_h5(sample.path, lambda x: x.astype(np.float32))
+    for source in (sample.path, dataset):
+        batches = batches_of(source, seed=2, sample_weight=weights)
+        assert batches.specs()[2] == ArraySpec((None,), np.dtype(np.float32))
+        for number, (x, _, found) in enumerate(epoch_of(batches)):
+            assert len(x) == len(found)
+            np.testing.assert_array_equal(found, weights[batches.rows(0, number)].astype(np.float32))
+    for wrong in (weights[:5], weights[:, None], ["a"] * 23):
+        with pytest.raises(OptionError, match="sample_weight"):
+            batches_of(sample.path, sample_weight=wrong)
+
+
 def test_torch_is_not_imported() -> None:
     """Where it is not installed, or not wanted: importing it takes seconds."""
-    modules = (
-        "colabstage.load.frameworks.arrays, colabstage.load.frameworks.arrays, colabstage.load.frameworks.tensorflow"
-    )
+    modules = ", ".join(f"colabstage.load.frameworks.{name}" for name in ("arrays", "numpy_loader", "tensorflow"))
     code = f"import {modules}, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"

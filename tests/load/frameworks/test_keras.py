@@ -142,6 +142,13 @@ def test_what_is_made_of_it_knows_the_epochs(facts: dict[str, Any]) -> None:
     np.testing.assert_allclose(facts["weighted"], 2 * np.array(running_means(batches_of(8))), rtol=1e-5)
 
 
+def test_a_fold_is_trained_on_with_weights_of_its_samples(facts: dict[str, Any]) -> None:
+    """The loss is that of its rows, each times its weight."""
+    found, expected = facts["fold"]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert facts["fold_says"] == [{}, -(-len(range(0, ROWS, 3)) // BATCH)]
+
+
 def test_nothing_is_left_behind(facts: dict[str, Any]) -> None:
     """No thread after training, also where it stopped in the middle of an epoch and the dataset is still there."""
     assert facts["threads_after_fit"] == []

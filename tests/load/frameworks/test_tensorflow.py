@@ -75,6 +75,9 @@ def test_each_iterator_is_the_next_epoch(facts: dict[str, Any], file: str) -> No
     assert found["beside"] == [batches_of(6), batches_of(7)]
     assert found["resumed"] == batches_of(7)
     assert found["full"] == batches_of(0)[:-1]
+    # Of some rows, with their weights.
+    chosen = [list(range(0, 32, 2)), list(range(32, ROWS, 2))]
+    assert found["weighted"] == [[rows, [row / 2 for row in rows]] for rows in chosen]
 
 
 def test_tensorflow_gathers_what_is_in_memory_by_itself(facts: dict[str, Any]) -> None:
