@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 IS_ROOT = os.geteuid() == 0
 # Another user, as `nobody` is.
 OTHER = 65534
-QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck))
+# A fourth of the profile's, for each scene of which there are many: an example is three calls.
+QUICK = settings(max_examples=settings().max_examples // 4, suppress_health_check=list(HealthCheck))
 
 
 def images(folder: Path, count: int, *, first: int = 0) -> Path:

@@ -16,7 +16,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +23,7 @@ from colabstage.diagnose.gpu import open_gpus
 from colabstage.errors import ColabstageError, NotSupportedHereError
 from colabstage.io.accelerated import ACCELERATORS
 from colabstage.io.missing import whereabouts
+from colabstage.io.packages import installed_version
 from colabstage.io.pipeline import in_thread
 from colabstage.io.units import format_duration
 from colabstage.machine.mounts import (
@@ -331,9 +331,7 @@ def _version(name: str) -> str | None:
     # Not imported: torch alone takes seconds, and a broken package would end the check.
     if loaded := getattr(sys.modules.get(name), "__version__", None):
         return str(loaded)
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(name)
-    return None
+    return installed_version(name) or None
 
 
 def _inspect_gpus(timeout_s: float) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import os
 import re
 import stat
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import NewerFormatError, TargetExistsError
@@ -30,6 +29,7 @@ from colabstage.io.ownership import (
     sweep_orphans,
     whatever_is_there,
 )
+from colabstage.io.packages import installed_version
 from colabstage.io.receipts import Receipt, note_receipt, receipts_of
 from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
@@ -181,7 +181,7 @@ def manifest_of_pack(
         identity=dict(identity),
         samples=dict(samples),
         skipped=skipped,
-        written_by=version("colabstage"),
+        written_by=installed_version("colabstage"),
         shard=shard,
     )
 

@@ -1,10 +1,10 @@
-"""What installed packages add to colabstage: the entry points of a group."""
+"""What is installed: the entry points that packages add to colabstage, and their versions."""
 
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
-from importlib.metadata import EntryPoints, entry_points
+from functools import cache, lru_cache
+from importlib.metadata import EntryPoints, PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 
@@ -15,6 +15,18 @@ def added_by_packages(group: str) -> EntryPoints:
     read again only when the import path or one of its folders has changed, as it does when a package is installed.
     """
     return _read(group, tuple((folder, _modified_ns(folder)) for folder in sys.path))
+
+
+@cache
+def installed_version(package: str) -> str:
+    """Return the version of a package when it was first asked for, as modules stay as they were imported; "" for none.
+
+    Python parses the package's whole description for it, which takes as long as to decode some images.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 @lru_cache(maxsize=8)

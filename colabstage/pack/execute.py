@@ -7,7 +7,6 @@ import time
 from array import array
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from colabstage.h5.manifest import (
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
 from colabstage.io.files import typed_write_errors
 from colabstage.io.ownership import whatever_is_there
+from colabstage.io.packages import installed_version
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.report import Report
 from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
@@ -327,7 +327,7 @@ class _PackRun:
             FORMAT_VERSION,
             # Another version may decode pixels differently, and one file would then hold both; and an install from the
             # repository may change the form of the records beside it without another version.
-            version("colabstage"),
+            installed_version("colabstage"),
             FACTS.descr,
             self.job.options.places_fingerprint(),
             plan.resizer,

@@ -15,7 +15,6 @@ import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +24,7 @@ from colabstage.errors import MissingDependencyError, OptionError, SourceChanged
 from colabstage.h5.parts import shard_pattern
 from colabstage.images.resample import can_torch_resize
 from colabstage.io.files import make_folder
+from colabstage.io.packages import installed_version
 from colabstage.io.progress import Cancellation, NullProgress, cancellation_of, start_at
 from colabstage.io.redaction import show_address
 from colabstage.io.workspace import disk_use, open_workspace, unless
@@ -150,7 +150,7 @@ def made_of(job: PackJob, count: int) -> str:
     plan = job.plan
     # Another version may write other bytes for the same samples.
     options = job.options.places_fingerprint()
-    facts = (version("colabstage"), job.label, options, plan.encoding, plan.resizer, count)
+    facts = (installed_version("colabstage"), job.label, options, plan.encoding, plan.resizer, count)
     digest = hashlib.sha256(repr(facts).encode(errors="surrogateescape"))
     _hash_table(digest, job.table)
     for split in plan.splits:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +19,7 @@ from colabstage.h5.schema import BYTES, OFFSETS
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.decode import LOSSES
 from colabstage.io.files import TargetFile, pread_exactly
+from colabstage.io.packages import installed_version
 from colabstage.io.units import format_count
 from colabstage.layouts.table import Arrays, Boxes, Masks
 from colabstage.pack.finish import copy_runs
@@ -112,16 +112,9 @@ def form_of(job: PackJob) -> str:
     # Other versions may decode other pixels of the same file.
     torch = ("torch",) if plan.resizer == "torch" else ()
     decodes = any(part.lengths is None for part in plan.fields)
-    versions = [(name, _version(name)) for name in ("colabstage", *_DECODERS, *torch)] if decodes else None
+    versions = [(name, installed_version(name)) for name in ("colabstage", *_DECODERS, *torch)] if decodes else None
     notes_sizes = isinstance(targets, Boxes) or plan.is_open
     return repr((plan.encoding, plan.resizer, fields, image, masks, notes_sizes, job.options.to_json(), versions))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def plan_takeover(job: PackJob, base: PackRows) -> Takeover:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import h5py
 
 from colabstage import (
-    dataset_h5,
     extract_archive,
     fetch_files,
     pack_dataset,
@@ -76,7 +75,6 @@ def pack_again(home: Path) -> None:
     try:
         pack(home)
     except TargetExistsError:
-        assert rows(home)
         pack(home, overwrite=True)
 
 
@@ -138,6 +136,8 @@ def newest(home: Path) -> Found:
 
 def rows(home: Path) -> Found:
     """What is read of a pack, or of all shards as one; nothing where it is refused."""
+    from colabstage import dataset_h5  # with torch, without which a process is forked in half the time
+
     try:
         dataset = dataset_h5(home / "out/it*.h5")
     except ColabstageError:

@@ -105,7 +105,13 @@ def machines(tmp_path: Path, cache: FolderCache | BucketCache) -> Machines:
     return Machines(tmp_path, cache)
 
 
-@pytest.mark.parametrize("options", [{}, {"streaming": True}, {"wait": False}], ids=str)
+def on_each(folder: Any, drive: Any, bucket: Any) -> pytest.MarkDecorator:
+    """Have a test with one of three options on each cache: what is asked for does not depend on where the cache is."""
+    cases = [("folder", folder), pytest.param("Drive", drive, marks=pytest.mark.fuse), ("bucket", bucket)]
+    return pytest.mark.parametrize(("cache", "options"), cases, indirect=["cache"], ids=str)
+
+
+@on_each({"wait": False}, {}, {"streaming": True})
 def test_a_new_machine_copies_what_was_packed(machines: Machines, options: dict[str, Any]) -> None:
     first = machines.stage()
     assert first.report.origin == "source"
@@ -135,7 +141,7 @@ def test_a_source_that_changed_is_read_again(machines: Machines) -> None:
     assert machines.stage().report.origin == "cache"
 
 
-@pytest.mark.parametrize("options", [{"image_size": 8}, {"splits": 0.5}, {"encoding": "encoded"}], ids=str)
+@on_each({"image_size": 8}, {"splits": 0.5}, {"encoding": "encoded"})
 def test_other_options_are_another_dataset(machines: Machines, options: dict[str, Any]) -> None:
     machines.stage()
     assert machines.stage(**options).report.origin == "source"

@@ -23,7 +23,7 @@ SIDES: tuple[What, What] = ("kill before", "kill after")
 # No call makes so many changes of so little data.
 MOST = 200
 # About so many moments of each case in each run, by a fixed stride; all of them in the long form.
-SOME = 8
+SOME = 6
 
 
 def kill_at_changes(walk: Walk, some: int) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST = 3000
 PAGE = 4096
 # In each run, trouble comes at calls whose numbers grow by this factor; in the long form at each of all calls.
-FACTOR = 10
+FACTOR = 20
 # In each run without those over older data, which are in the long form.
 QUICK = [name for name, case in CASES.items() if not case.older]
 
@@ -69,7 +69,7 @@ def moments(trouble: Trouble, walk: Walk, numbers: Iterable[int]) -> Iterator[Mo
 def test_trouble_at_some_calls_of_the_system(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
     walk = Walk(name, tmp_path, processes, address)
     for first, trouble in enumerate(TROUBLES.values(), 1):
-        walk.at_each(moments(trouble, walk, (first * FACTOR**power for power in range(6))))
+        walk.at_each(moments(trouble, walk, (first * FACTOR**power for power in range(4))))
 
 
 @pytest.mark.long
@@ -128,7 +128,7 @@ def change_at(name: str, tmp_path: Path, processes: Processes, address: str, num
 @pytest.mark.parametrize("name", QUICK)
 def test_a_source_that_changes_midway(name: str, tmp_path: Path, processes: Processes, address: str) -> None:
     """What it held before, or after, never a mixture; the next call brings what it holds now."""
-    change_at(name, tmp_path, processes, address, (4**power for power in range(8)))
+    change_at(name, tmp_path, processes, address, (6**power for power in range(6)))
 
 
 @pytest.mark.long

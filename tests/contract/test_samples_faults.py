@@ -152,6 +152,10 @@ BOXES = [
         "obj.data": "classes = 1\ntrain = data/train.txt\nvalid = data/val.txt\nnames = obj.names\n", "obj.names": "cat\n",
         "train.txt": "".join(f"data/images/{i}.jpg\n" for i in range(4)), "val.txt": "data/images/4.jpg\ndata/images/5.jpg\n"}),
         right=IN_TWO_SPLITS),
+    row("Darknet's lists of other names", yolo("0 1 2 3 4 5", {
+        "obj.data": "classes = 1\ntrain = data/first.txt\nvalid = data/second.txt\nnames = obj.names\n", "obj.names": "cat\n",
+        "first.txt": "".join(f"data/images/{i}.jpg\n" for i in range(4)), "second.txt": "data/images/4.jpg\ndata/images/5.jpg\n"}),
+        right=[found("train: boxes cat 4; valid: boxes cat 2")]),
     *(row(f"a table of boxes: {name}", table(header, line), right=[found("train: boxes cat 2, dog 2"), refused(column)])
       for name, header, line, column in [
           ("make-sense", "label_name,bbox_x,bbox_y,bbox_width,bbox_height,image_name,image_width,image_height", "{c},5,6,20,10,{i}.jpg,64,48", "bbox_width"),

@@ -36,8 +36,9 @@ pytestmark = [
 @pytest.mark.slow
 def test_the_short_demo(tmp_path: Path) -> None:
     """It trains five times, stages from folder, zip and cache, its claims hold, and nothing is left behind."""
+    # Slow enough that what is compared is far apart on a busy machine, too; waiting costs no computing.
     done = subprocess.run(
-        [sys.executable, "-m", "demo", "--quick", "--json", "--time-scale", "0.3"],
+        [sys.executable, "-m", "demo", "--quick", "--json", "--time-scale", "0.6"],
         env={**practice_environment(tmp_path), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -53,7 +54,7 @@ def test_the_short_demo(tmp_path: Path) -> None:
     slowest, fastest = (one["training"]["epochs"] for one in (first, straight))
     assert max(epoch["seconds"] for epoch in slowest) < min(epoch["seconds"] for epoch in fastest)
     assert list(tmp_path.glob("colabstage-*")) == []
-    for expected in ("15.0 ms until its first byte", "Straight from the Drive folder", "accuracy"):
+    for expected in ("30.0 ms until its first byte", "Straight from the Drive folder", "accuracy"):
         assert expected in done.stderr
 
 

@@ -34,7 +34,7 @@ from tests.pictures import write_photos
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.diagnose.profile import LoaderProfile
+    from colabstage import LoaderProfile
 
 PACKED = zlib.compress(np.random.default_rng(0).integers(0, 4, 300_000, dtype=np.uint8).tobytes(), 1)
 

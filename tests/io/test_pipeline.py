@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import CancelledError, DecodeError, SourceReadError
@@ -124,7 +124,6 @@ def use_nothing(item: int, data: bytes) -> None:
     budget=st.integers(1, 120),
     rng=st.randoms(use_true_random=False),
 )
-@settings(max_examples=40, deadline=None)
 def test_every_item_is_used_once_within_the_budget(
     sizes: list[int], readers: int, workers: int, budget: int, rng: object
 ) -> None:

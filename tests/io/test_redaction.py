@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import OptionError
@@ -148,7 +148,6 @@ _WORDS = st.text(st.characters(codec="ascii", min_codepoint=33, max_codepoint=12
     query=st.dictionaries(st.sampled_from(QUERY_NAMES), st.just("ZqqueryqZ"), max_size=3),
     quoted=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
 def test_a_login_is_never_shown_however_it_is_spelt(
     scheme: str, user: str, password: str, query: dict[str, str], quoted: bool
 ) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import ArchiveError, DecodeError
 from colabstage.io.stand_ins import stand_in
 from colabstage.layouts.table import BrokenDatasetError
-from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.io.ownership import remove_empty
@@ -46,7 +46,6 @@ def in_killed_child(work: Callable[[], object]) -> None:
 
 class TestJournal:
     @given(kept=st.lists(json_values, max_size=5), noted=st.lists(json_values, max_size=5), cut=st.integers(0, 400))
-    @settings(max_examples=100, deadline=None)
     def test_any_cut_leaves_a_beginning(
         self, tmp_path_factory: pytest.TempPathFactory, kept: list[object], noted: list[object], cut: int
     ) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from colabstage.layouts.table import Arrays, Boxes, Masks, Values
+from colabstage.options import Arrays, Boxes, Masks, Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
 
 _ORDER = ("", "train", "val", "valid", "validation", "dev", "test")
 

@@ -13,13 +13,12 @@ from colabstage.layouts.columns import Column
 from colabstage.layouts.columns import make_targets as targets_of_columns
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.lookup import Lookup
-from colabstage.layouts.table import Values
-from colabstage.options import array_rows, audio_clips, image_masks, table_rows, token_blocks
+from colabstage.options import Values, array_rows, audio_clips, image_masks, table_rows, token_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
     from colabstage.trees.listing import Tree
 
 read_image_folder = functools.partial(detect_layout, layout="image_folder")

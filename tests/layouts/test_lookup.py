@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.layouts.words import is_split, same_split, split_name, split_of_path
@@ -46,7 +46,6 @@ _NAMES = st.builds(
 )
 
 
-@settings(max_examples=200)
 @given(files=st.sets(_NAMES, min_size=1, max_size=8), written=_NAMES, split=st.sampled_from(["", "train", "test"]))
 def test_what_is_found_is_where_it_was_said_to_be(files: set[str], written: str, split: str) -> None:
     """A file that is there by the whole of its path is found; another is in each folder that was written and exists."""

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
-from colabstage import plan_stage, stage_dataset
+from colabstage import pack_dataset, plan_stage, stage_dataset
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import MaskOptions
 from colabstage.images.masks import read_mask
 from colabstage.layouts.formats.items import read_dataset
 from colabstage.layouts.mask_values import kinds_of, meaning_of, two_foregrounds
-from colabstage.layouts.table import BrokenDatasetError, Images, Masks
+from colabstage.layouts.table import BrokenDatasetError
 from colabstage.load.reading.reader import SplitReader
-from colabstage.pack.run import pack_dataset
+from colabstage.options import Images, Masks
 from colabstage.trees.folder import FolderTree
 from tests.layouts.readers import read_pairs
 
@@ -77,7 +77,6 @@ def save(mask: NDArray[np.uint8], path: Path, form: str) -> NDArray[np.uint8] | 
     void=st.booleans(),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=50, deadline=None)
 def test_masks_mean_what_pillow_reads_or_are_refused(form: str, classes: int, *, void: bool, seed: int) -> None:
     """Class indices stay, black and white is a foreground; JPEG and shades of grey are refused by name."""
     with TemporaryDirectory() as name:

@@ -12,9 +12,9 @@ import h5py
 import numpy as np
 import pytest
 
+from colabstage import pack_dataset
 from colabstage.errors import OptionError
 from colabstage.options import array_rows, audio_clips, table_rows, token_blocks
-from colabstage.pack.run import pack_dataset
 from colabstage.stage.request import make_request
 
 if TYPE_CHECKING:

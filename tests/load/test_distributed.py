@@ -26,8 +26,8 @@ from pathlib import Path
 import torch
 from torch import distributed
 from torch.utils.data import WeightedRandomSampler
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
+from colabstage import dataset_h5
+from colabstage import make_loader
 
 file, store, out, rank, world = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)

@@ -730,8 +730,8 @@ def test_a_kill_leaves_no_wrong_row_and_nothing_is_fetched_twice(pack: Pack, tmp
     not fetched again; notes of another boot count once their bytes were hashed."""
     code = """
         import sys
-        from colabstage.load.dataset import dataset_h5
-        from colabstage.load.loader import make_loader
+        from colabstage import dataset_h5
+        from colabstage import make_loader
         loader = make_loader(dataset_h5(sys.argv[1], disk_limit=int(sys.argv[2]), local_dir=sys.argv[3]), 16)
         while True:
             for number, _ in enumerate(loader):

@@ -188,8 +188,8 @@ def next_rows(loader: Loader, state: dict[str, Any], pack: Pack) -> list[int]:
 
 TRAINS = """
 import json, sys
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
+from colabstage import dataset_h5
+from colabstage import make_loader
 loader = make_loader(dataset_h5(sys.argv[1], disk_limit=int(sys.argv[2]), local_dir=sys.argv[3]), 120, seed=5)
 for _ in range(2):
     for _ in loader:
@@ -231,8 +231,8 @@ import h5py
 import numpy as np
 import torch
 from torch import distributed
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
+from colabstage import dataset_h5
+from colabstage import make_loader
 
 url, file, local, limit, store, out, rank = *sys.argv[1:4], int(sys.argv[4]), *sys.argv[5:7], int(sys.argv[7])
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from colabstage import flush_drive, mount_drive, refresh_drive
 from colabstage.errors import (
     ColabstageError,
     DriveAuthError,
@@ -25,7 +26,7 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.machine import drive as drive_module
-from colabstage.machine.drive import ask_drives, flush_drive, mount_drive, refresh_drive
+from colabstage.machine.drive import ask_drives
 from colabstage.machine.drive_errors import mount_error
 from colabstage.machine.mounts import drive_root, list_mounts, normalise_drive_path
 from simulated_drive.drive import SimulatedDrive

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage import flush_drive, mount_drive, refresh_drive
 from colabstage.errors import DriveAuthError, DriveDisconnectedError, DriveError, OptionError
 from colabstage.machine import drive as drive_module
-from colabstage.machine.drive import flush_drive, is_readonly, mount_drive, refresh_drive
+from colabstage.machine.drive import is_readonly
 from colabstage.machine.mounts import check_unused, list_mounts, mount_of
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage import stage_dataset
 from colabstage.errors import DamagedPackError, DriveAuthError, DriveDisconnectedError, SourceReadError
 from colabstage.io.files import RetryPolicy, read_with_retry, translate_write_error
 from colabstage.machine.mounts import MountProbe, probe_mount
 from colabstage.machine.watched import RemountFacts, remount_obstacle, run_with_one_remount
-from colabstage.stage.run import stage_dataset
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.colab import simulated_colab

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import LayoutError, OptionError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import is_whole, manifest_path, read_manifest
 from colabstage.load.reading.reader import SplitReader
-from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable

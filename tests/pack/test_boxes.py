@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.h5.info import read_info
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Boxes, Images, SampleTable
-from colabstage.pack.run import pack_dataset
+from colabstage.options import Boxes, Images, SampleTable, TreeFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,8 +165,7 @@ def test_a_batch_has_what_detection_models_take(
 ) -> None:
     """A list of dicts of tensors, one for each image; or one dict of padded ones, when asked."""
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
-    from colabstage.load.dataset import dataset_h5
-    from colabstage.load.loader import make_loader
+    from colabstage import dataset_h5, make_loader
 
     out = tmp_path / "out.h5"
     pack_dataset(street, out, layout=boxed, image_size=(16, 16), progress=False)

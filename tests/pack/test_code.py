@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from colabstage.options import PackOptions
 from colabstage.pack.code import describe_callable
-from colabstage.pack.options import PackOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +137,6 @@ def spelled(value: Any) -> str:
     return repr(value)
 
 
-@settings(max_examples=60, deadline=None)
 @given(one=PLAIN, other=PLAIN)
 def test_two_values_are_the_same_when_they_are_written_the_same(one: Any, other: Any) -> None:
     """Never one digest for two contents, never two for one."""

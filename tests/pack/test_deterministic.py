@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from colabstage import pack_dataset
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Values
+from colabstage.options import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.pack import execute
-from colabstage.pack.run import pack_dataset
 from tests.support.staged import timeless
 
 if TYPE_CHECKING:

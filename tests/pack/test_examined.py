@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from colabstage.layouts.detect import detect_layout
+from colabstage.options import PackOptions
 from colabstage.pack.job import SAMPLES, look_at_images, prepare_pack
-from colabstage.pack.options import PackOptions
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from colabstage.pack.run import pack_dataset
+from colabstage import pack_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable

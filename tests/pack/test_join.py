@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.io.progress import NullProgress
 from colabstage.load.reading.reader import SplitReader
+from colabstage.options import PackOptions
 from colabstage.pack import joining
 from colabstage.pack.joining import join_shards
-from colabstage.pack.options import PackOptions, split_fractions
-from colabstage.pack.run import pack_dataset
+from colabstage.pack.options import split_fractions
 from colabstage.pack.shards import pack_by_executor
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError, OptionError
 from colabstage.images.decode import decode_image
 from colabstage.images.geometry import ImageOptions
-from colabstage.pack.options import PackOptions
-from colabstage.pack.run import pack_dataset
+from colabstage.options import PackOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

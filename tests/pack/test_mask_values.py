@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleTable
+from colabstage.layouts.table import BrokenDatasetError
 from colabstage.load.reading.reader import SplitReader
-from colabstage.pack.run import pack_dataset
+from colabstage.options import Images, Masks, SampleTable, TreeFiles
 from colabstage.trees.listing import FileEntries
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Images, SampleTable
 from colabstage.load.reading.reader import SplitReader
-from colabstage.pack.run import pack_dataset
+from colabstage.options import Images, SampleTable, TreeFiles
 from tests.pack.odd_images import odd_images
 
 if TYPE_CHECKING:

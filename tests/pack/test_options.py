@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import OptionError
 from colabstage.images.geometry import ColorMode
-from colabstage.pack.options import PackOptions, recorded_image, split_fractions
-from colabstage.pack.run import pack_dataset
+from colabstage.options import PackOptions
+from colabstage.pack.options import recorded_image, split_fractions
 
 if TYPE_CHECKING:
     from pathlib import Path

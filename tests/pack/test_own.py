@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, OptionError
-from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError, OptionError
 from colabstage.layouts.formats.items import read_dataset
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Boxes, Images, SampleTable, UnreadBoxes
-from colabstage.pack.run import pack_dataset
+from colabstage.layouts.table import UnreadBoxes
+from colabstage.options import Boxes, Images, SampleTable, TreeFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +187,6 @@ def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]
     ),
     form=st.sampled_from(["corners", "sizes", "dicts", "coco"]),
 )
-@settings(max_examples=60, deadline=None)
 def test_any_boxes_are_those_of_the_items_or_refused(drawn: list[list[tuple[int, ...]]], form: str) -> None:
     """Written in any form: where what they are is not said, they are what they were written as, or refused."""
     image = Image.new("RGB", (64, 64))

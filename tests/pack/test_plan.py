@@ -9,10 +9,8 @@ import pytest
 
 from colabstage.errors import LayoutError
 from colabstage.images.decode import ImageFacts
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Images, SampleTable, Values
+from colabstage.options import Images, PackOptions, SampleTable, TreeFiles, Values
 from colabstage.pack import plan as plan_module
-from colabstage.pack.options import PackOptions
 from colabstage.pack.plan import (
     TORCH_BYTES,
     TORCH_SAMPLES,

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import fetch_files, pack_dataset
 from colabstage.errors import CancelledError, OptionError, TargetExistsError, TargetNotWritableError
 from colabstage.h5.parts import shards_beside
 from colabstage.load.reading.reader import SplitReader
-from colabstage.pack.run import pack_dataset
-from colabstage.sources.fetching import fetch_files
 from tests.sources.servers import BucketService, moto_service, use_login
 from tests.support.staged import timeless
 
@@ -234,7 +233,7 @@ import os, signal, sys, time
 import dask
 from dask.distributed import Client, LocalCluster
 
-from colabstage.pack.run import pack_dataset
+from colabstage import pack_dataset
 
 class KillsOne:
     def __init__(self, client): self.client, self.killed = client, 0

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import DecodeError
-from colabstage.pack.run import pack_dataset
-from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError, MissingDependencyError
 from colabstage.h5.info import read_info
 from colabstage.images.resample import can_torch_resize
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.pack import execute, job
 from colabstage.pack.plan import TORCH_SAMPLES
-from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import (
     ArchiveError,
     CorruptArchiveError,
@@ -28,7 +29,6 @@ from colabstage.errors import (
 )
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import is_whole, read_manifest
-from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import (
     DecodeError,
     LayoutError,
@@ -31,7 +32,6 @@ from colabstage.h5.parts import shards_beside
 from colabstage.load.reading.reader import SplitReader
 from colabstage.options import Images, SampleTable, TreeFiles
 from colabstage.pack.dispatch import run_tasks
-from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +141,7 @@ from pathlib import Path
 import dask
 from dask.distributed import Client, LocalCluster
 
-from colabstage.pack.run import pack_dataset
+from colabstage import pack_dataset
 
 class KillsOne:
     def __init__(self, client): self.client, self.killed = client, 0

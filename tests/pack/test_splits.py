@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Images, SampleTable, Values
+from colabstage.options import Images, SampleTable, TreeFiles, Values
 from colabstage.pack.splits import assign_groups, assign_splits, key_hashes, split_rows
 from colabstage.trees.listing import FileEntry
 
@@ -50,7 +49,6 @@ def divisions(draw: st.DrawFn) -> tuple[NDArray[np.int64], tuple[tuple[str, floa
     return labels, tuple((f"split{number}", part / sum(parts)) for number, part in enumerate(parts))
 
 
-@settings(max_examples=150, deadline=None)
 @given(division=divisions(), seed=st.integers(0, 2**31))
 def test_every_class_has_every_fraction_within_one_sample(
     division: tuple[NDArray[np.int64], tuple[tuple[str, float], ...]], seed: int
@@ -215,7 +213,6 @@ def tables_of_rows(draw: st.DrawFn) -> tuple[SampleTable, list[int]]:
     return SampleTable("table", keys, inputs, targets), owners
 
 
-@settings(max_examples=60, deadline=None)
 @given(made=tables_of_rows(), seed=st.integers(0, 99))
 def test_no_file_is_in_two_splits(made: tuple[SampleTable, list[int]], seed: int) -> None:
     """However many rows a table has for it."""

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError
-from colabstage.layouts.samples import TreeFiles, rows_of_file
-from colabstage.layouts.table import Arrays, Images, Masks, SampleTable, Values
-from colabstage.pack.run import pack_dataset
+from colabstage.layouts.samples import rows_of_file
+from colabstage.options import Arrays, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
@@ -141,8 +141,7 @@ def test_masks_keep_their_classes_and_lie_on_their_images(
 def test_masks_of_many_sizes_come_as_a_list(tmp_path: Path, scenes: Callable[..., Path]) -> None:
     """As their images do, one by one of its own size; a loader's batch has lists of both."""
     pytest.importorskip("torch", reason="needs torch: pip install torch")
-    from colabstage.load.dataset import dataset_h5
-    from colabstage.load.loader import make_loader
+    from colabstage import dataset_h5, make_loader
 
     folder = scenes(mixed=True)
     out = tmp_path / "out.h5"

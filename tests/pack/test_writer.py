@@ -21,10 +21,10 @@ from colabstage.errors import (
 )
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.options import PackOptions
 from colabstage.pack import execute, writer
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import prepare_pack
-from colabstage.pack.options import PackOptions
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import Tree
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.io.files import hash_block
@@ -129,7 +129,6 @@ STATES = st.builds(
 )
 
 
-@settings(max_examples=300)
 @given(one=STATES, other=STATES)
 def test_one_fingerprint_is_never_of_two_states(one: SourceIdentity, other: SourceIdentity) -> None:
     """Interrupted work goes on under it, so what it does not tell apart is not known to have changed."""
@@ -145,7 +144,6 @@ def test_an_md5_that_is_no_longer_told_is_no_change() -> None:
     assert compare_states(MD5, replace(MD5, md5="")) == compare_states(replace(MD5, md5=""), MD5) == "same"
 
 
-@settings(max_examples=200)
 @given(parts=st.lists(st.tuples(STATES, STATES), min_size=1, max_size=3), again=st.sets(st.integers(0, 2)))
 def test_a_state_is_never_changed_from_itself_and_many_are_as_the_worst_of_them(
     parts: list[tuple[SourceIdentity, SourceIdentity]], again: set[int]

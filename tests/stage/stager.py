@@ -13,7 +13,7 @@ from typing import Any
 
 import filelock
 
-from colabstage.stage.run import stage_dataset
+from colabstage import stage_dataset
 
 
 class IdleLock:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
+from colabstage import stage_dataset
 from colabstage.errors import CancelledError
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
+    from colabstage import StagedDataset
     from colabstage.io.progress import ProgressStep
-    from colabstage.stage.dataset import StagedDataset
 
 MakeImages = Callable[..., Path]
 WAIT_S = 30

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import list_datasets, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import (
     ColabstageError,
     NotEnoughSpaceError,
@@ -24,12 +25,9 @@ from colabstage.io.progress import NullProgress
 from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.places import BucketPlace
-from colabstage.stage.plan import plan_stage
 from colabstage.stage.publish import publish
-from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.request import read_cache_dir
-from colabstage.stage.run import stage_dataset
-from tests.support.staged import disk_sampled, timeless, use_small_blocks
+from tests.support.staged import SMALL_BLOCK, disk_sampled, timeless, use_small_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +41,12 @@ LIMIT = 4_500_000
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_small_blocks(monkeypatch)
+def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_small_blocks(monkeypatch, getattr(request, "param", SMALL_BLOCK))
+
+
+# A service joins parts of 5 MB and more, and each block of a pack of several costs a request.
+longer_blocks = pytest.mark.parametrize("small_blocks", [1 << 20], indirect=True, ids=["1 MiB"])
 
 
 @pytest.fixture
@@ -130,6 +132,7 @@ def split_photos(tmp_path: Path, make_images: MakeImages) -> Path:
     return tmp_path / "photos"
 
 
+@longer_blocks
 def test_only_blocks_that_the_earlier_version_has_not_are_sent(
     s3: BucketService, tmp_path: Path, make_images: MakeImages, image_bytes: Callable[..., bytes], sent: list[int]
 ) -> None:
@@ -160,6 +163,7 @@ def test_only_blocks_that_the_earlier_version_has_not_are_sent(
         "after",
     ],
 )
+@longer_blocks
 def test_a_version_that_cannot_be_put_together_is_sent_in_full(
     s3: BucketService,
     tmp_path: Path,
@@ -260,7 +264,7 @@ def test_what_cannot_be_a_cache_says_so_before_anything_is_written(
 def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(
     photos: Path, s3: BucketService, tmp_path: Path
 ) -> None:
-    from colabstage.load.dataset import dataset_h5
+    from colabstage import dataset_h5
 
     folder = tmp_path / "cache"
     first = staged(photos, tmp_path / "one", cache_dir=folder)
@@ -275,7 +279,7 @@ def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(
 
 @pytest.mark.torch
 def test_a_pack_that_is_not_in_the_bucket_is_what_is_missing(s3: BucketService, tmp_path: Path) -> None:
-    from colabstage.load.dataset import dataset_h5
+    from colabstage import dataset_h5
 
     s3.put("packs/other.h5", b"no pack")
     for address, said in {

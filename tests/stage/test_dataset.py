@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch.utils.data import WeightedRandomSampler
 
+from colabstage import StagedDataset, make_loader, stage_dataset
 from colabstage.errors import OptionError
-from colabstage.load.loader import make_loader
-from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.run import stage_dataset
 
 
 def test_a_loader_takes_what_make_loader_takes() -> None:

@@ -529,8 +529,7 @@ def _dressed(folder: Path, form: str) -> Path:
     ),
 )
 @settings(
-    max_examples=25,
-    deadline=None,
+    max_examples=settings().max_examples // 4,  # an example is up to thirteen calls
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

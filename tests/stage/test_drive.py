@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage import stage_dataset
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError
-from colabstage.stage.run import stage_dataset
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs
 
 if TYPE_CHECKING:
-    from colabstage.stage.dataset import StagedDataset
+    from colabstage import StagedDataset
 
 pytestmark = pytest.mark.fuse
 MakeImages = Callable[..., Path]

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import fetch_files, stage_dataset
 from colabstage.errors import (
     SourceChangedError,
 )
-from colabstage.sources.fetching import fetch_files
-from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
 from simulated_drive.knobs import DriveFaults, ListingFault
 

@@ -13,10 +13,8 @@ import numpy as np
 import psutil
 import pytest
 
-from colabstage import stage_dataset
+from colabstage import dataset_h5, make_loader, stage_dataset
 from colabstage.errors import DriveDisconnectedError, SourceReadError
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
 from colabstage.machine import watched
 from colabstage.sources.in_part import BlockwiseFile
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import dataset_h5, list_datasets, make_loader, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import (
     CancelledError,
     DamagedPackError,
@@ -26,22 +27,17 @@ from colabstage.errors import (
     SourceChangedError,
 )
 from colabstage.h5.manifest import manifest_path
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.remote import MountedFile
 from colabstage.stage import plan
-from colabstage.stage.plan import plan_stage
-from colabstage.stage.purge import list_datasets, purge_datasets
-from colabstage.stage.run import stage_dataset
 from tests.support.staged import SMALL_BLOCK, contents, use_small_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from colabstage.stage.dataset import StagedDataset
+    from colabstage import StagedDataset
     from colabstage.stage.purge import StoredDataset
     from tests.sources.servers import BucketService
 

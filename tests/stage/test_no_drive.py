@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import colabstage
+from colabstage import list_datasets, purge_datasets
 from colabstage.errors import DriveNotMountedError
-from colabstage.stage.purge import list_datasets, purge_datasets
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.stage.conftest import OneStep

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 
+from colabstage import publish_file, stage_dataset
 from colabstage.errors import TargetNotWritableError
 from colabstage.io import workspace
-from colabstage.stage.publish import publish_file
-from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
     from pathlib import Path

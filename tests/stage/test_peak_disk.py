@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import fetch_files, stage_dataset
 from colabstage.errors import NotEnoughSpaceError
-from colabstage.sources.fetching import fetch_files
-from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
-    from colabstage.stage.dataset import StagedDataset
+    from colabstage import StagedDataset
     from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.fuse

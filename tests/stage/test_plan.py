@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from colabstage.stage.plan import StagePlan, plan_stage
+from colabstage import plan_stage, stage_dataset
+from colabstage.stage.plan import StagePlan
 from colabstage.stage.room import StageFigures
-from colabstage.stage.run import stage_dataset
 
 PLAN = StagePlan(
     source="<drive>/photos.zip",

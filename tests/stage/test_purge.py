@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage import list_datasets, publish_file, purge_datasets, stage_dataset
 from colabstage.errors import OptionError
 from colabstage.h5.manifest import manifest_path
 from colabstage.io.files import local_lock
 from colabstage.io.workspace import leave_for_next, temp_beside
-from colabstage.stage.publish import publish_file
-from colabstage.stage.purge import list_datasets, purge_datasets, select_datasets, sweep_leftovers
-from colabstage.stage.run import stage_dataset
+from colabstage.stage.purge import select_datasets, sweep_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

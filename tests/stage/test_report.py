@@ -10,8 +10,9 @@ import h5py
 import numpy as np
 
 import colabstage
+from colabstage import StagedDataset
 from colabstage.h5.info import read_info
-from colabstage.stage.dataset import StagedDataset, StageReport, StageStep
+from colabstage.stage.dataset import StageReport, StageStep
 from tests.pictures import write_photos
 
 REPORT = StageReport(

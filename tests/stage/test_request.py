@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from colabstage import pack_dataset, plan_stage, stage_dataset
 from colabstage.errors import OptionError
 from colabstage.options import folders
-from colabstage.pack.run import pack_dataset
-from colabstage.stage.plan import plan_stage
 from colabstage.stage.request import make_request
-from colabstage.stage.run import stage_dataset
 
 
 def _halved(x: np.ndarray) -> np.ndarray:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from colabstage import stage_dataset
 from colabstage.errors import LayoutError
-from colabstage.stage.run import stage_dataset
 from tests.pictures import write_photos
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _npy(path: Path, values: np.ndarray) -> None:
 @pytest.mark.parametrize("in_folder", [False, True])
 def test_a_pack_is_opened_and_not_packed_again(tmp_path: Path, encoding: str, in_folder: bool) -> None:
     """Its samples would lose their names; the error has the line that opens it, as it is for a second notebook."""
-    from colabstage.load.dataset import dataset_h5
+    from colabstage import dataset_h5
 
     write_photos(tmp_path / "photos", 12)
     cache = tmp_path / "cache"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import stage_dataset
 from colabstage.h5.manifest import exchanging, is_whole, manifest_of_bytes, manifest_path, read_manifest
 from colabstage.io.workspace import open_workspace
 from colabstage.stage.request import lock_path, make_request
-from colabstage.stage.run import stage_dataset
 from simulated_drive.knobs import DriveFaults, OpFault
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from colabstage import dataset_h5, make_loader
 from colabstage.errors import SourceReadError
 from colabstage.h5.manifest import manifest_path
 from colabstage.io.files import RetryPolicy
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.loader import make_loader
 from colabstage.sources import http_file, in_part, opening
 from colabstage.sources.in_part import BlockwiseFile
 from tests.load.test_partial import BLOCK, LIMIT, ROWS, Pack, check_epoch, make_pack, part_of

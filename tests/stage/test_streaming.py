@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage import stage_dataset
+from colabstage import dataset_h5, stage_dataset
 from colabstage.errors import (
     CancelledError,
     OptionError,
@@ -26,7 +26,6 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.io.page import Board
-from colabstage.load.dataset import dataset_h5
 from colabstage.trees.folder import FolderTree
 from tests.io.test_board import wait_until
 from tests.support.staged import contents
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from colabstage.stage.dataset import StagedDataset
+    from colabstage import StagedDataset
     from colabstage.trees.listing import FileEntry
 
 pytestmark = pytest.mark.torch
@@ -185,7 +184,7 @@ def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, 
 
 
 def _second_epoch(path: Path) -> Any:
-    from colabstage.load.loader import make_loader
+    from colabstage import make_loader
 
     loader = make_loader(dataset_h5(path), BATCH, seed=0)
     loader.set_epoch(1)

@@ -14,7 +14,7 @@ from colabstage import stage_dataset
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.stage.dataset import StagedDataset
+    from colabstage import StagedDataset
     from tests.support.http_server import WebServer
 
 # Of each image, which is stored without compression: 196,608 bytes.

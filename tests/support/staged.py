@@ -65,9 +65,9 @@ def disk_sampled(folder: Path) -> Iterator[list[int]]:
         thread.join()
 
 
-def use_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all modules write blocks of 64 KiB."""
+def use_small_blocks(monkeypatch: pytest.MonkeyPatch, length: int = SMALL_BLOCK) -> None:
+    """Have all modules write blocks of 64 KiB, or of another length."""
     # Of the real length, three of them would take longer than everything else in a test.
     for module in [module for name, module in sys.modules.items() if name.startswith("colabstage.")]:
         if vars(module).get("BLOCK_BYTES") == BLOCK_BYTES:
-            monkeypatch.setattr(module, "BLOCK_BYTES", SMALL_BLOCK)
+            monkeypatch.setattr(module, "BLOCK_BYTES", length)

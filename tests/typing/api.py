@@ -10,13 +10,12 @@ from typing import Any, assert_type
 from matplotlib.figure import Figure
 
 import colabstage
+from colabstage import CudaDataLoader, GpuMonitor, StagedDataset, dataset_h5
 from colabstage.diagnose.compare import SourceComparison
 from colabstage.diagnose.doctor import DoctorReport
-from colabstage.diagnose.gpu import GpuMonitor, GpuSample
+from colabstage.diagnose.gpu import GpuSample
 from colabstage.errors import ColabstageError
 from colabstage.h5.info import PackInfo
-from colabstage.load.dataset import dataset_h5
-from colabstage.load.device import CudaDataLoader
 from colabstage.load.frameworks.keras_dataset import KerasBatches
 from colabstage.load.loader import Loader
 from colabstage.machine.drive import FlushReport
@@ -25,7 +24,7 @@ from colabstage.notebook.form import StageForm
 from colabstage.pack.execute import PackReport
 from colabstage.sources.extracting import ExtractReport
 from colabstage.sources.fetching import FetchReport
-from colabstage.stage.dataset import StagedDataset, StageReport
+from colabstage.stage.dataset import StageReport
 from colabstage.stage.plan import StagePlan
 from colabstage.stage.publish import PublishReport, RestoreReport
 

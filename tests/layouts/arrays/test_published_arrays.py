@@ -15,8 +15,7 @@ import pytest
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Images, SampleTable, Values
-from colabstage.options import array_rows
+from colabstage.options import Images, SampleTable, Values, array_rows
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.zip import ZipTree

@@ -14,14 +14,13 @@ import h5py
 import numpy as np
 import pytest
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError, OptionError
 from colabstage.layouts import stored
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats.arrays import find_splits
 from colabstage.layouts.stored import decode_npy
-from colabstage.layouts.table import Arrays, Images, Masks, Values
-from colabstage.options import array_rows
-from colabstage.pack.run import pack_dataset
+from colabstage.options import Arrays, Images, Masks, Values, array_rows
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.tar import TarTree
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
 
     PackFolder = Callable[[Path, Path], Path]
 

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.class_lists import parse_class_list
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Boxes, BrokenDatasetError
-from colabstage.pack.run import pack_dataset
+from colabstage.layouts.table import BrokenDatasetError
+from colabstage.options import Boxes
 from colabstage.trees.folder import FolderTree
 from tests.layouts.known import MemoryTree
 from tests.layouts.readers import read_detection
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
     from colabstage.trees.listing import FileEntry
 
 COUNT = 12

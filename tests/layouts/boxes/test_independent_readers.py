@@ -16,17 +16,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import ColabstageError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Boxes
-from colabstage.pack.run import pack_dataset
+from colabstage.options import Boxes
 from colabstage.trees.folder import FolderTree
 from tests.layouts.readers import read_detection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
 
 QUICK = settings(max_examples=30, deadline=None)
 ODD = st.one_of(st.none(), st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=2), st.integers()))

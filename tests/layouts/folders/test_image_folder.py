@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Values
 from colabstage.layouts.words import IMAGES as IMAGE_EXTENSIONS
+from colabstage.options import Values
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
 
     Table = Callable[..., SampleTable]
 
@@ -80,7 +80,6 @@ _PARTS = st.text(st.sampled_from("aAb-_. 01é"), min_size=1, max_size=4).filter(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
 @given(
     classes=st.dictionaries(
         _PARTS.map("c{}".format),
@@ -216,7 +215,6 @@ def _trees(draw: st.DrawFn) -> set[str]:
     return {*folders} - left_out | draw(st.sampled_from([set(), others]))
 
 
-@settings(max_examples=80, deadline=None)
 @given(paths=_trees() | st.sets(st.lists(_FOLDERS, min_size=1).map("/".join), min_size=1, max_size=6), data=st.data())
 def test_trees_are_read_by_torchvisions_rule_or_refused(
     tmp_path_factory: pytest.TempPathFactory, paths: set[str], data: st.DataObject

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Masks, SampleTable
+from colabstage.options import Masks, SampleTable
 from tests.layouts.known import MemoryTree, known
 
 

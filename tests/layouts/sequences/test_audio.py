@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from colabstage import pack_dataset
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError, OptionError
 from colabstage.layouts.clips import read_clip
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Arrays, BrokenDatasetError, Values
-from colabstage.options import audio_clips
-from colabstage.pack.run import pack_dataset
+from colabstage.layouts.table import BrokenDatasetError
+from colabstage.options import Arrays, Values, audio_clips
 from colabstage.trees.folder import FolderTree
 from tests.layouts.readers import read_audio
 

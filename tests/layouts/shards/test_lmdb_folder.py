@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import BrokenDatasetError, Values
-from colabstage.pack.run import pack_dataset
+from colabstage.layouts.table import BrokenDatasetError
+from colabstage.options import Values
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree
 from tests.layouts.readers import contents

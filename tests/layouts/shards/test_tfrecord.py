@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats.tfrecord import BadMessageError, parse_example
-from colabstage.layouts.table import Boxes, Images, Masks, Values
-from colabstage.pack.run import pack_dataset
+from colabstage.options import Boxes, Images, Masks, Values
 from colabstage.trees.folder import FolderFile, FolderTree
 from tests.layouts.readers import contents, labels, picture
 

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats.webdataset import scan_shard
 from colabstage.layouts.shards import ScanWindow, ShardFile, split_of_shard
-from colabstage.layouts.table import Arrays, BrokenDatasetError, Masks, Values
-from colabstage.options import audio_clips
-from colabstage.pack.run import pack_dataset
+from colabstage.layouts.table import BrokenDatasetError
+from colabstage.options import Arrays, Masks, Values, audio_clips
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree

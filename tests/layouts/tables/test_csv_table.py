@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import event, example, given, settings
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.columns import Column
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Values
+from colabstage.options import Values
 from colabstage.trees.folder import FolderTree
 from tests.layouts.readers import read_table
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
 
 COUNT = 6
 
@@ -168,7 +168,6 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
     return list(names), rows
 
 
-@settings(max_examples=150, deadline=None)
 @example(made=(["kind", "label", "image"], [["0", "0", "images/6.jpg"]]))
 @example(
     made=(

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Boxes, Values
-from colabstage.options import table_rows
+from colabstage.options import Boxes, Values, table_rows
 from colabstage.trees.folder import FolderTree
 from tests.layouts.readers import make_targets
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
 
 COUNT = 12
 

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from simulated_drive.drive import SimulatedDrive
 
 MIB = 1024 * 1024
+# From so many members on, processes write them.
+MANY = 2000
 
 
-def many_files(count: int = 3000) -> dict[str, bytes]:
+def many_files(count: int = MANY) -> dict[str, bytes]:
     """Small files in folders, of many lengths."""
     rng = np.random.default_rng(1)
     return {f"train/{n % 7}/{n:05d}.bin": rng.bytes(n % 97) * 20 for n in range(count)}
@@ -102,8 +104,9 @@ class Noticing:
         """Nothing to close."""
 
 
-@pytest.mark.parametrize("count", [40, 3000])
-@pytest.mark.parametrize("kind", ["zip", "stored", "tar", "tar.gz"])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("zip", 40), ("stored", 40), ("tar", 40), ("tar.gz", 40), ("zip", MANY), ("tar.gz", MANY)]
+)
 def test_every_file_is_there_as_it_was(tmp_path: Path, kind: str, count: int) -> None:
     """By threads and by processes: names, bytes, times, and nothing else; beside it a record and an inventory."""
     files = many_files(count)
@@ -200,7 +203,7 @@ def test_cancelling_keeps_what_is_done_for_the_next_call(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
     report = extract_archive(archive, tmp_path / "out", progress=False)
     assert contents(tmp_path / "out") == files
-    assert 1000 < report.kept_members < 3000
+    assert MANY / 3 < report.kept_members < MANY
     assert "interrupted run" in str(report)
     assert leftovers(tmp_path) == []
 
@@ -292,7 +295,7 @@ def test_killed_again_and_again_it_ends_with_whole_data_and_no_work_twice(tmp_pa
         assert not (tmp_path / "out").exists()
     report = extract_archive(archive, tmp_path / "out", progress=False)
     assert contents(tmp_path / "out") == files
-    assert report.kept_members >= 0.8 * 3000
+    assert report.kept_members >= 0.8 * MANY
     assert leftovers(tmp_path) == []
 
 
@@ -301,11 +304,11 @@ def test_a_damaged_member_leaves_nothing(tmp_path: Path) -> None:
     files = many_files()
     archive = write_zip(tmp_path / "a.zip", files, zipfile.ZIP_STORED)
     content = bytearray(archive.read_bytes())
-    content[content.index(files["train/0/02800.bin"])] ^= 1
+    content[content.index(files["train/0/01799.bin"])] ^= 1
     archive.write_bytes(content)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").touch()
-    with pytest.raises(CorruptArchiveError, match=r"02800\.bin"):
+    with pytest.raises(CorruptArchiveError, match=r"01799\.bin"):
         extract_archive(archive, tmp_path / "out", overwrite=True, progress=False)
     assert list(contents(tmp_path / "out")) == ["mine"]
     assert leftovers(tmp_path) == []
@@ -313,7 +316,7 @@ def test_a_damaged_member_leaves_nothing(tmp_path: Path) -> None:
 
 def test_too_little_room_is_told_with_figures_before_anything_is_written(tmp_path: Path, small_disk: Path) -> None:
     """The plan counts whole blocks and what files take beside their content."""
-    archive = write_zip(tmp_path / "a.zip", many_files())
+    archive = write_zip(tmp_path / "a.zip", many_files(3000))
     with pytest.raises(
         NotEnoughSpaceError,
         match=r"'a.zip' \(3,000 files\) needs 4[0-9.]+ MB, but .* MB free\. Free [0-9.]+ MB there, or choose",

@@ -8,7 +8,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.sources.order import RangeOrder, Run, range_bytes
@@ -66,7 +66,6 @@ class Line:
         self.end_s = self.now
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 40_000_000), st.integers(1, 90_000_000)), min_size=1, max_size=4),
     st.lists(st.floats(2e5, 5e7), min_size=1, max_size=17),
