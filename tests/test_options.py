@@ -11,8 +11,9 @@ import pytest
 import colabstage
 from colabstage.cli.options import PACK_FLAGS, STAGE_FLAGS
 from colabstage.io.arguments import parameters
-from colabstage.load.plan import ArrayArguments, ArrayOptions, LoaderArguments, LoaderOptions
-from colabstage.pack.options import PackArguments, PackOptions
+from colabstage.load.plan import ArrayArguments, ArrayOptions, LoaderArguments
+from colabstage.options import LoaderOptions, PackOptions
+from colabstage.pack.options import PackArguments
 from colabstage.stage.request import PlaceArguments, make_request
 
 if TYPE_CHECKING:

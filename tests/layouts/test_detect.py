@@ -14,8 +14,7 @@ import pytest
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
 from colabstage.layouts.detect import TableFile, check_layout_name, detect_layout
-from colabstage.layouts.table import Boxes
-from colabstage.options import file_names
+from colabstage.options import Boxes, file_names
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import FileEntries
@@ -215,8 +214,8 @@ def test_an_installed_package_adds_a_layout(tmp_path: Path, monkeypatch: pytest.
 ODD_LAYOUT = """
 from colabstage.layouts.detect import Layout
 from colabstage.layouts.evidence import Evidence
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Images, SampleTable
+from colabstage.options import TreeFiles
+from colabstage.options import Images, SampleTable
 
 
 def state(case):

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.detect import TableFile, detect_layout
-from colabstage.layouts.table import BrokenDatasetError, SampleTable, Values
+from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.words import spoken
-from colabstage.options import file_names, table_rows
+from colabstage.options import SampleTable, Values, file_names, table_rows
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
 from colabstage.trees.open import open_tree

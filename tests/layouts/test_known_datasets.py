@@ -12,14 +12,13 @@ import pytest
 
 from colabstage.errors import ColabstageError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Boxes, Masks, Values
-from colabstage.options import array_rows, file_names, image_masks, parts, table_rows
+from colabstage.options import Boxes, Masks, Values, array_rows, file_names, image_masks, parts, table_rows
 from tests.layouts.described import described
 from tests.layouts.known import MemoryTree
 from tests.layouts.known_datasets import DATASETS
 
 if TYPE_CHECKING:
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
     from tests.layouts.known import Known
 
 OPTIONS = (array_rows, file_names, image_masks, parts, table_rows)

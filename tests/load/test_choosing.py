@@ -12,8 +12,9 @@ from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.h5.arrival import UnitLayout
 from colabstage.load.choosing import DeviceFacts, LoaderFacts, choose_loader
 from colabstage.load.epoch import Shard
-from colabstage.load.plan import DecodeChoice, LoaderOptions, LoaderPlan
+from colabstage.load.plan import DecodeChoice, LoaderPlan
 from colabstage.load.reading.fields import EngineChoice
+from colabstage.options import LoaderOptions
 
 FACTS = LoaderFacts(
     rows=1000,

@@ -22,7 +22,7 @@ from tests.pictures import write_photos
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.stage.dataset import StagedDataset
+    from colabstage import StagedDataset
 
 PAGE = DOCS[0].with_name("coming_from.md")
 

@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import stage_form
 from colabstage.errors import OptionError
-from colabstage.notebook.form import (
-    Worker,
-    python_of,
-    read_limit,
-    read_size,
-    read_source,
-    read_splits,
-    stage_form,
-    write_text,
-)
+from colabstage.notebook.form import Worker, python_of, read_limit, read_size, read_source, read_splits, write_text
 from tests.cli.conftest import write_images
 from tests.kernels import errors_in, run_cells, text_in, widgets_7
 

@@ -18,9 +18,9 @@ from tests.notebook.packs import photos, write_boxed, write_pack
 @pytest.mark.torch
 def test_every_way_to_say_it(tmp_path: Path) -> None:
     """A path as text or as a path, a pattern, a split of it, and what staging returns, are the same samples."""
+    from colabstage import StagedDataset, dataset_h5
     from colabstage.h5.info import read_info
-    from colabstage.load.dataset import dataset_h5
-    from colabstage.stage.dataset import StagedDataset, StageReport
+    from colabstage.stage.dataset import StageReport
 
     path = write_pack(tmp_path / "a.h5", photos(20), np.arange(20))
     staged = StagedDataset(path, None, StageReport(), read_info(path))
@@ -34,7 +34,7 @@ def test_every_way_to_say_it(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_a_dataset_keeps_the_names_of_its_fields(tmp_path: Path) -> None:
     """Inputs and targets that are called otherwise are shown, with their classes."""
-    from colabstage.load.dataset import dataset_h5
+    from colabstage import dataset_h5
 
     with h5py.File(tmp_path / "own.h5", "w") as file:
         file["pictures"], file["kinds"] = photos(6), np.arange(6) % 2
@@ -71,7 +71,8 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 def test_plain_files_have_no_samples(tmp_path: Path) -> None:
     """What was staged with keep='files' says how to stage it to look at it."""
-    from colabstage.stage.dataset import StagedDataset, StageReport
+    from colabstage import StagedDataset
+    from colabstage.stage.dataset import StageReport
 
     with pytest.raises(OptionError, match="keep='pack'"):
         open_splits(StagedDataset(tmp_path, tmp_path, StageReport(), None))

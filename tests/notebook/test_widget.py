@@ -19,7 +19,7 @@ _OLD = Path(sys.prefix) / "ipywidgets7"
 
 def browse(path: Path, **options: Any) -> Any:
     """A browser of a file."""
-    from colabstage.notebook.browser import browse_dataset
+    from colabstage import browse_dataset
 
     return browse_dataset(path, **options)
 

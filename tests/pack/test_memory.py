@@ -14,8 +14,8 @@ from benchmarks._small_jpegs import write_small_jpegs
 from benchmarks.scale import ALLOWED_BYTES_EACH, bytes_each, packing
 from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
 from colabstage.layouts.samples import numbered_samples
-from colabstage.layouts.table import Images, SampleTable, Values
 from colabstage.load.reading.reader import SplitReader
+from colabstage.options import Images, SampleTable, Values
 from colabstage.pack import plan as plan_module
 from colabstage.pack.plan import StoredField
 from colabstage.pack.splits import SplitPlan, split_rows

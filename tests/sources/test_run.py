@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage import fetch_files
 from colabstage.errors import (
     ChecksumMismatchError,
     NotEnoughSpaceError,
@@ -22,7 +23,6 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.io.receipts import look_at
-from colabstage.sources.fetching import fetch_files
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer

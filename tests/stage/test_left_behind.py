@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import pytest
 
+from colabstage import stage_dataset
 from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
 from colabstage.io.files import close_quietly
 from colabstage.machine import mounts, watched
 from colabstage.sources import remote
 from colabstage.sources.remote import MountedFile
 from colabstage.stage import run
-from colabstage.stage.run import make_local, stage_dataset
+from colabstage.stage.run import make_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from colabstage import StagedDataset
     from colabstage.sources.opening import OpenedSource
     from colabstage.stage.cache import Cache, CachedPack
-    from colabstage.stage.dataset import StagedDataset
     from simulated_drive.drive import SimulatedDrive
 
 # The third block of the pack.

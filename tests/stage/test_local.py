@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import h5py
 import pytest
 
-from colabstage import extract_archive
+from colabstage import extract_archive, fetch_files, publish_file, restore_file, stage_dataset
 from colabstage.errors import (
     ArchiveError,
     CorruptArchiveError,
@@ -33,14 +33,11 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.io.arguments import GOES_ON
-from colabstage.sources.fetching import fetch_files
-from colabstage.stage.publish import publish_file, restore_file
-from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from colabstage.stage.dataset import StagedDataset
+    from colabstage import StagedDataset
 
 MakeImages = Callable[..., Path]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import stage_dataset
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.io.receipts import file_seal
 from colabstage.sources import look as looking
@@ -21,15 +22,14 @@ from colabstage.sources.look import check_freshness
 from colabstage.sources.parse import parse_source
 from colabstage.stage.record import read_record, write_record
 from colabstage.stage.request import make_request
-from colabstage.stage.run import stage_dataset
 from simulated_drive.knobs import DriveKnobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from colabstage import StagedDataset
     from colabstage.sources.identity import SourceIdentity
-    from colabstage.stage.dataset import StagedDataset
     from simulated_drive.drive import SimulatedDrive
 
 

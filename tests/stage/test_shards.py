@@ -17,21 +17,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import list_datasets, make_loader, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import ChecksumMismatchError, DamagedPackError, NotEnoughSpaceError
 from colabstage.io.units import parse_bytes
-from colabstage.load.loader import make_loader
 from colabstage.pack import execute
 from colabstage.stage import shards
-from colabstage.stage.plan import plan_stage
-from colabstage.stage.purge import list_datasets, purge_datasets
-from colabstage.stage.run import stage_dataset
 from tests.support.http_server import WebServer
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from colabstage.stage.dataset import StagedDataset
+    from colabstage import StagedDataset
 
 pytestmark = pytest.mark.torch
 

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import plan_stage, stage_dataset
 from colabstage.errors import (
     ArchiveError,
     ChecksumMismatchError,
@@ -30,8 +31,6 @@ from colabstage.errors import (
     SourceReadError,
     WebPageError,
 )
-from colabstage.stage.plan import plan_stage
-from colabstage.stage.run import stage_dataset
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
@@ -39,7 +38,7 @@ from tests.support.share_links import DriveShares, SharedItem
 from tests.support.staged import has_whole_block
 
 if TYPE_CHECKING:
-    from colabstage.stage.dataset import StagedDataset
+    from colabstage import StagedDataset
 
 MakeImages = Callable[..., Path]
 MakeZip = Callable[[Path, Path], Path]

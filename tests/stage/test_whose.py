@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import fetch_files, pack_dataset, publish_file, stage_dataset
 from colabstage.errors import CancelledError, TargetExistsError
 from colabstage.h5.manifest import is_time_as_noted, manifest_path
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import is_made_here
-from colabstage.pack.run import pack_dataset
-from colabstage.sources.fetching import fetch_files
-from colabstage.stage.publish import previous_path, publish_file
+from colabstage.stage.publish import previous_path
 from colabstage.stage.purge import sweep_leftovers
-from colabstage.stage.run import stage_dataset
 from tests.stage.conftest import OneStep
 from tests.support.faulty_mount import faulty_mount
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from colabstage import pack_dataset
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats import tokens as token_streams
-from colabstage.layouts.table import Arrays, BrokenDatasetError
-from colabstage.options import token_blocks
-from colabstage.pack.run import pack_dataset
+from colabstage.layouts.table import BrokenDatasetError
+from colabstage.options import Arrays, token_blocks
 from colabstage.trees.folder import FolderTree
 from tests.layouts.readers import completed
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleTable
+    from colabstage.options import SampleTable
 
 
 def put(place: Path, content: str | bytes) -> Path:

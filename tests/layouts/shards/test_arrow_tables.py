@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from colabstage import pack_dataset
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, SourceReadError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Boxes, BrokenDatasetError
-from colabstage.pack.run import pack_dataset
+from colabstage.layouts.table import BrokenDatasetError
+from colabstage.options import Boxes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree
 from tests.layouts.readers import completed, contents, labels, picture
@@ -120,7 +121,7 @@ def test_parquet_of_the_hub_is_what_datasets_reads(tmp_path: Path, hugging: Any,
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
 def test_datasets_are_packed(tmp_path: Path, hugging: Any, pets: Any, form: str, encoding: str) -> None:
     """End to end: the packed pixels and labels are those that `datasets` decodes."""
-    from colabstage.load.dataset import dataset_h5
+    from colabstage import dataset_h5
 
     if form == "arrow":
         pets.save_to_disk(tmp_path / "pets")

@@ -79,8 +79,7 @@ def test_batches_are_those_of_make_loader(
     """For the same seed, epoch and batch size: the same samples, values and dtypes, in NHWC."""
     import torch
 
-    from colabstage.load.dataset import dataset_h5
-    from colabstage.load.loader import make_loader
+    from colabstage import dataset_h5, make_loader
 
     dataset = dataset_h5(make_file(kind, 23).path)
     loader = make_loader(dataset, 5, seed=7, drop_last=drop_last, dtype=None if dtype is None else torch.float32)
@@ -95,7 +94,7 @@ def test_batches_are_those_of_make_loader(
 @pytest.mark.torch
 def test_transforms_of_the_dataset_are_called(make_file: Callable[..., Any]) -> None:
     """Sample by sample, their results stacked; of other shapes they are refused."""
-    from colabstage.load.dataset import dataset_h5
+    from colabstage import dataset_h5
 
     sample = make_file("pack", 23)
     dataset = dataset_h5(sample.path, lambda x: x[:2].astype(np.float32), target_transform=lambda y: y * 2.5)
@@ -112,7 +111,7 @@ def test_transforms_of_the_dataset_are_called(make_file: Callable[..., Any]) -> 
 @pytest.mark.torch
 def test_transforms_are_called_where_a_batch_is_finished(make_file: Callable[..., Any]) -> None:
     """What is read ahead in a thread of ours calls none; the batch is the same."""
-    from colabstage.load.dataset import dataset_h5
+    from colabstage import dataset_h5
 
     calls: list[int] = []
 
@@ -313,7 +312,7 @@ def test_some_rows_are_visited_in_their_order_or_shuffled(make_file: Callable[..
 @pytest.mark.torch
 def test_weights_of_samples_are_the_third_part(make_file: Callable[..., Any]) -> None:
     """Of the rows of each batch, beside a dataset's transforms too."""
-    from colabstage.load.dataset import dataset_h5
+    from colabstage import dataset_h5
 
     sample, weights = make_file("pack", 23), np.arange(23) / 7
     dataset = dataset_h5(sample.path, lambda x: x.astype(np.float32))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage import fetch_files
 from colabstage.errors import (
     OptionError,
     SourceAccessError,
@@ -28,7 +29,6 @@ from colabstage.errors import (
 from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.sources.arriving import fetch_file
-from colabstage.sources.fetching import fetch_files
 from colabstage.sources.http_file import HttpFile, open_http
 from colabstage.sources.remote import Checksum, RemoteFile, TransientError, at_least_rate
 from tests.clocks import ManualClock
