@@ -150,7 +150,7 @@ READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
     ),
     # What states splits alone, or nothing, beside other evidence.
     "splits beside folders": (
-        files("{cat,dog}/{train,test}_{1..2}.jpg"),
+        files("cat/{train,test}_{1..2}.jpg dog/{train,test}_{3..4}.jpg"),
         describe(
             IMAGES,
             splits("train", "test"),
