@@ -57,6 +57,8 @@ _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 _TARS = (".tar", ".tgz", ".tar.gz")
 # Layouts whose samples are rows that name files.
 _OF_ROWS = ("table", "croissant")
+# A stem with its last number.
+_NUMBERED = re.compile(r"(.*?)(\d+)\D*")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 # Endings of files that may be texts, and are looked into.
 _TEXTS_TOO = ("", ".dat", ".log")
@@ -114,6 +116,13 @@ def judge(
     )
     said = ((split, folds and table.splits is None), (named, rest), (own, mates))
     return found.noting(*(note for note, stands in said if stands))
+
+
+def _is_series(numbers: Sequence[int]) -> bool:
+    """Tell whether numbers are those of a series: each once, at equal steps or with few gaps."""
+    found = sorted({*numbers})
+    steps = {after - before for before, after in itertools.pairwise(found)}
+    return len(found) == len(numbers) and (len(steps) < 2 or found[-1] - found[0] < 2 * len(found))
 
 
 def _spelled_twice(table: SampleTable) -> str:
@@ -300,11 +309,16 @@ class _ClassFolders:
 
     @property
     def _are_counted(self) -> bool:
-        """Tell whether those stems count, as classes of one size do: cat/0.jpg, cat/1.jpg, dog/0.jpg, dog/1.jpg."""
-        numbers = [re.findall(r"\d+", stem)[-1:] for stem in self._first_stems]
-        found = sorted({int(number) for each in numbers for number in each})
-        steps = {after - before for before, after in itertools.pairwise(found)}
-        return len(found) == len(numbers) and len(steps) < 2
+        """Tell whether those stems count, as classes of one size do: cat/0.jpg, cat/1.jpg, dog/0.jpg, dog/1.jpg; several
+        series may, of which each has a word of its own: img_0, photo_0."""
+        series: dict[str, list[int]] = {}
+        for stem in self._first_stems:
+            found = _NUMBERED.fullmatch(stem)
+            if found is None:
+                return False
+            series.setdefault(found[1], []).append(int(found[2]))
+        alone = len(series) == 1
+        return all(_is_series(numbers) and (alone or not re.search(r"\d", word)) for word, numbers in series.items())
 
     def _called_parts(self) -> list[str]:
         """Return the classes called after splits or parts of a dataset; none if one stands among real classes."""

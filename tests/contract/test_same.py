@@ -174,9 +174,10 @@ def test_staged_again(kind: str, verify: Any, make_source: Any, tmp_path: Path) 
 def test_fetched_again(kind: str, make_source: Any, tmp_path: Path) -> None:
     source: Source = make_source(kind)
     target = tmp_path / "out/it"
+    written = str(target)
 
     def fetched() -> Any:
-        report = fetch_files(source.argument, target, progress=False)
+        report = fetch_files(source.argument, written, progress=False)
         assert not left_behind(tmp_path / "out")
         return report, contents(target) if target.is_dir() else target.read_bytes(), target.stat().st_ino
 

@@ -107,7 +107,7 @@ class Counting(Sampler[int]):
         ([0, 23], "Index 23 is out of range"),
         ([0.5], "float64"),
         (7, "sampler=7 cannot be iterated over"),
-        (["a"], "sampler has rows that cannot be read"),
+        (["a"], "rows cannot be read"),
         (Counting([1, 2], 3), r"gave 2 rows, and len\(sampler\) is 3"),
         (Counting([1, 99], 2), "Index 99 is out of range"),
     ],
