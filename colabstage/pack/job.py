@@ -347,14 +347,20 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
 def settled(job: PackJob) -> PackJob:
     """Return the job with samples that are all known, and a resizer that works, importing torch where the plan has
     it."""
-    # Pixels have places whatever the length of their files.
-    if job.plan.encoding == "arrays":
-        job = _completed(job, job.options)
-    elif job.plan.encoding == "encoded":
-        job = _completed(job, replace(job.options, encoding="encoded"))
+    job = listed_job(job)
     if job.plan.resizer != "torch" or can_torch_resize():
         return job
     return replace(job, plan=replace(job.plan, resizer="pillow"))
+
+
+def listed_job(job: PackJob) -> PackJob:
+    """Return the job with samples that are all known."""
+    # Pixels have places whatever the length of their files.
+    if job.plan.encoding == "arrays":
+        return _completed(job, job.options)
+    if job.plan.encoding == "encoded":
+        return _completed(job, replace(job.options, encoding="encoded"))
+    return job
 
 
 def _completed(job: PackJob, options: PackOptions) -> PackJob:

@@ -36,7 +36,7 @@ from colabstage.machine.mounts import required_to_stay, run_watched
 from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.pack.execute import notes_on_losses, pipeline_limits, run_pack, space_for
-from colabstage.pack.job import prepare_pack, settled
+from colabstage.pack.job import listed_job, prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.rows import sweep_rows
 from colabstage.pack.shards import pack_by_executor
@@ -441,7 +441,8 @@ def _plan(
             return reading, None
         # Before the source starts, so that its first bytes are those which the first epoch needs.
         if stream is not None and reading.job is not None:
-            job = settled(reading.job)
+            # What resizes is imported while the first bytes come.
+            job = listed_job(reading.job)
             reading = replace(reading, job=job)
             stream.plan(job, source)
         return reading, stream
@@ -486,9 +487,6 @@ def _make_pack(
         # The files have just arrived: the local ones are faster than the source.
         job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))
         slow = False
-    if executor is None:
-        job = settled(job)
-
     with report.timed("pack", unit=job.table.unit) as step:
         if executor is None:
             done = run_pack(

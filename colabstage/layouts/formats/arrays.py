@@ -41,7 +41,6 @@ _NPZ, _MAT = ".npz", ".mat"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", _MAT)
 # With more files than this, each file is one sample.
 _MAX_FILES = 256
-_LOOKED_AT = 8
 # Fewer files of one shape may each hold many rows.
 _FEW_FILES = 4
 # No machine here lists more samples.
@@ -212,16 +211,12 @@ def arrays_state(
         msg = f"'{source.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
         raise EmptySourceError(msg)
     files = source.ending_in(_SUFFIXES)
-    # So many are each a sample, which a few show.
-    looked_at = files if len(files) <= _MAX_FILES else files[:_LOOKED_AT]
-    stored = {array.name: array for array in [*_find_arrays(source, looked_at, takes_packs=x is not None), *published]}
-    if x is None and (one_each := _one_file_a_sample(source, stored, len(files))):
+    if len(files) > _MAX_FILES:
+        # None is read: of so many files each is a sample, or the folders they are in may be classes.
+        return near(_each_a_sample(source, len(files), f"such as '{files[0].name}'"))
+    stored = {array.name: array for array in [*_find_arrays(source, files, takes_packs=x is not None), *published]}
+    if x is None and (one_each := _one_file_a_sample(source, stored)):
         return near(one_each)
-    if len(looked_at) < len(files):
-        return near(
-            f"'{source.label}' holds {len(files):,} files of arrays (first '{files[0].name}'); expected at most "
-            f"{_MAX_FILES}, each with the rows of many samples."
-        )
     named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
     try:
         chosen = (_find_numbered(stored) if x is None else []) or find_splits(named, x=x, y=y)
@@ -267,7 +262,7 @@ def arrays_state(
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the arrays' names", frozenset(looked_at.names))
+    return Evidence(table, "the arrays' names", frozenset(files.names))
 
 
 def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:
@@ -321,9 +316,9 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     return found
 
 
-def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray], count: int) -> str:
-    """Return what to do with `count` files each of which is one sample: numbered files with arrays of the same names
-    and shapes; "" where files hold rows of many samples."""
+def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray]) -> str:
+    """Return what to do with files each of which is one sample: numbered files with arrays of the same names and
+    shapes; "" where files hold rows of many samples."""
     by_name: dict[str, list[StoredArray]] = {}
     for array in stored.values():
         by_name.setdefault(re.sub(r"\d+", "0", array.name), []).append(array)
@@ -333,10 +328,15 @@ def _one_file_a_sample(source: Source, stored: Mapping[str, StoredArray], count:
     shapes = {array.shape for array in alike}
     if len(alike) < _FEW_FILES or len(shapes) > 1 or is_batch or len(alike[0].shape) < 2:
         return ""
+    return _each_a_sample(source, len(alike), f"such as '{alike[0].name}', of shape {alike[0].shape}")
+
+
+def _each_a_sample(source: Source, count: int, which: str) -> str:
     return (
-        f"'{source.label}' holds {count:,} files of arrays such as '{alike[0].name}', of shape {alike[0].shape}: each "
-        "is probably one sample, and rows of it none. Give pack_dataset an object whose items are (x, y), read from "
-        "the files by their number; or one .npz of all, numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…))."
+        f"'{source.label}' holds {count:,} files of arrays {which}: each is probably one sample, and rows of it none. "
+        "Give pack_dataset an object whose items are (x, y), read from the files by their number; or one .npz of all, "
+        f"numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…)). At most {_MAX_FILES} files may each have the "
+        "rows of many samples."
     )
 
 
