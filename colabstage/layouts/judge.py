@@ -309,8 +309,8 @@ class _ClassFolders:
 
     @property
     def _are_counted(self) -> bool:
-        """Tell whether those stems count, as classes of one size do: cat/0.jpg, cat/1.jpg, dog/0.jpg, dog/1.jpg; several
-        series may, of which each has a word of its own: img_0, photo_0."""
+        """Tell whether those stems count, as classes of one size do: cat/0.jpg, cat/1.jpg, dog/0.jpg, dog/1.jpg. There
+        may be several series, each with a word of its own: img_0, photo_0."""
         series: dict[str, list[int]] = {}
         for stem in self._first_stems:
             found = _NUMBERED.fullmatch(stem)
