@@ -487,6 +487,9 @@ def _make_pack(
         # The files have just arrived: the local ones are faster than the source.
         job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))
         slow = False
+    if executor is None:
+        # The report's notes are those of what was packed.
+        job = listed_job(job)
     with report.timed("pack", unit=job.table.unit) as step:
         if executor is None:
             done = run_pack(

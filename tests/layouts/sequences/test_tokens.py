@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from colabstage import pack_dataset
+from colabstage import pack_dataset, plan_stage, stage_dataset
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats import tokens as token_streams
@@ -125,6 +125,17 @@ def test_a_tokenizer_sees_whole_lines(tmp_path: Path, monkeypatch: pytest.Monkey
     wanted = [*words(text), 65535]
     assert x.tolist() == wanted[: len(x)]
     assert len(x) == (len(wanted) - 1) // 10 * 10
+
+
+def test_a_staging_reports_the_tokens_that_it_packed(tmp_path: Path) -> None:
+    """And not how many there may be, as its plan does."""
+    put(tmp_path / "set/a.txt", "the cat sat on a mat " * 50)
+    places: Any = {"local_dir": tmp_path / "here", "cache_dir": None}
+    options = token_blocks(length=10, tokenizer=words)
+    assert "At most" in str(plan_stage(tmp_path / "set", layout=options, **places))
+    notes = stage_dataset(tmp_path / "set", layout=options, **places, progress=False).report.notes
+    assert any(note.startswith("300 tokens are 29 rows") for note in notes)
+    assert not any("At most" in note for note in notes)
 
 
 @pytest.mark.parametrize("piece", [1 << 20, 50])
