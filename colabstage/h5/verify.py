@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import PackFormatError, SourceNotFoundError
 from colabstage.h5.manifest import manifest_path, read_manifest
-from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import check_argument
+from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.files import hash_ranges
 from colabstage.io.missing import whereabouts
 from colabstage.io.progress import cancellation_of, resolve_progress
@@ -85,9 +85,7 @@ class VerifiedFile:
         return f"'{self.path}' is damaged: {' and '.join(faults)}. Delete it, then stage, copy or publish it again."
 
 
-@takes()
-@stops_with(NOTHING_DONE)
-@typed("path")
+@public(reads=("path",), stopped=NOTHING_DONE)
 def verify_file(path: str | os.PathLike[str], *, progress: bool | Progress = True) -> VerifiedFile:
     """Compare every byte of a file, packed or published, with its manifest.
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from colabstage.errors import CancelledError, ColabstageError, MissingDependencyError, NotStagedError, OptionError
 from colabstage.images.geometry import ColorMode, Resize
-from colabstage.io.arguments import check_argument, defaults, takes
+from colabstage.io.arguments import check_argument, defaults
+from colabstage.io.boundary import public
 from colabstage.io.page import COLOURS, STYLE, Board, panel_html
 from colabstage.io.progress import Cancellation
 from colabstage.io.redaction import hide_secrets
@@ -203,7 +204,7 @@ class Worker:
         ).start()
 
 
-@takes(
+@public(
     make_request,
     arguments=FormArguments,
     remedies={"prepare": "A function cannot be written into a field; write stage_dataset(…, prepare=prepare)."},

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import ColabstageError, DamagedPackError, OptionError, RunInUseError, WorkersLostError, said_by
 from colabstage.io.arguments import check_argument
-from colabstage.io.boundary import typed, typed_errors
+from colabstage.io.boundary import public, typed_errors
 from colabstage.io.files import make_folder
 from colabstage.io.page import in_notebook
 from colabstage.io.progress import SYSTEM_CLOCK, NullProgress, resolve_progress
@@ -89,7 +89,7 @@ class Every:
             raise OptionError(msg)
 
 
-@typed(writes=("folder",))
+@public(writes=("folder",))
 def resumable(
     folder: str | os.PathLike[str],
     *,

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
-from colabstage.io.arguments import GOES_ON, read_only, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import read_only
+from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.files import RetryPolicy, make_folder
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.pipeline import PipelineLimits
@@ -107,9 +107,7 @@ class FetchReport:
 Verify = Literal["fast", "full"]
 
 
-@takes()
-@stops_with(GOES_ON)
-@typed("source", writes=("target",))
+@public(reads=("source",), writes=("target",), stopped=GOES_ON)
 def fetch_files(
     source: SourceArgument,
     target: str | os.PathLike[str],

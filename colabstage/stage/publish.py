@@ -25,8 +25,7 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.h5.manifest import is_whole, manifest_of_bytes, manifest_path, read_manifest
-from colabstage.io.arguments import GOES_ON, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.files import make_folder
 from colabstage.io.missing import whereabouts
 from colabstage.io.ownership import atomic_path, sweep_orphans
@@ -107,9 +106,12 @@ class PublishReport(Generic[P]):
         return text
 
 
-@takes(remedies={"target": 'Write publish_file("model.pt", "/content/drive/MyDrive/checkpoints/").'})
-@stops_with(GOES_ON)
-@typed("path", writes=("target",))
+@public(
+    remedies={"target": 'Write publish_file("model.pt", "/content/drive/MyDrive/checkpoints/").'},
+    reads=("path",),
+    writes=("target",),
+    stopped=GOES_ON,
+)
 def publish_file(
     path: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -274,9 +276,7 @@ class RestoreReport:
         return " ".join([text, *(f"Passed over: {reason}" for reason in self.passed_over)])
 
 
-@takes()
-@stops_with(GOES_ON)
-@typed("published", writes=("target",))
+@public(reads=("published",), writes=("target",), stopped=GOES_ON)
 def restore_file(
     published: str | os.PathLike[str],
     target: str | os.PathLike[str] = ".",

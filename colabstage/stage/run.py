@@ -16,8 +16,7 @@ import numpy as np
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack, sweep_exchanges
-from colabstage.io.arguments import GOES_ON, stops_with, takes
-from colabstage.io.boundary import typed, typed_errors
+from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.files import (
     check_own_folder,
     clear_lock,
@@ -113,9 +112,14 @@ _SPOOL = "spool"
 _LOCK_TIMEOUT_S = 1800.0
 
 
-@takes(make_request, arguments=StageArguments, remedies=SOURCE_REMEDIES)
-@stops_with(GOES_ON)
-@typed("source", writes=("local_dir", "cache_dir"))
+@public(
+    make_request,
+    arguments=StageArguments,
+    remedies=SOURCE_REMEDIES,
+    reads=("source",),
+    writes=("local_dir", "cache_dir"),
+    stopped=GOES_ON,
+)
 def stage_dataset(
     source: SourceArgument,
     *,

@@ -9,7 +9,8 @@ from typing import Any, TypedDict, Unpack
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import defaults, read_options, takes
+from colabstage.io.arguments import defaults, read_options
+from colabstage.io.boundary import public
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Fewer(TypedDict, total=False):
     size: int
 
 
-@takes(Options, remedies={"shade": "Write colour='grey'.", "name": "Write draw('a')."})
+@public(Options, remedies={"shade": "Write colour='grey'.", "name": "Write draw('a')."})
 def draw(name: str, *, loud: bool = False, options: Options | None = None, **arguments: Unpack[Arguments]) -> Options:
     """Draw.
 
@@ -59,7 +60,7 @@ def draw(name: str, *, loud: bool = False, options: Options | None = None, **arg
     return read_options(Options, options, arguments)
 
 
-@takes(draw, arguments=Fewer)
+@public(draw, arguments=Fewer)
 def draw_small(**arguments: Unpack[Fewer]) -> Options:
     """Draw less.
 

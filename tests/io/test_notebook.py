@@ -114,8 +114,8 @@ def stage():
 def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurseries: Nurseries) -> None:
     stop = "import os, signal\nwith progress.step('read', total=2, unit='B'): os.kill(os.getpid(), signal.SIGINT)"
     stopped = (
-        "from colabstage.io.arguments import GOES_ON, stops_with\n"
-        "stops_with(GOES_ON)(lambda: os.kill(os.getpid(), signal.SIGINT))()"
+        "from colabstage.io.boundary import GOES_ON, public\n"
+        "public(stopped=GOES_ON)(lambda: os.kill(os.getpid(), signal.SIGINT))()"
     )
     packs = "colabstage.pack_dataset(Odd(), 'odd.h5', progress=False)"
     outputs = run_cells(

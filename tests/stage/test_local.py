@@ -32,7 +32,7 @@ from colabstage.errors import (
     TargetNotWritableError,
     UnsafeArchiveError,
 )
-from colabstage.io.arguments import GOES_ON
+from colabstage.io.boundary import GOES_ON
 
 if TYPE_CHECKING:
     import numpy as np
