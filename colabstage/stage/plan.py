@@ -11,7 +11,7 @@ from colabstage.errors import TargetExistsError, ended
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack
 from colabstage.io.boundary import NOTHING_DONE, public
-from colabstage.io.progress import NullProgress
+from colabstage.io.progress import Progress
 from colabstage.io.receipts import check_replaceable
 from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes
@@ -167,7 +167,7 @@ def plan_stage(
     request = make_request(source, options=options, **arguments)
 
     def plan() -> StagePlan:
-        call = StageCall(request, NullProgress())
+        call = StageCall(request, Progress())
         cache = Cache(request)
         with SourceOnce(call) as opened, tempfile.TemporaryDirectory() as spool:
             decision = decide(call, opened, cache)

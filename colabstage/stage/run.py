@@ -17,6 +17,7 @@ from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack, sweep_exchanges
 from colabstage.io.boundary import GOES_ON, public, typed_errors
+from colabstage.io.display import resolve_progress
 from colabstage.io.files import (
     check_own_folder,
     clear_lock,
@@ -27,7 +28,6 @@ from colabstage.io.files import (
 )
 from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import resolve_progress
 from colabstage.io.receipts import check_replaceable, sweep_receipts
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _WORK = """
 from concurrent.futures import ThreadPoolExecutor
-from colabstage.io.progress import resolve_progress
+from colabstage.io.display import resolve_progress
 progress = resolve_progress(True)
 def work(fail):
     with progress.step("copy", total=4000, unit="B") as step, ThreadPoolExecutor(4) as pool:
@@ -75,8 +75,8 @@ def test_the_panel_stays_as_the_work_ended(tmp_path: Path, nurseries: Nurseries)
 
 
 _BACKGROUND = """
-from colabstage.io.progress import annotate, background_of, resolve_progress
-step = background_of(resolve_progress(True)).step("pack", total=3, unit="images")
+from colabstage.io.display import resolve_progress
+step = resolve_progress(True).background().step("pack", total=3, unit="images")
 step.advance()
 """
 

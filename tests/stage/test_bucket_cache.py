@@ -21,7 +21,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.files import json_text
-from colabstage.io.progress import NullProgress
+from colabstage.io.progress import Progress
 from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.places import BucketPlace
@@ -228,10 +228,10 @@ def test_a_manifest_that_comes_before_ours(
     monkeypatch.setattr(ObjectStore, "put", put_late)
     if theirs == "another version":
         with pytest.raises(TargetExistsError, match="another process wrote it meanwhile"):
-            publish(place(), pack, "photos.h5", progress=NullProgress())
+            publish(place(), pack, "photos.h5", progress=Progress())
         assert objects(s3)["cache/photos.h5.json"] == content
     else:
-        publish(place(), pack, "photos.h5", progress=NullProgress())
+        publish(place(), pack, "photos.h5", progress=Progress())
         assert timeless(objects(s3)) == as_objects("cache/photos.h5", pack)
 
 

@@ -15,9 +15,9 @@ from colabstage import list_datasets, purge_datasets
 from colabstage.errors import DriveNotMountedError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
-from tests.stage.conftest import OneStep
 from tests.stage.on_drive import SIZE, VERBS
 from tests.support.colab import simulated_colab
+from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

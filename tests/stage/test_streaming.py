@@ -25,7 +25,7 @@ from colabstage.errors import (
     SourceChangedError,
     SourceReadError,
 )
-from colabstage.io.page import Board
+from colabstage.io.display import Board
 from colabstage.trees.folder import FolderTree
 from tests.io.test_board import wait_until
 from tests.support.staged import contents
