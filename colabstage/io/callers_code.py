@@ -10,14 +10,16 @@ import contextlib
 import os
 import sys
 import sysconfig
+from functools import cache, lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colabstage.io.workspace import is_our_name, is_own
 
-# Where packages are installed, whoever's Python it is.
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
 _PACKAGE = __name__.partition(".")[0]
 _BECAUSE = "\nThe above exception was the direct cause of the following exception:\n"
 
@@ -80,7 +82,7 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None:
         ours = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
         inside = inside or ours
-        if not (inside and (ours or _of_library(trace.tb_frame))):
+        if not (inside and is_of_library(trace.tb_frame)):
             kept.append(trace)
         trace = trace.tb_next
     shown: TracebackType | None = None
@@ -89,11 +91,36 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
     return shown
 
 
-def _of_library(frame: FrameType) -> bool:
+def is_of_library(frame: FrameType) -> bool:
+    """Tell whether a frame runs code of Python, of an installed package, or of colabstage."""
     # Compiled and frozen modules, of which `os` is one, have made-up names in their code.
-    file = str(frame.f_globals.get("__file__") or frame.f_code.co_filename)
-    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    return file.startswith((*libraries, "<frozen ")) or not _INSTALLED.isdisjoint(Path(file).parts)
+    file = frame.f_globals.get("__file__") or frame.f_code.co_filename
+    return is_library(str(frame.f_globals.get("__name__", "")), str(file))
+
+
+@lru_cache(maxsize=4096)
+def is_library(module: str, file: str) -> bool:
+    """Tell whether a module, by its name and file, belongs to Python, to an installed package, or to colabstage."""
+    package = module.partition(".")[0]
+    if package == _PACKAGE or file.startswith((*_python_folders(), "<frozen ")):
+        return True
+    # Imported here, because few calls come this far.
+    from importlib.metadata import distributions
+
+    # `pip install --target` puts packages into any folder, with their metadata beside them.
+    depth, above = module.count(".") + (Path(file).stem == "__init__"), Path(file).parents
+    return depth < len(above) and any(_has_package(one, package) for one in distributions(path=[str(above[depth])]))
+
+
+@cache
+def _python_folders() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _has_package(installed: Distribution, package: str) -> bool:
+    record = f"\n{installed.read_text('RECORD') or ''}"
+    top_level = (installed.read_text("top_level.txt") or "").split()
+    return f"\n{package}/" in record or f"\n{package}.py," in record or package in top_level
 
 
 def _formatted(

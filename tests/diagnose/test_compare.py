@@ -102,7 +102,7 @@ def test_the_time_is_kept(machine: Path) -> None:
 def test_a_mount_that_died_is_said_at_once(drive: SimulatedDrive, my_drive: Path) -> None:
     """Nothing is tried where nothing answers."""
     drive.kill()
-    with pytest.raises(DriveDisconnectedError, match=r"has died \(Transport endpoint is not connected\)"):
+    with pytest.raises(DriveDisconnectedError, match="Transport endpoint"):
         compare(my_drive / "photos")
 
 
@@ -182,7 +182,7 @@ def test_what_is_no_image(machine: Path) -> None:
     """Arrays are refused by name, nothing but broken files too, and a path with nothing at it."""
     (machine / "arrays").mkdir()
     np.savez(machine / "arrays" / "data.npz", x_train=np.zeros((9, 4), np.float32), y_train=np.zeros(9, np.int64))
-    with pytest.raises(LayoutError, match="holds no image files"):
+    with pytest.raises(LayoutError, match="no image files"):
         compare(machine / "arrays")
     for name in ("a", "b"):
         (machine / "broken" / name).mkdir(parents=True)

@@ -96,9 +96,9 @@ def test_what_is_given_by_name_replaces_what_the_options_say() -> None:
 
 def test_names_that_there_are_not_are_refused() -> None:
     loose: Any = draw
-    with pytest.raises(TypeError, match=r"draw\(\) got an unexpected keyword argument 'color'\. Did you mean 'colour'"):
+    with pytest.raises(TypeError, match=r"draw\(\).*'color'.*'colour'"):
         loose("a", color="red")
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'qqq'\.$"):
+    with pytest.raises(TypeError, match=r"'qqq'\.$"):
         loose("a", qqq=1)
     with pytest.raises(OptionError, match="Write colour='grey'"):
         loose("a", shade=1)

@@ -227,7 +227,7 @@ def test_a_manifest_that_comes_before_ours(
 
     monkeypatch.setattr(ObjectStore, "put", put_late)
     if theirs == "another version":
-        with pytest.raises(TargetExistsError, match="another process wrote it meanwhile"):
+        with pytest.raises(TargetExistsError, match=r"photos\.h5\.json"):
             publish(place(), pack, "photos.h5", progress=Progress())
         assert objects(s3)["cache/photos.h5.json"] == content
     else:
@@ -246,11 +246,11 @@ def test_what_cannot_be_a_cache_says_so_before_anything_is_written(
     }.items():
         with pytest.raises(OptionError, match=words):
             staged(photos, tmp_path / "local", cache_dir=address)
-    with pytest.raises(SourceNotFoundError, match=r"There is no bucket 'nowhere'"):
+    with pytest.raises(SourceNotFoundError, match="'nowhere'"):
         staged(photos, tmp_path / "local", cache_dir="s3://nowhere/cache")
-    with pytest.raises(SourceNotFoundError, match=r"There is no bucket 'nowhere'"):
+    with pytest.raises(SourceNotFoundError, match="'nowhere'"):
         staged(many, tmp_path / "local", cache_dir="s3://nowhere/cache", disk_limit=LIMIT, refresh=True)
-    with pytest.raises(OptionError, match=r"is inside the source"):
+    with pytest.raises(OptionError, match="s3://data"):
         stage_dataset("s3://data", cache_dir=CACHE, local_dir=tmp_path / "local")
     with pytest.raises(NotEnoughSpaceError, match=r's3://bucket/cache"'):
         staged(many, tmp_path / "local", cache_dir=None, disk_limit=LIMIT)

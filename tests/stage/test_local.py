@@ -221,7 +221,7 @@ def test_no_address_becomes_a_folder_of_the_current_one(
         partial(extract_archive, archive, place),
         partial(fetch_files, file, place),
     ):
-        with pytest.raises(OptionError, match=r"(path|target|published)=.* expected a path on this machine"):
+        with pytest.raises(OptionError, match=r"^(path|target|published)="):
             call(progress=False)
     assert sorted(tmp_path.iterdir()) == [file, archive]
 

@@ -394,7 +394,7 @@ def test_nothing_whole_leaves_nothing(published: Path, tmp_path: Path) -> None:
         restore_file(tmp_path / "other.pt", tmp_path / "here", progress=False)
     spoil(published)
     spoil(published.with_name("model.pt.previous"))
-    with pytest.raises(DamagedPackError, match=r"model\.pt' is damaged.*model\.pt\.previous' is damaged"):
+    with pytest.raises(DamagedPackError, match=r"model\.pt'.*model\.pt\.previous'"):
         restore_file(published, tmp_path / "here", progress=False)
     assert names(tmp_path / "here") == []
 
