@@ -14,8 +14,16 @@ from PIL import Image
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.sources.servers import BucketService, moto_service, use_login
+from tests.support.invariants import check_afterwards
 
 MakeImages = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def invariants(tmp_path: Path) -> Iterator[None]:
+    """What holds after every call holds at the end of every test."""
+    yield
+    check_afterwards(tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,15 @@ import json
 import os
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xxhash
 
+from colabstage.io.workspace import TEMP, find_owned, owner_token
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Mapping
 
 # The file system is asked for folders' times, too: a temporary file in the user's folder changes one.
 Tree = dict[str, "Entry"]
@@ -72,21 +74,42 @@ def left_behind(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in found if path not in receipts.values()]
 
 
-def unvouched(folder: Path) -> list[str]:
-    """Return the packs and published files below a folder whose bytes are not those of the manifest beside them."""
+def unvouched(folder: Path, *, untouched: bool = False) -> list[str]:
+    """Return the packs and published files below a folder whose bytes are not those of the manifest beside them;
+    `untouched`: only of those that have the time of their manifest."""
     wrong = []
     for beside in folder.rglob("*.json"):
         path = beside.with_suffix("")
         if path.is_file():
             try:
                 manifest = json.loads(beside.read_text(encoding="utf-8"))
-            except ValueError:  # no manifest, so that the file beside it does not count
+                length = manifest["block_bytes"]
+            except (ValueError, TypeError, KeyError):  # no manifest, so that the file beside it does not count
                 continue
-            data, length = path.read_bytes(), manifest["block_bytes"]
+            if untouched and path.stat().st_mtime_ns != manifest.get("mtime_ns"):
+                continue
+            data = path.read_bytes()
             blocks = [data[start : start + length] for start in range(0, len(data), length)]
             if (len(data), [xxhash.xxh3_64_hexdigest(one) for one in blocks]) != (manifest["size"], manifest["hashes"]):
                 wrong.append(str(path.relative_to(folder)))
     return wrong
+
+
+def check_afterwards(folder: Path) -> None:
+    """Fail if a test has left a file that counts as whole and is not, or unfinished work of this process, which has
+    ended its calls and has let go of what the next one may take over."""
+    unfinished = [one for place in _folders(folder) for one in find_owned(place, suffixes=(TEMP,))]
+    held = [str(one.path.relative_to(folder)) for one in unfinished if one.owner == owner_token()]
+    wrong = unvouched(folder, untouched=True)
+    assert not held, f"unfinished, and not let go: {held}"
+    assert not wrong, f"not as the manifest says: {wrong}"
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    for place, names, _ in os.walk(folder):
+        yield Path(place)
+        # What is in unfinished work is no work of its own.
+        names[:] = [name for name in names if not name.endswith(TEMP)]
 
 
 def differences(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
