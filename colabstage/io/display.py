@@ -473,10 +473,11 @@ def resolve_progress(progress: bool | Progress) -> Progress:
         return Progress() if sys.stderr is None or sys.stderr.closed else TqdmProgress()
     if progress is False:
         return Progress()
-    if not isinstance(progress, Progress):
-        msg = (
-            f"progress={show_value(progress)} cannot show progress. Pass True, False, or an object of a class that "
-            "derives from colabstage.options.Progress."
-        )
-        raise OptionError(msg)
-    return progress
+    given: object = progress  # annotations do not keep anybody from giving something else
+    if isinstance(given, Progress):
+        return given
+    msg = (
+        f"progress={show_value(given)} cannot show progress. Pass True, False, or an object of a class that derives "
+        "from colabstage.options.Progress."
+    )
+    raise OptionError(msg)

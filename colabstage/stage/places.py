@@ -660,7 +660,7 @@ class BucketPlace(Place):
     def hash_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None) -> list[str]:
         from colabstage.sources.objects import ObjectFile
 
-        facts = RemoteFacts(show_address(self.at(name)), name, manifest.size)
+        facts = RemoteFacts(show_address(os.fspath(self.at(name))), name, manifest.size)
         # Hashes tell more than a question after each block whether the object is still the same.
         file = ObjectFile(self._store, self._path(name), facts, owns_store=False, asks_version=False)
 
@@ -710,7 +710,9 @@ class BucketPlace(Place):
             if is_replaced:
                 # The blocks of the earlier version were damaged, so none is taken from there.
                 return self.bring(new, {})
-            msg = f"What was written to '{show_address(self.at(new.name))}' reads back differently. Try again."
+            msg = (
+                f"What was written to '{show_address(os.fspath(self.at(new.name)))}' reads back differently. Try again."
+            )
             raise DamagedPackError(msg)
         new.check_unchanged()
         # The time as listings give it, which need not be what the service says of one object.
