@@ -12,15 +12,13 @@ import json
 import os
 import stat
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xxhash
 
-from colabstage.io.workspace import TEMP, find_owned, owner_token
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 # The file system is asked for folders' times, too: a temporary file in the user's folder changes one.
 Tree = dict[str, "Entry"]
@@ -98,18 +96,11 @@ def unvouched(folder: Path, *, untouched: bool = False) -> list[str]:
 def check_afterwards(folder: Path) -> None:
     """Fail if a test has left a file that counts as whole and is not, or unfinished work of this process, which has
     ended its calls and has let go of what the next one may take over."""
-    unfinished = [one for place in _folders(folder) for one in find_owned(place, suffixes=(TEMP,))]
-    held = [str(one.path.relative_to(folder)) for one in unfinished if one.owner == owner_token()]
+    # A name says which process its owner is: `.colabstage-NAME.WORLD-PID-START.NUMBER.tmp`.
+    held = [str(one.relative_to(folder)) for one in folder.rglob(f".colabstage-*-{os.getpid()}-*.tmp")]
     wrong = unvouched(folder, untouched=True)
     assert not held, f"unfinished, and not let go: {held}"
     assert not wrong, f"not as the manifest says: {wrong}"
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    for place, names, _ in os.walk(folder):
-        yield Path(place)
-        # What is in unfinished work is no work of its own.
-        names[:] = [name for name in names if not name.endswith(TEMP)]
 
 
 def differences(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
