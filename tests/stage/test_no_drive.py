@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from tests.support.colab_machine import SimulatedColab
 
 
+@pytest.fixture(autouse=True)
+def invariants() -> None:
+    """What was begun on a Drive that is gone is out of reach."""
+
+
 @pytest.fixture
 def drive(tmp_path: Path) -> SimulatedDrive:
     """A Drive account that is empty."""
