@@ -381,7 +381,7 @@ def _put_in_place(cached: CachedPack, local: Sequence[Path], request: StageReque
             skipped=manifest.skipped,
             key=request.key,
             identity=manifest.identity,
-            address=request.address,
+            address=request.source.address,
         )
         return
     write_manifest(local[0], replace(manifest, mtime_ns=local[0].stat().st_mtime_ns))

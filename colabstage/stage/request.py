@@ -93,11 +93,6 @@ class StageRequest:
         return self.folder / "files"
 
     @property
-    def address(self) -> str:
-        """Return how keys and manifests name the source; on Google Drive independent of where Drive is mounted."""
-        return self.source.address
-
-    @property
     def drive_path(self) -> Path | None:
         """Return the path of a source on a Google Drive; `None` for one elsewhere."""
         return drive_path_of(self.source)

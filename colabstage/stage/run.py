@@ -504,7 +504,7 @@ def _make_pack(
                 cancellation=call.cancellation,
                 key=request.key,
                 identity=lambda: source.identity.to_json(),  # noqa: PLW0108 - that of the end
-                address=request.address,
+                address=request.source.address,
                 stream=stream,
                 records_rows=not request.wants_files,
                 base=base,
@@ -523,7 +523,7 @@ def _make_pack(
                 progress=call.progress,
                 key=request.key,
                 identity=source.identity.to_json(),
-                address=request.address,
+                address=request.source.address,
             )
         try:
             # Only now, because the missing part of a listing is noticed by listing again, which takes as long as the

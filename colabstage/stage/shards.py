@@ -361,7 +361,7 @@ class _SetOfShards:
             cancellation=call.cancellation,
             key=call.request.key,
             identity=lambda: source.identity.to_json(),  # noqa: PLW0108 - that of the end
-            address=call.request.address,
+            address=call.request.source.address,
             shard=name,
         )
         return ShardResult.of(report)
