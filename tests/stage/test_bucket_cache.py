@@ -126,8 +126,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def split_photos(tmp_path: Path, make_images: MakeImages) -> Path:
-    """A folder whose pack has 15 MB, and the images of its second split at the end."""
-    for split, count in (("train", 60), ("test", 16)):
+    """A folder whose pack has 8 MB, and the images of its second split at the end."""
+    for split, count in (("train", 34), ("test", 8)):
         make_images(tmp_path / "photos" / split, count, size=(256, 256))
     return tmp_path / "photos"
 
