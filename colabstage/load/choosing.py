@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 # More threads than this do not copy faster: the memory is the limit (benchmarks/read_pixels.py).
 _MOST_COPY_THREADS = 4
+# Decoding an image takes Python's lock a few times, as launching a kernel on a GPU does once: with 16 cores, more threads
+# than this decoded fewer images of 64 kB, by a third beside a ResNet-50 (benchmarks/gpu.py). Larger ones take it less
+# often.
+_MOST_DECODE_THREADS, _DECODED_BYTES = 6, 64_000
 # Reads under way at once from a disk; twice as many are hardly faster (benchmarks/read_cold.py).
 _READ_THREADS = 16
 _PREFETCH = 2
@@ -289,13 +293,21 @@ def _choose_workers(facts: LoaderFacts, asked: int | Literal["auto"]) -> Reasone
     if facts.engine.name == "read":
         return ReasonedValue(max(_READ_THREADS, facts.cores), "most wait for the disk")
     if facts.encoded:
-        return ReasonedValue(facts.cores, "decoding keeps every core busy")
+        return _choose_decoding_threads(facts)
     # More threads would take turns at HDF5's lock.
     if facts.engine.name == "h5py":
         return ReasonedValue(1, "HDF5 lets only one thread read at a time")
     if facts.cores <= _MOST_COPY_THREADS:
         return ReasonedValue(facts.cores, "one for each core")
     return ReasonedValue(_MOST_COPY_THREADS, "more do not copy faster, memory is the limit")
+
+
+def _choose_decoding_threads(facts: LoaderFacts) -> ReasonedValue:
+    mean_bytes = facts.stored_bytes // max(1, facts.rows)
+    most = max(_MOST_DECODE_THREADS, _MOST_DECODE_THREADS * mean_bytes // _DECODED_BYTES)
+    if facts.cores <= most:
+        return ReasonedValue(facts.cores, "decoding keeps every core busy")
+    return ReasonedValue(most, "more would decode less, because they wait for Python's lock")
 
 
 def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOptions) -> ReasonedValue:
