@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 # More threads than this do not copy faster: the memory is the limit (benchmarks/read_pixels.py).
 _MOST_COPY_THREADS = 4
-# Decoding an image takes Python's lock a few times, as launching a kernel on a GPU does: with 16 cores, more threads than
-# this decoded fewer images of 64 kB, by a third beside a ResNet-50 (benchmarks/gpu.py). Larger ones take it less often.
+# Decoding an image takes the interpreter lock a few times, as launching a GPU kernel does: with 16 cores, more threads
+# than this decoded fewer images of 64 kB, by a third beside a ResNet-50 (benchmarks/gpu.py). Larger ones take it less
+# often.
 _MOST_DECODE_THREADS, _DECODED_BYTES = 6, 64_000
 # Reads under way at once from a disk; twice as many are hardly faster (benchmarks/read_cold.py).
 _READ_THREADS = 16
