@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
+from colabstage.images.decode import most_decoding_threads
 from colabstage.io.arguments import whole_number
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.epoch import Shard, count_batches
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 # More threads than this do not copy faster: the memory is the limit (benchmarks/read_pixels.py).
 _MOST_COPY_THREADS = 4
-# Decoding an image takes the interpreter lock a few times, as launching a GPU kernel does: with 16 cores, more threads
-# than this decoded fewer images of 64 kB, by a third beside a ResNet-50 (benchmarks/gpu.py). Larger ones take it less
-# often.
-_MOST_DECODE_THREADS, _DECODED_BYTES = 6, 64_000
 # Reads under way at once from a disk; twice as many are hardly faster (benchmarks/read_cold.py).
 _READ_THREADS = 16
 _PREFETCH = 2
@@ -303,8 +300,7 @@ def _choose_workers(facts: LoaderFacts, asked: int | Literal["auto"]) -> Reasone
 
 
 def _choose_decoding_threads(facts: LoaderFacts) -> ReasonedValue:
-    mean_bytes = facts.stored_bytes // max(1, facts.rows)
-    most = max(_MOST_DECODE_THREADS, _MOST_DECODE_THREADS * mean_bytes // _DECODED_BYTES)
+    most = most_decoding_threads(facts.stored_bytes // max(1, facts.rows))
     if facts.cores <= most:
         return ReasonedValue(facts.cores, "decoding keeps every core busy")
     return ReasonedValue(most, "more would decode less, because they wait for Python's lock")
