@@ -159,9 +159,8 @@ def refused_call(
     return ArgumentError(f"{function}() {error}.{hint}")
 
 
-def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str] | None = None) -> str | None:
-    """Return a docstring with its entry `**arguments` replaced by the entries of `spellers`; only of `names`, if
-    given."""
+def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str]) -> str | None:
+    """Return a docstring with its entry `**arguments` replaced by the entries of `spellers` for `names`."""
     # `python -OO` removes docstrings, so there is nothing to fill in.
     if doc is None:
         return None
@@ -169,10 +168,9 @@ def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str] | None 
     return _ENTRY.sub(lambda found: textwrap.indent(entries, found[1]), doc, count=1)
 
 
-def _entries(speller: Speller, names: frozenset[str] | None) -> str:
+def _entries(speller: Speller, names: frozenset[str]) -> str:
     """Return what a docstring says below `Args:` about some of its arguments, without the indent."""
-    spelt = {one.name for one in parameters(speller)}
-    wanted = spelt if names is None else spelt & names
+    wanted = names.intersection(one.name for one in parameters(speller))
     found = _ARGS.search(inspect.cleandoc(speller.__doc__ or "") + "\n")
     if found is None:
         return ""
