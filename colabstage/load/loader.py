@@ -50,7 +50,7 @@ from colabstage.load.pipeline import EpochPlace, Pipeline, Position
 from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -243,6 +243,13 @@ def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, order: FirstEpochOrder, 
     return replace(plan, order=replace(plan.order, reason=f"{plan.order.reason}; {said}", mixing=mixing))
 
 
+def _of_the_dataset(name: str) -> Any:
+    """Make an attribute that is the dataset's: it may be exchanged there or here, as with a stock loader."""
+    return property(
+        lambda self: getattr(self._form.dataset, name), lambda self, value: setattr(self._form.dataset, name, value)
+    )
+
+
 class BatchDataset(dataset_h5):
     """Give a `DataLoader` whole batches instead of lists of samples.
 
@@ -260,23 +267,8 @@ class BatchDataset(dataset_h5):
         view.__dict__.update({**vars(form.dataset), "reader": reader, "_form": form})
         return view
 
-    @property
-    def transform(self) -> Callable[[Any], Any] | None:
-        """Return the dataset's: it may be exchanged there or here, as with a stock loader."""
-        return self._form.dataset.transform
-
-    @transform.setter
-    def transform(self, change: Callable[[Any], Any] | None) -> None:
-        self._form.dataset.transform = change
-
-    @property
-    def target_transform(self) -> Callable[[Any], Any] | None:
-        """Return the dataset's, as `transform`."""
-        return self._form.dataset.target_transform
-
-    @target_transform.setter
-    def target_transform(self, change: Callable[[Any], Any] | None) -> None:
-        self._form.dataset.target_transform = change
+    transform = _of_the_dataset("transform")
+    target_transform = _of_the_dataset("target_transform")
 
     def __getitem__(self, index: int | slice) -> Any:
         """Return one sample, as of the dataset; of a slice the list of its samples."""
