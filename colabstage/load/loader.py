@@ -180,9 +180,8 @@ def make_loader(
         # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
         collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
     )
-    loader._pipeline, loader._plan, loader._seed_drawn = pipeline, plan, asked.seed is None
-    start = EpochPlace(0, 0)
-    loader._position = Position(start, start)
+    loader._pipeline, loader._seed_drawn = pipeline, asked.seed is None
+    loader._position = Position(start := EpochPlace(0, 0), start)
     return loader
 
 
@@ -343,16 +342,15 @@ class Loader(Iterated, _Base):
         dataset: where from.
     """
 
-    # Not public: Ignite passes each public attribute to the constructor.
-    _plan: LoaderPlan
-    # None of a loader that a framework built of another one's parts: that is a plain DataLoader.
+    # Not public: Ignite passes each public attribute to the constructor. `None` of a loader that a framework built of
+    # another one's parts: that is a plain DataLoader.
     _pipeline: Pipeline | None = None
     _seed_drawn = False
     _position: Position
 
     def __len__(self) -> int:
         """Count the batches in an epoch, of this rank."""
-        return super().__len__() if self._pipeline is None else self._plan.batches
+        return super().__len__() if self._pipeline is None else self._pipeline.plan.batches
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # the base promises a class of its own
         """Start the next epoch, or continue where `load_state_dict` said."""
@@ -385,7 +383,7 @@ class Loader(Iterated, _Base):
     @property
     def plan(self) -> LoaderPlan:
         """Return how batches are loaded, and why."""
-        return self._plan
+        return self._made_by.plan
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`: from its first batch, or where `load_state_dict` said, if that is this
@@ -497,9 +495,9 @@ class Loader(Iterated, _Base):
         """Return what makes the batches."""
         if self._pipeline is None:
             msg = (
-                "Another framework built this loader from the parts of one, so it has no state. Save the epoch and the "
-                "number of batches, and continue with loader.set_epoch(epoch) and what the framework has for skipping "
-                "batches: with Accelerate skip_first_batches(loader, done)."
+                "Another framework built this loader from the parts of one, so it has no plan and no state. Save the "
+                "epoch and the number of batches, and continue with loader.set_epoch(epoch) and what the framework has "
+                "for skipping batches: with Accelerate skip_first_batches(loader, done)."
             )
             raise OptionError(msg)
         return self._pipeline

@@ -143,9 +143,8 @@ def test_kept_batches_are_never_overwritten(large: Path) -> None:
 def test_memory_of_dropped_batches_is_used_again(
     large: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], most: int
 ) -> None:
-    """Epochs whose batches are dropped need no more memory than is in flight at once: in the loop one batch that is
-    used and one that is made. A thread has two more waiting, and may make one while another is on its way back, each
-    of which the reuse has no room for a second time."""
+    """Epochs need memory for the batches in flight: in the loop one that is used and one that is made; of a thread two
+    more wait, and others may be on their way back."""
     mapped: list[int] = []
     map_memory = memory.map_memory
     monkeypatch.setattr(memory, "map_memory", lambda nbytes: (mapped.append(nbytes), map_memory(nbytes))[1])

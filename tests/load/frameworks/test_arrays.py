@@ -164,7 +164,7 @@ def test_one_hot_of_labels_and_masks() -> None:
     np.testing.assert_array_equal(hot.sum(axis=-1), [[[1, 0], [1, 1]]])
     np.testing.assert_array_equal(hot.argmax(axis=-1)[0, 1], [1, 2])
     # All zeros would be a sample whose loss is 0, whatever the model says.
-    with pytest.raises(OptionError, match="class 9"):
+    with pytest.raises(OptionError, match=r"class 9.*one_hot=10"):
         one_hot(np.array([2, 0, -1, 9]), 3)
     with pytest.raises(OptionError, match="these are float32"):
         one_hot(np.zeros(3, np.float32), 3)
@@ -176,13 +176,6 @@ def test_one_hot_by_the_files_classes(make_file: Callable[..., Any], labelled: C
     assert batches.read(0, 0)[1].shape == (5, 5)
     with pytest.raises(OptionError, match="one_hot=10"):
         batches_of(labelled(np.zeros(7, np.int64)), one_hot="auto")
-
-
-def test_one_hot_of_too_few_classes_is_refused(labelled: Callable[..., Path]) -> None:
-    """A label beyond them would be a row of zeros, which no loss notices; the line to write is in the error."""
-    batches = batches_of(labelled(np.arange(7)), one_hot=3, batch_size=7)
-    with pytest.raises(OptionError, match="one_hot=7"):
-        [batches.read(0, number) for number in range(len(batches))]
 
 
 def test_padded_boxes() -> None:
