@@ -147,7 +147,12 @@ def test_memory_of_dropped_batches_is_used_again(
     more wait, and others may be on their way back."""
     mapped: list[int] = []
     map_memory = memory.map_memory
-    monkeypatch.setattr(memory, "map_memory", lambda nbytes: (mapped.append(nbytes), map_memory(nbytes))[1])
+
+    def counted(nbytes: int) -> Any:
+        mapped.append(nbytes)
+        return map_memory(nbytes)
+
+    monkeypatch.setattr(memory, "map_memory", counted)
     loader = make_loader(dataset_h5(large), 8, **options)
     batches = 0
     for _ in range(4):
