@@ -28,10 +28,7 @@ memory, of either kind, while two threads gather the batches of the same file by
 turns. A step begins when its batch has been gathered; nothing is handed over. An epoch of `fit` lasts a fraction of a
 second, so a round has five of each, by turns, and takes the median.
 
-How much of that is work, and how much is waiting? The processor seconds of every epoch are taken too, of all threads. A
-core that never waited would give both `fit` from memory and the cheaper of make_loader and to_tf_data the seconds that
-they take: the rate that follows for all cores is the limit by processor seconds. It is computed, and no promise is
-about it; what `fit` has of it is printed.
+The processor seconds of every epoch are measured too, of all threads.
 
 Ends with exit code 1 when to_tf_data or to_keras is less than 5 times as fast as image_dataset_from_directory, slower
 than the faster of the TFRecord pipelines, or has less than 0.7 of make_loader; or when `fit` gets less than 0.7 of the
@@ -85,7 +82,6 @@ BARE, BARE_DATASET = "fit beside bare gathering", "fit beside bare gathering, by
 FITTED = ("fit(to_tf_data)", "fit(to_keras)", FROM_MEMORY, FROM_DATASET, BARE, BARE_DATASET)
 # For each of ours: `fit` of one batch in memory that comes in the same way, and that beside bare gathering.
 SAME_WAY = {"fit(to_tf_data)": (FROM_MEMORY, BARE), "fit(to_keras)": (FROM_DATASET, BARE_DATASET)}
-LIMIT = "limit: fit by processor seconds"
 # Epochs of `fit` in a round.
 FIT_EPOCHS = 5
 # One is trained on while the others are gathered into.
@@ -317,13 +313,6 @@ def measure(contenders: dict[str, Any], images: int, rounds: int) -> tuple[dict[
     return rates, work
 
 
-def limit_of(work: dict[str, list[float]], cores: int) -> list[float]:
-    """Images per second of `fit` in each round if no core ever waited: what a step of it and the gathering of its batch
-    take of the processor, each as it was measured without the other, shared out to all cores."""
-    gathering = map(min, work["make_loader"], work["to_tf_data"])
-    return [1e6 * cores / (step + gathered) for step, gathered in zip(work[FROM_MEMORY], gathering, strict=True)]
-
-
 def prepare(folder: Path, images: int) -> dict[str, Any]:
     """Write all forms of the photographs; return what reads them or has `fit` do so, the raw images first."""
     photos = folder / "photos"
@@ -381,7 +370,6 @@ def main() -> int:
     print(f"tensorflow {tf.__version__}, keras {keras.__version__}, {cores} cores\n")
     with tempfile.TemporaryDirectory(prefix="read-keras-") as folder:
         rates, work = measure(prepare(Path(folder), arguments.images), arguments.images, arguments.rounds)
-    rates[LIMIT] = limit_of(work, cores)
     promises = []
     for name, found in report(rates, work).items():
         loader = "the slower of make_loader and fit from memory" if name in FITTED else "make_loader"
@@ -392,7 +380,6 @@ def main() -> int:
         ]
         if name in FITTED:
             promises.append(Promise(f"{name}, of {SAME_WAY[name][1]}", found[3], "at least", WANTED_OF_BARE))
-            print(f"{name}: {median_ratio(rates[name], rates[LIMIT]):.2f} of the limit by processor seconds")
     return judge(promises)
 
 

@@ -16,7 +16,6 @@ from torch.utils.data import TensorDataset
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import DecodeError, NotEnoughSpaceError, OptionError, SourceNotFoundError
-from colabstage.load.reading import memory
 from tests.support.made_files import make_sparse_h5
 
 if TYPE_CHECKING:
@@ -137,29 +136,6 @@ def test_kept_batches_are_never_overwritten(large: Path) -> None:
     gc.collect()
     for view, index in kept:
         np.testing.assert_array_equal(np.asarray(view), values[index, :, :, 0])
-
-
-@pytest.mark.parametrize(("options", "most"), [({"num_workers": 0}, 2), ({"prefetch_factor": 2}, 8)])
-def test_memory_of_dropped_batches_is_used_again(
-    large: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], most: int
-) -> None:
-    """Epochs need memory for the batches in flight: in the loop one that is used and one that is made; of a thread two
-    more wait, and others may be on their way back."""
-    mapped: list[int] = []
-    map_memory = memory.map_memory
-
-    def counted(nbytes: int) -> Any:
-        mapped.append(nbytes)
-        return map_memory(nbytes)
-
-    monkeypatch.setattr(memory, "map_memory", counted)
-    loader = make_loader(dataset_h5(large), 8, **options)
-    batches = 0
-    for _ in range(4):
-        for _x, _ in loader:
-            batches += 1
-    assert batches == 32
-    assert 0 < len(mapped) <= most
 
 
 @pytest.mark.parametrize(
