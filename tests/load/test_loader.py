@@ -79,16 +79,6 @@ def test_other_inputs_keep_their_axes(tmp_path: Path, shape: tuple[int, ...]) ->
     assert (tuple(y.shape), y.dtype) == ((10, 2), torch.float32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_dtype_scales_bytes_to_one(make_file: Callable[..., Any], dtype: torch.dtype) -> None:
-    """uint8 becomes [0, 1] in the dtype asked for."""
-    sample = make_file("pack", 23)
-    x, _ = next(iter(make_loader(dataset_h5(sample.path), 23, shuffle=False, dtype=dtype, device="cpu")))
-    assert x.dtype == dtype
-    expected = torch.from_numpy(sample.x).permute(0, 3, 1, 2).to(torch.float32) / 255
-    torch.testing.assert_close(x, expected.to(dtype))
-
-
 def test_sixteen_bits_scale_to_one(tmp_path: Path) -> None:
     """uint16 becomes [0, 1] too, in half precision as well."""
     with h5py.File(tmp_path / "deep.h5", "w") as file:
