@@ -278,16 +278,17 @@ ARRAYS = [
         right=ONE_EACH),
 ]
 
+NO_LANGUAGE: dict[str, dict[str, Any]] = {
+    "C-MAPSS": {"{train,test}_FD001.txt": NUMBERS * 60, "RUL_FD001.txt": "112\n98\n"},
+    "UCI HAR": {"{train,test}/X_{train,test}.txt": ("  2.8858451e-001 -2.0294171e-002" * 8 + "\n") * 30, "{train,test}/y_{train,test}.txt": "5\n" * 30},
+    "UCR": {"ECG200_{TRAIN,TEST}.txt": ("  -1.0  " + "  0.5021" * 96 + "\n") * 9},
+    "UTF-16": {"train.txt": ("to be or not to be\n" * 900).encode("utf-16")}, "Latin 1": {"train.txt": ("café\n" * 900).encode("latin-1")},
+    "reviews": {"train.jsonl": '{"text": "well done, a fine film", "label": 1}\n' * 900},
+    "YOLO labels alone": {"labels/{train,val}/{0..39}.txt": "0 0.5123 0.5321 0.2511 0.2522\n" * 3, "data.yaml": "names: [a]\n"},
+}
 TEXTS = [
-    row(f"numbers as text: {name}", files("", made), right=[refused("txt|jsonl")])
-    for name, made in {
-        "C-MAPSS": {"{train,test}_FD001.txt": NUMBERS * 60, "RUL_FD001.txt": "112\n98\n"},
-        "UCI HAR": {"{train,test}/X_{train,test}.txt": ("  2.8858451e-001 -2.0294171e-002" * 8 + "\n") * 30, "{train,test}/y_{train,test}.txt": "5\n" * 30},
-        "UCR": {"ECG200_{TRAIN,TEST}.txt": ("  -1.0  " + "  0.5021" * 96 + "\n") * 9},
-        "UTF-16": {"train.txt": ("to be or not to be\n" * 900).encode("utf-16")}, "Latin 1": {"train.txt": ("café\n" * 900).encode("latin-1")},
-        "reviews": {"train.jsonl": '{"text": "well done, a fine film", "label": 1}\n' * 900},
-        "YOLO labels alone": {"labels/{train,val}/{0..39}.txt": "0 0.5123 0.5321 0.2511 0.2522\n" * 3, "data.yaml": "names: [a]\n"},
-    }.items()
+    row(f"no language: {name}", files("", made), right=[refused("txt|jsonl")])
+    for name, made in NO_LANGUAGE.items()
 ]
 # fmt: on
 
