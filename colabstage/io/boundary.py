@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 
 _WILD = frozenset("*?[")
 # A call that names no path says nothing else about disks and mounts.
-_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE})
+_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EPERM})
 
 
 def typed(
