@@ -227,16 +227,7 @@ def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     told = _deciding_facts(recorded, now)
     if any(told):
         return "same" if told[0] == told[1] else "changed"
-    if recorded.kind == "folder":
-        return _compare_folders(recorded, now)
-    if recorded.ends and not now.ends:
-        return "same" if now.mtime_ns and recorded.mtime_ns == now.mtime_ns else "unproved"
-    if now.is_downloaded:
-        return "unproved" if recorded.ends == now.ends else "changed"
-    # Drive's mounts report times for the same file that differ within a second.
-    unit = 1 if now.trusts_times else _SECOND_NS
-    same_time = recorded.mtime_ns // unit == now.mtime_ns // unit
-    return "same" if same_time and recorded.ends == now.ends else "changed"
+    return _compare_folders(recorded, now) if recorded.kind == "folder" else _compare_files(recorded, now)
 
 
 def _deciding_facts(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
@@ -264,6 +255,17 @@ def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
     if recorded.kind == "folder":
         return "names, sizes and times of all files are unchanged"
     return "its size and time are unchanged" + (", and so are its ends" if now.ends else "")
+
+
+def _compare_files(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
+    if recorded.ends and not now.ends:
+        return "same" if now.mtime_ns and recorded.mtime_ns == now.mtime_ns else "unproved"
+    if now.is_downloaded:
+        return "unproved" if recorded.ends == now.ends else "changed"
+    # Drive's mounts report times for the same file that differ within a second.
+    unit = 1 if now.trusts_times else _SECOND_NS
+    same_time = recorded.mtime_ns // unit == now.mtime_ns // unit
+    return "same" if same_time and recorded.ends == now.ends else "changed"
 
 
 def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:

@@ -129,7 +129,7 @@ class _Asker:
         # What was fetched was copied as it is; what was staged, as the whole.
         if recorded.kind == "many" and isinstance(whole, ManySource):
             return self._ask_many(whole.parts, recorded)
-        if isinstance(whole, LocalSource) and whole.pieces:
+        if recorded.kind != "many" and isinstance(whole, LocalSource) and whole.pieces:
             found = [piece.stat() for piece in whole.pieces]
             if sum(one.st_size for one in found) == recorded.nbytes:
                 return _judge(recorded, mtime_ns=max(one.st_mtime_ns for one in found))
