@@ -347,8 +347,9 @@ class Lookahead(Order):
         for block in sorted(landed, key=lambda block: (not wanted[block], next_use[block])):
             if self._make_room(block, next_use):
                 return block
-            if next_use[block] != NEVER or wanted[block]:
-                # Nothing can go for this one, so nothing can for those that are needed later.
+            # Nothing can go for this one, so nothing can for those that are needed later. And while nobody reads, as
+            # between two epochs, it waits for the next reader.
+            if next_use[block] != NEVER or wanted[block] or not self._readers.all:
                 return None
             # The reader that expected it has gone. It has come all the same, and is counted.
             self._blocks.counters[FETCHED] += self._blocks.layout.lengths[block]
