@@ -23,8 +23,8 @@ from colabstage.errors import (
     TargetNotWritableError,
 )
 from colabstage.h5.manifest import Manifest
+from colabstage.io.display import Board
 from colabstage.io.files import block_ranges, hash_block, hash_ranges
-from colabstage.io.page import Board
 from colabstage.io.progress import Cancellation, LateStep
 from colabstage.io.workspace import temp_beside
 from colabstage.sources.copy import copy_file
