@@ -296,7 +296,7 @@ def sparse_pack(bench: Bench, archive: Path, cache: Path) -> Path:
     subprocess.run(["cp", "--sparse=always", here, pack], check=True)
     data.cancel()
     with open_source(parse_source(archive), Opening(place, Progress(), Cancellation()), unpack=False) as source:
-        identity = source.identity.to_json()
+        identity = source.identify().to_json()
     manifest = Manifest(
         pack.stat().st_size,
         BLOCK_BYTES,

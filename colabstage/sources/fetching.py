@@ -290,7 +290,7 @@ class _FetchCall:
         try:
             opening = Opening(self.target.parent, self.progress, self.cancellation)
             with open_source(self.source, opening, unpack=False) as source:
-                now = source.identity
+                now = source.identify()
         # As above: a source that cannot be read now does not count as changed.
         except (SourceError, DriveError) as error:
             return f"The source cannot be read now ({error}); what was fetched before is unchanged."
@@ -327,7 +327,7 @@ class _FetchCall:
         self._check_replaceable(place)
         notes = self._check_space(place, facts.size or 0, source, large=facts.size or 0)
         # The caller's checksum is in the record, so that the next call with the same one need not ask the source.
-        identity = replace(source.identity, checksum=str(self.checksum or ""))
+        identity = replace(source.identify(), checksum=str(self.checksum or ""))
 
         def record_of(nbytes: int) -> Fetched:
             return Fetched(self.source.address, identity, 1, nbytes, source.slowest.transport)
@@ -349,7 +349,7 @@ class _FetchCall:
 
     def _fetch_tree(self, source: OpenedSource) -> FetchReport:
         """Fetch a folder, or the files and folders of a list under their names."""
-        place, identity, slowest = self.target, source.identity, source.slowest
+        place, identity, slowest = self.target, source.identify(), source.slowest
         tree = source.open_tree(self.target.parent)
         source.start()
         self._check_replaceable(place)

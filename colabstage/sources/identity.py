@@ -210,12 +210,12 @@ def _hash_lines(lines: Iterable[str]) -> str:
 
 
 def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
-    """Return whether two full identities have the same content, as far as they prove it.
+    """Return whether two states have the same content, as far as they prove it.
 
     A service's version decides alone; else what stands for every byte, where both have it: the MD5 that Drive's client
     tells, or a digest. Without, everything that is known of them has to agree. `"unproved"`: names and sizes agree, and
     what else would tell does not speak: the times of many files on Google Drive that have all changed, as after a
-    remount, or those of a download.
+    remount, or those of a download; or nobody has read the file now, and its time differs.
     """
     if (recorded.kind, recorded.files, recorded.nbytes) != (now.kind, now.files, now.nbytes):
         return "changed"
@@ -227,14 +227,7 @@ def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     told = _deciding_facts(recorded, now)
     if any(told):
         return "same" if told[0] == told[1] else "changed"
-    if recorded.kind == "folder":
-        return _compare_folders(recorded, now)
-    if now.is_downloaded:
-        return "unproved" if recorded.ends == now.ends else "changed"
-    # Drive's mounts report times for the same file that differ within a second.
-    unit = 1 if now.trusts_times else _SECOND_NS
-    same_time = recorded.mtime_ns // unit == now.mtime_ns // unit
-    return "same" if same_time and recorded.ends == now.ends else "changed"
+    return _compare_folders(recorded, now) if recorded.kind == "folder" else _compare_files(recorded, now)
 
 
 def _deciding_facts(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
@@ -261,7 +254,18 @@ def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
         return "checksums that stand for every byte are unchanged"
     if recorded.kind == "folder":
         return "names, sizes and times of all files are unchanged"
-    return "its size, its time and what is known of its content are unchanged"
+    return "its size and time are unchanged" + (", and so are its ends" if now.ends else "")
+
+
+def _compare_files(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
+    if recorded.ends and not now.ends:
+        return "same" if now.mtime_ns and recorded.mtime_ns == now.mtime_ns else "unproved"
+    if now.is_downloaded:
+        return "unproved" if recorded.ends == now.ends else "changed"
+    # Drive's mounts report times for the same file that differ within a second.
+    unit = 1 if now.trusts_times else _SECOND_NS
+    same_time = recorded.mtime_ns // unit == now.mtime_ns // unit
+    return "same" if same_time and recorded.ends == now.ends else "changed"
 
 
 def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:

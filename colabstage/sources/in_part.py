@@ -105,7 +105,7 @@ _LEAST_AHEAD, _MOST_AHEAD = 3, 32
 _MOST_CONNECTIONS = 8
 # To a file that comes whole from a mount: one block is read while another is written. On the simulated Drive the first
 # batch came after 2.2 s with two readers and after 3.2 s with four, and all of 200 MB in 4.0 s and in 4.8 s.
-_WHOLE_CONNECTIONS = 2
+_WHOLE_READERS = 2
 
 
 def fixed_bytes(kept: int, blocks: int, files: int, block_bytes: int) -> int:
@@ -346,8 +346,9 @@ class Lookahead(Order):
         for block in sorted(landed, key=lambda block: (not wanted[block], next_use[block])):
             if self._make_room(block, next_use):
                 return block
-            if next_use[block] != NEVER or wanted[block]:
-                # Nothing can go for this one, so nothing can for those that are needed later.
+            # Nothing can go for this one, so nothing can for those that are needed later. And while nobody reads, as
+            # between two epochs, it waits for the next reader.
+            if next_use[block] != NEVER or wanted[block] or not self._readers.all:
                 return None
             # The reader that expected it has gone. It has come all the same, and is counted.
             self._blocks.counters[FETCHED] += self._blocks.layout.lengths[block]
@@ -410,15 +411,18 @@ class BlockwiseFile:
         limit: int | None,
         *,
         openers: Sequence[Callable[[], RemoteFile]] | None = None,
+        mount_readers: int = _WHOLE_READERS,
         stall_timeout_s: float = 180.0,
     ) -> None:
         """Open what is in `folder`, which exists and is for these files and this content of them alone.
 
-        `openers` open each of the files; by default by its source. Something has to arrive in `stall_timeout_s` seconds
+        `openers` open each of the files; by default by its source. `mount_readers`: how many blocks are read from a
+        mount at once, where there is no limit. Something has to arrive in `stall_timeout_s` seconds
         while a reader waits.
         """
         self.files, self._folder, self.limit = files, folder, limit
         self._openers = openers or [remote_opener(one.source) for one in files.files]
+        self._mount_readers = mount_readers if limit is None else _MOST_CONNECTIONS
         self._stall_timeout_s = stall_timeout_s
         self._blocks = Blocks(folder, files, files.digest, shared=True, gives_back=limit is not None)
         # By it, too, a folder is known as a part.
@@ -738,7 +742,7 @@ class BlockwiseFile:
                 self.files.label,
                 blocks,
                 Remotes(self.files.label, self.files.sizes, self._openers),
-                partial(_tuned_for, _WHOLE_CONNECTIONS if self.limit is None else _MOST_CONNECTIONS),
+                partial(_tuned_for, self._mount_readers),
                 policy=PATIENT,
                 stall_timeout_s=self._stall_timeout_s,
             )

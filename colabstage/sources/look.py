@@ -12,7 +12,15 @@ from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.machine.drive_attributes import Md5Questions, ask_client
 from colabstage.machine.mounts import is_slow_mount, silence_of, slow_mounts_below
-from colabstage.sources.identity import MD5_PROOF, compare_states, drive_md5s, identify_by_times, identify_tree
+from colabstage.sources.identity import (
+    MD5_PROOF,
+    SourceIdentity,
+    compare_states,
+    drive_md5s,
+    identify_by_times,
+    identify_tree,
+    proof_of,
+)
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -34,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.parse import SingleSource
 
 # How long nothing at all may come from a mount or a service. What answers, however slowly, is waited for.
@@ -122,7 +129,7 @@ class _Asker:
         # What was fetched was copied as it is; what was staged, as the whole.
         if recorded.kind == "many" and isinstance(whole, ManySource):
             return self._ask_many(whole.parts, recorded)
-        if isinstance(whole, LocalSource) and whole.pieces:
+        if recorded.kind != "many" and isinstance(whole, LocalSource) and whole.pieces:
             found = [piece.stat() for piece in whole.pieces]
             if sum(one.st_size for one in found) == recorded.nbytes:
                 return _judge(recorded, mtime_ns=max(one.st_mtime_ns for one in found))
@@ -210,17 +217,16 @@ def _ask_file(path: Path, found: os.stat_result, recorded: SourceIdentity) -> Lo
 def _judge(
     recorded: SourceIdentity, *, size: int | None = None, version: str = "", mtime_ns: int = 0, md5: str = ""
 ) -> Look:
-    """Compare what is known of one file now with its record; nothing that is unknown speaks against it."""
-    if size is not None and size != recorded.nbytes:
-        return Look("changed")
-    # Where only one of them has a version, the service speaks otherwise than it did: another state, or another server.
-    if version or recorded.version:
-        same = version == recorded.version
-        return Look("same", "its service reports the recorded version") if same else Look("changed")
-    if md5 and recorded.md5:
-        return Look("same", MD5_PROOF) if md5 == recorded.md5 else Look("changed")
-    same = bool(mtime_ns) and mtime_ns == recorded.mtime_ns
-    return Look("same", "its size and time are unchanged") if same else Look("unsure")
+    """Compare what is known of one file now with its record."""
+    nbytes = recorded.nbytes if size is None else size
+    now = SourceIdentity(recorded.kind, 1, nbytes, recorded.address, mtime_ns, version=version, md5=md5)
+    match compare_states(recorded, now):
+        case "same":
+            return Look("same", proof_of(recorded, now))
+        case "unproved":
+            return Look("unsure")
+        case "changed":
+            return Look("changed")
 
 
 def _untold(why: str) -> str:

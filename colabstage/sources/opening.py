@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
@@ -195,6 +194,8 @@ class Part(Closing):
     """The kind of archive that a file is, once `recognise` has found out."""
     copy: StreamingCopy | None = None
     """The bytes of the file, if they are copied here while they are read."""
+    kept_bytes: int = 0
+    """How much of that copy an interrupted run has left."""
     _content: ByteSource | None = None
     """The bytes of the file, once they were opened."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -230,10 +231,7 @@ class Part(Closing):
             reads_slowly=self.slow and (self.in_place or not self._is_copied),
             archive_bytes=archive_bytes,
             mount_bytes=archive_bytes if is_on_drive(self.source) else 0,
-            # A sparse file has its full length from the beginning; its use of the disk is what has arrived.
-            kept_bytes=0
-            if self.copy is None
-            else min(self.copy.size, sum(map(disk_use, find_orphans(self._copy_path)))),
+            kept_bytes=self.kept_bytes,
         )
 
     @property
@@ -287,6 +285,8 @@ class Part(Closing):
         if self.comes_first:
             return LocalBytes(self._downloaded() / _DATA, label=label)
         assert facts.size is not None
+        # A sparse file has its full length from the beginning; its use of the disk is what has arrived.
+        self.kept_bytes = min(facts.size, sum(map(disk_use, find_orphans(self._copy_path))))
         step = self._stack.enter_context(LateStep(self.opening.progress, f"copy {facts.name}", facts.size))
         self.copy = StreamingCopy(
             self.file, self._copy_path, step=step, policy=PATIENT, cancellation=self.opening.cancellation
@@ -448,6 +448,7 @@ class OpenedSource(Closing):
         self._stack = contextlib.ExitStack()
         self._whole: Tree | None = None
         self._tree: Tree | None = None
+        self._state: SourceIdentity | None = None
         self._checksum = ""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
@@ -569,21 +570,21 @@ class OpenedSource(Closing):
         """A folder on Drive, which has been listed; the MD5 of each file is asked for right before the file is read."""
         return self.one.tree if self.one is not None and self.one.questions is not None else None
 
-    @property
-    def extent(self) -> tuple[int, int]:
-        """The number of its files, counting an archive as one, and their total size; known without a client's
-        answers."""
+    def take_state(self) -> tuple[int, int]:
+        """Collect the facts that identify its state, before it is read; `identify` waits for a client's answers, which
+        come later. Return the number of its files, counting an archive as one, and their total size."""
         if self._asked_later is not None:
             return len(self._asked_later.entries), total_size(self._asked_later.entries)
-        return self.identity.files, self.identity.nbytes
+        state = self.identify()
+        return state.files, state.nbytes
 
-    def take_state(self) -> None:
-        """Collect the facts that identify its state, before it is read; `identity` waits for those that come later."""
-        if self._asked_later is None:
-            _ = self.identity
+    def identify(self) -> SourceIdentity:
+        """Return its state when this was first called, and the checksum that was verified."""
+        if self._state is None:
+            self._state = self._found_state()
+        return replace(self._state, checksum=self._checksum) if self._checksum else self._state
 
-    @cached_property
-    def _state(self) -> SourceIdentity:
+    def _found_state(self) -> SourceIdentity:
         if self.one is not None:
             return replace(self.one.identify(), address=self._source.address)
         assert isinstance(self._source, ManySource)
@@ -599,17 +600,12 @@ class OpenedSource(Closing):
                 found.update(zip(addresses, self.files.identities(part.loose), strict=True))
         return identify_many([found[part.address] for part in self._source.parts], address=self._source.address)
 
-    @property
-    def identity(self) -> SourceIdentity:
-        """Its state when it was first asked for, and the checksum that was verified."""
-        return replace(self._state, checksum=self._checksum) if self._checksum else self._state
-
     def verify(self, checksum: Checksum) -> None:
         """Hash the only file; as `Part.verify`."""
         if self.one is None:
             raise _not_one_file(self._source.label)
         # Before the bytes are read, so that a change meanwhile is noticed.
-        _ = self._state
+        self.identify()
         self.one.verify(checksum)
         self._checksum = str(checksum)
 

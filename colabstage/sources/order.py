@@ -42,7 +42,7 @@ _LEAST_PART, _PARTS = 0.35, 0.8
 # Neighbours among the next preferred ranges are combined in one request if that is needed to keep the line full: at
 # most this many ranges, and this many times what the line delivers between a request and its first byte, divided by the
 # connections.
-_SOON, _FULL = 64, 3.0
+_SOON, _FULL = 64, 1.5
 # Ranges begin and end where pages do.
 _PAGE_BYTES = 64 * 1024
 # Taking a range over must spare this many seconds beyond what another request costs.

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from colabstage.errors import ChecksumMismatchError, OptionError, SourceChangedError, SourceReadError
+from colabstage.errors import OptionError, SourceChangedError, SourceReadError
 from colabstage.io.arguments import check_argument
 from colabstage.io.files import RetryPolicy, close_quietly, is_transient, read_with_retry, translate_read_error
 from colabstage.io.progress import SYSTEM_CLOCK
@@ -85,22 +85,6 @@ def pieces_of(read: Callable[[int, int], bytes], size: int, cancellation: Cancel
     for offset in range(0, size, _PIECE_BYTES):
         cancellation.check()
         yield read(_PIECE_BYTES, offset)
-
-
-def check_file(path: Path, checksum: Checksum, label: str) -> None:
-    """Hash a whole file that is here.
-
-    Raises:
-        ChecksumMismatchError: its digest differs from the checksum.
-    """
-    with path.open("rb") as file:
-        digest = checksum.digest_of(iter(lambda: file.read(_PIECE_BYTES), b""))
-    if digest != checksum.digest:
-        msg = (
-            f"'{label}' arrived complete, but its {checksum.algorithm} is {digest}, not {checksum.digest}. "
-            "It was not kept. Compare the checksum with its publisher's."
-        )
-        raise ChecksumMismatchError(msg)
 
 
 def parse_checksum(text: str) -> Checksum:

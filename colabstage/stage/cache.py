@@ -36,20 +36,20 @@ from colabstage.io.files import make_folder
 from colabstage.io.ownership import atomic_path, remove_empty, sweep_orphans
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_bytes
-from colabstage.io.workspace import cut_own, disk_use, is_made_here, only_for, open_workspace, remove_own
+from colabstage.io.workspace import cut_own, disk_use, is_made_here, only_for, open_workspace
 from colabstage.load.partial import open_partial, open_restored
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.joining import place_joined, splits_in_order
 from colabstage.pack.rows import is_rows, is_rows_name, parse_rows, read_rows, rows_name
-from colabstage.sources.blocks import TABLE, Edges
+from colabstage.sources.blocks import Edges
 from colabstage.sources.identity import compare_states
 from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
 from colabstage.sources.parse import ObjectSource
 from colabstage.sources.remote_files import read_small_file
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.places import PREVIOUS_SUFFIX, BucketPlace, FolderPlace, copy_file
+from colabstage.stage.places import PREVIOUS_SUFFIX, BucketPlace, FolderPlace
 from colabstage.stage.publish import publish, published_before
 from colabstage.stage.record import cache_name, identity_of, write_record
 from colabstage.stage.room import less_room
@@ -281,7 +281,7 @@ def restore(
     finally:
         comparison.leave()
     # Where the source was opened and is the same, with its present times.
-    return source.opened.identity if source.opened is not None and freshness.proved else recorded
+    return source.opened.identify() if source.opened is not None and freshness.proved else recorded
 
 
 def copy_pack(
@@ -310,39 +310,35 @@ def copy_pack(
         return size, size
     check_replaceable_pack(target)
     make_folder(request.folder)
-    # By one reader, in the order of the file, which is fastest on a mount; from a bucket many blocks at once.
-    in_order = isinstance(cached.files[0].path, Path) and (let_in is None or cached.in_shards)
     try:
         with open_workspace(request.copy_path, keeps=only_for(*KEPT_AFTER), in_own_folder=True) as workspace:
-            # A copy in order keeps no block table, so existing bytes are hashed.
-            if in_order:
-                remove_own(workspace.path / TABLE)
             here = min(disk_use(workspace.path), size) if workspace.resumed else 0
             # Whatever a mounted Drive caches, too; shards have the file that is made of them beside them.
             needed = cached.place.copies * (size - here) + (size if cached.in_shards else 0)
             remedy = less_room(request, free_space(request.folder))
             check_space(request.folder, needed, f"The packed copy of '{request.source.name}'", remedy=remedy)
             local = [workspace.path / (one.name if cached.in_shards else target.name) for one in cached.files]
+            for one, copy in zip(cached.files, local, strict=True):
+                if copy.is_file() and copy.stat().st_size > one.manifest.size:
+                    cut_own(copy, one.manifest.size)
             with call.progress.step("copy from cache", total=size, unit="B") as step:
-                if in_order:
-                    kept = 0
-                    for one, copy in zip(cached.files, local, strict=True):
-                        assert isinstance(one.path, Path)
-                        kept += copy_file(one.path, copy, one.manifest, step, cancellation, resume=workspace.resumed)
-                elif cached.in_shards:
-                    file = BlockwiseFile(_files_of(cached.files), workspace.path, None)
-                    with contextlib.closing(file):
+                if let_in is None or cached.in_shards:
+                    files = FileSet(
+                        [
+                            FileOfSet(one.source, copy.name, one.manifest)
+                            for one, copy in zip(cached.files, local, strict=True)
+                        ]
+                    )
+                    # In the order of the file, which by one reader is fastest on a mount.
+                    with contextlib.closing(BlockwiseFile(files, workspace.path, None, mount_readers=1)) as file:
                         file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
                         kept = size - file.fill(np.arange(file.blocks), step, cancellation)
                 else:
-                    if local[0].is_file() and local[0].stat().st_size > size:
-                        cut_own(local[0], size)
                     pack = open_restored(cached.files[0].source, manifest, workspace.path, target)
 
                     def begun() -> None:
-                        if let_in is not None:
-                            confirm()
-                            let_in(pack)
+                        confirm()
+                        let_in(pack)
 
                     try:
                         kept = size - pack.fill(step, cancellation, begun=begun)

@@ -181,7 +181,7 @@ def staging_figures(
     # What is looked through where it is will be packed from there.
     stays = tree is None and cost.is_walked
     return StageFigures(
-        source_bytes=source.extent[1],
+        source_bytes=source.take_state()[1],
         archive_bytes=0 if stays else cost.archive_bytes,
         pack_bytes=0 if job is None else job.plan.nbytes,
         # The sum of what is unpacked: plain files take that, however small their archive is.

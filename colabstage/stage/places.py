@@ -65,7 +65,7 @@ from colabstage.io.workspace import (
 )
 from colabstage.machine.mounts import drive_root, require_answer, run_watched, silence_of
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.sources.copy import copy_blocks
+from colabstage.sources.copy import copy_file
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
 from colabstage.sources.remote import RemoteFacts, given_up
 from colabstage.sources.retry import read_directly
@@ -581,29 +581,6 @@ class FolderPlace(Place):
         # Another process may be between two of its renames: a refusal counts if nothing has changed meanwhile.
         places = [self.folder / f"{name}{end}" for end in ends]
         return among_others(lambda: super(FolderPlace, self).check(name), *places)
-
-
-def copy_file(
-    source: Path,
-    target: Path,
-    manifest: Manifest,
-    step: ProgressStep,
-    cancellation: Cancellation,
-    *,
-    resume: bool = False,
-) -> int:
-    """Copy a file in order, and compare each block with its manifest; return how many bytes were there before."""
-    return copy_blocks(
-        source,
-        target,
-        size=manifest.size,
-        block_bytes=manifest.block_bytes,
-        expected=manifest.hashes,
-        step=step,
-        cancellation=cancellation,
-        policy=RetryPolicy(),
-        resume=resume,
-    ).kept_bytes
 
 
 def _read_back(temp: Path, new: Publication) -> None:

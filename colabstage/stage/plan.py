@@ -230,7 +230,7 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
     reasons.extend(map(ended, filter(None, (reading.update.note,))))
     # Under a limit it is no choice: the two cannot be combined.
-    pays = max(opened.identity.nbytes, job.plan.nbytes) >= _WORTH_BYTES
+    pays = max(opened.identify().nbytes, job.plan.nbytes) >= _WORTH_BYTES
     if request.keep == "pack" and request.disk_limit is None and pays:
         obstacle = PackStream.obstacle(job)
         gain = f"{_STREAMING_PAYS} this plan is made, and pack the rest during training."

@@ -36,6 +36,7 @@ from colabstage.machine.drive_attributes import wait_uploaded as wait_until_uplo
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay
 from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_with_one_remount
+from colabstage.sources.copy import copy_file
 from colabstage.sources.parse import Target, absolute_path
 from colabstage.sources.remote import Checksum, pieces_of
 from colabstage.stage.places import (
@@ -43,7 +44,6 @@ from colabstage.stage.places import (
     UNFINISHED_SUFFIX,
     FolderPlace,
     Publication,
-    copy_file,
     file_state,
     look_at_file,
     read_note,

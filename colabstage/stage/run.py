@@ -259,7 +259,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, here: Here) -> Sta
         record = replace(record, published=published, published_in=cache_name(request))
     if source.opened is not None and here.freshness.proved:
         # The quick look was not enough this time; with the new times it will be next time.
-        identity = source.opened.identity
+        identity = source.opened.identify()
         seal = record.seal if request.wants_pack else files_record(request, identity, files=False).seal
         record = replace(record, identity=identity, seal=seal)
     # Most calls change nothing, and writing the record would be one more step that can be interrupted.
@@ -329,7 +329,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     if opened.resumed_bytes:
         report.note(f"{format_bytes(opened.resumed_bytes)} of the source were here from a run that was interrupted.")
     caches = request.wants_pack and request.cache_dir is not None and not cache.is_left
-    record = files_record(request, opened.identity, files=request.wants_files)
+    record = files_record(request, opened.identify(), files=request.wants_files)
     if request.wants_pack:
         published = False if caches and cache.place is not None else None
         record = replace(record, seal=seal_of(request), published=published, published_in=cache_name(request))
@@ -455,21 +455,21 @@ def _plan(
 def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:
     """Fetch the plain files beside the previous ones, then replace those."""
     request, report = call.request, call.report
-    if are_files_staged(request, source.identity):
+    if are_files_staged(request, source.identify()):
         report.note("The plain files that an earlier call brought here are used: they are of the same state.")
         return
 
     def receipt() -> Receipt:
         # The last moment at which the previous files are still in place.
         check_listing(source)
-        return files_receipt(request, source.identity)
+        return files_receipt(request, source.identify())
 
     total = total_size(tree.entries)
     with report.timed("fetch files", unit="B") as timing, call.progress.step("fetch", total=total, unit="B") as step:
         fetched = write_folder(
             tree,
             request.files_path,
-            fingerprint=source.identity.fingerprint,
+            fingerprint=source.identify().fingerprint,
             limits=pipeline_limits(tree, slow=source.cost.reads_slowly),
             step=step,
             cancellation=call.cancellation,
@@ -479,7 +479,7 @@ def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:
         if fetched.kept_bytes:
             timing.note += f"; {format_bytes(fetched.kept_bytes)} were already here"
     # If packing is interrupted, the files need not be fetched again.
-    write_record(request, files_record(request, source.identity, files=True))
+    write_record(request, files_record(request, source.identify(), files=True))
 
 
 def _make_pack(
@@ -503,7 +503,7 @@ def _make_pack(
                 progress=call.progress,
                 cancellation=call.cancellation,
                 key=request.key,
-                identity=lambda: source.identity.to_json(),  # noqa: PLW0108 - that of the end
+                identity=lambda: source.identify().to_json(),  # that of the end
                 address=request.source.address,
                 stream=stream,
                 records_rows=not request.wants_files,
@@ -522,7 +522,7 @@ def _make_pack(
                 executor,
                 progress=call.progress,
                 key=request.key,
-                identity=source.identity.to_json(),
+                identity=source.identify().to_json(),
                 address=request.source.address,
             )
         try:

@@ -286,7 +286,7 @@ class _SetOfShards:
             return False
         if PartName.of(Path(shard.name)).count != self.sizes.number:
             return False
-        verdict = compare_states(state, source.identity)
+        verdict = compare_states(state, source.identify())
         return verdict == "same" or (verdict == "unproved" and self.call.request.verify == "fast")
 
     def write(self, source: OpenedSource) -> CachedPack:
@@ -360,7 +360,7 @@ class _SetOfShards:
             progress=progress,
             cancellation=call.cancellation,
             key=call.request.key,
-            identity=lambda: source.identity.to_json(),  # noqa: PLW0108 - that of the end
+            identity=lambda: source.identify().to_json(),  # that of the end
             address=call.request.source.address,
             shard=name,
         )

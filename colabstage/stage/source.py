@@ -83,13 +83,12 @@ class SourceOnce(Closing):
                     source = open_source(request.source, opening, unpack=True)
                     undo.callback(source.close)
                     # Before anything is read: what is written to the source meanwhile has to show as a change.
-                    source.take_state()
+                    files, step.amount = source.take_state()
                     undo.pop_all()
             except (SourceError, DriveError, ArchiveError) as error:
                 step.unit, step.note = "", str(error)
                 raise
             self.opened = source
-            files, step.amount = source.extent
             step.note = format_count(files, "files")
         return source
 
@@ -143,7 +142,7 @@ def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity
         if look.state != "unsure":
             return Freshness(look.state != "changed", f"the source: {look.detail}" if look.state == "same" else "")
     try:
-        now = source.open(report).identity
+        now = source.open(report).identify()
     except (SourceError, DriveError, ArchiveError) as error:
         # A person whose account or network fails today wants to train on what is here.
         report.note(f"The source cannot be read now; what was made from it before is used. {error}")

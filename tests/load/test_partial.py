@@ -703,6 +703,27 @@ def test_a_limit_of_few_blocks_leaves_as_many_under_way_as_any(pack: Pack, tmp_p
     assert max(taken) <= file.limit
 
 
+def test_what_came_without_room_between_two_epochs_is_not_fetched_again(pack: Pack, tmp_path: Path) -> None:
+    """An epoch's reader goes before the next one comes; what was under way for both waits for it."""
+    source = Counted(pack.path.read_bytes())
+    file = few_blocks(pack, tmp_path, source, 4)
+    turns = np.arange(20)
+    gone = file.expect(Visits(turns, turns, turns))
+    assert gone is not None
+    source.wait_for(4 + 8)
+    gone.close()
+    time.sleep(0.3)
+    expected = file.expect(Visits(turns, turns, turns))
+    assert expected is not None
+    for block in turns.tolist():
+        with file.hold(np.array([block])):
+            assert file.read(block * BLOCK, 16) == source.content[block * BLOCK :][:16]
+        expected.reached(block + 1)
+    expected.close()
+    file.close()
+    assert sorted(source.asked) == turns.tolist()
+
+
 def test_what_came_for_a_reader_that_has_gone_makes_way(pack: Pack, tmp_path: Path) -> None:
     """Blocks that came without room are forgotten with the reader that expected them; another gets its own."""
     source = Counted(pack.path.read_bytes())

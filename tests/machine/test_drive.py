@@ -203,7 +203,7 @@ def test_a_kernel_without_colabs_variables_is_not_supported(
 ) -> None:
     """The real module fails with a bare KeyError there."""
     monkeypatch.delenv("TBE_EPHEM_CREDS_ADDR")
-    with pytest.raises(NotSupportedHereError, match="A variable that Colab sets"):
+    with pytest.raises(NotSupportedHereError):
         mount_drive(colab.root / "content/drive")
 
 
@@ -239,7 +239,7 @@ def test_without_a_mounted_drive_there_is_nothing_to_refresh_or_flush(
     colab: SimulatedColab, verb: Callable[[], object]
 ) -> None:
     """On Colab the answer is to mount first; the client is not called."""
-    with pytest.raises(DriveNotMountedError, match=r"Call mount_drive\(\) first"):
+    with pytest.raises(DriveNotMountedError, match=r"mount_drive\(\)"):
         verb()
     assert colab.calls == []
 
@@ -249,7 +249,7 @@ def test_off_colab_refresh_and_flush_are_errors(tmp_path: Path, verb: Callable[[
     """A flush that does nothing must not look like one that was done."""
     with (
         simulated_colab(tmp_path, preset="local"),
-        pytest.raises(NotSupportedHereError, match="works in Google Colab only"),
+        pytest.raises(NotSupportedHereError),
     ):
         verb()
 
@@ -342,7 +342,7 @@ def test_the_old_client_gets_its_cache_cleared(
     with pytest.raises(DriveError, match="broken"):
         refresh_drive()
     (tmp_path / "google-drive-ocamlfuse").unlink()
-    with pytest.raises(NotSupportedHereError, match="not on the PATH"):
+    with pytest.raises(NotSupportedHereError, match="PATH"):
         refresh_drive()
     with pytest.raises(NotSupportedHereError, match="cannot be flushed"):
         flush_drive()
@@ -407,7 +407,7 @@ def test_a_client_that_dies_at_once_is_reported(real_colab: SimulatedColab) -> N
 def test_a_drive_mounted_elsewhere_stands_in_the_way(real_colab: SimulatedColab) -> None:
     """Mounting at a second place would kill the first mount with its uploads, so it is refused."""
     folder = mount_drive(real_colab.root / "content/drive")
-    with pytest.raises(DriveError, match="would end that mount"):
+    with pytest.raises(DriveError, match="end that mount"):
         mount_drive(real_colab.root / "content/other")
     assert ask_drives().folder == folder
 
@@ -443,11 +443,11 @@ def test_drive_is_not_taken_away_from_under_open_files(
     cloud_file(real_colab, "a")
     folder = mount_drive(real_colab.root / "content/drive")
     with (folder / "a").open("rb") as stream:
-        with pytest.raises(DriveError, match=r"open in this notebook.*MyDrive/a'"):
+        with pytest.raises(DriveError, match=r"MyDrive/a'"):
             verb()
         assert stream.read() == b"data"
     monkeypatch.chdir(folder)
-    with pytest.raises(DriveError, match=r"current folder is on Drive .*os\.chdir"):
+    with pytest.raises(DriveError, match=r"current folder .*os\.chdir"):
         verb()
     assert "drive.flush_and_unmount" not in real_colab.calls
 
@@ -481,7 +481,7 @@ def test_a_flush_that_fails_is_an_error_and_drive_stays(real_colab: SimulatedCol
     folder = mount_drive(real_colab.root / "content/drive")
     real_colab.knobs = replace(real_colab.knobs, flush="fails")
     for verb in (flush_drive, refresh_drive):
-        with pytest.raises(DriveError, match=r"gave up after .*, so not.*keep the\s+session open"):
+        with pytest.raises(DriveError, match=r"gave up after .*\s+session open"):
             verb()
     assert ask_drives().folder == folder
 

@@ -140,7 +140,7 @@ def test_the_override_wins_over_everything() -> None:
 
 def test_an_unknown_override_lists_the_known_names() -> None:
     """A typing error is answered with the words that would have worked."""
-    with pytest.raises(OptionError, match=r"'collab' names no platform.*kaggle, colab"):
+    with pytest.raises(OptionError, match=r"'collab' .*kaggle, colab"):
         detect({"COLABSTAGE_PLATFORM": "collab"})
 
 

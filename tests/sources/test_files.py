@@ -156,7 +156,7 @@ def test_large_file_that_changes_meanwhile_is_an_error(tmp_path: Path, fetch: Ca
     os.truncate(source / "large.bin", 65 * MIB)
     tree = FolderTree(source)
     os.truncate(source / "large.bin", 65 * MIB + 1)
-    with pytest.raises(SourceReadError, match=r"large\.bin' was listed with 68,157,440 bytes and has 68,157,441 now"):
+    with pytest.raises(SourceReadError, match=r"large\.bin' .*68,157,440 .*68,157,441"):
         fetch(tree)
 
 
@@ -174,7 +174,7 @@ def test_names_that_clash_by_case_are_refused_before_anything_is_written(
             archive.writestr(name, b"x")
     with ZipTree(LocalBytes(tmp_path / "a.zip")) as zipped:
         for tree in (FolderTree(tmp_path / "source"), zipped):
-            with pytest.raises(UnsafeArchiveError, match=r"upper and lower case only"):
+            with pytest.raises(UnsafeArchiveError, match="upper and lower case"):
                 fetch(tree)
             assert list(target.parent.iterdir()) == []
 

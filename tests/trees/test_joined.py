@@ -53,6 +53,6 @@ def test_names_of_parts_that_are_lost_are_told_of(stems: list[str], names: list[
     """A pattern such as photos/* matches the folders of classes: whether names collide must not decide silently."""
     reason = plan_joining(stems, names).reason
     assert (f"called ('{stems[0]}', '{stems[-1]}') is lost" in reason) is is_told
-    assert ("stage the folder that they are in" in reason) is is_told
+    assert ("stage the folder" in reason) is is_told
     archives = plan_joining(stems, names, of_folders=False).reason
-    assert ("extract each into a folder of its name" in archives) is is_told
+    assert ("extract each" in archives) is is_told

@@ -182,7 +182,7 @@ def test_without_anything_that_reads_it_the_install_line_is_told(
     monkeypatch.setattr(foreign_tools, "_COMMANDS", _NONE)
     for package in ("py7zr", "rarfile"):
         monkeypatch.setitem(__import__("sys").modules, package, None)
-    with pytest.raises(MissingDependencyError, match=f"{kind} archive.*pip install"):
+    with pytest.raises(MissingDependencyError, match=f"{kind} .*pip install"):
         open_tree(tmp_path / "a", spool=tmp_path / "spool")
 
 

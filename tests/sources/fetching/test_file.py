@@ -145,7 +145,7 @@ def test_wrong_checksum_never_gets_to_the_target(
     wrong = sha256(b"something else")
     for name in ("data.bin.damaged", "data.bin.damaged-2"):
         source = MemoryFile(content, checksum=wrong)
-        with pytest.raises(ChecksumMismatchError, match=rf"{sha256(content).digest}, not {wrong.digest}.*{name}"):
+        with pytest.raises(ChecksumMismatchError, match=rf"{sha256(content).digest}.*{wrong.digest}.*{name}"):
             fetch(source)
         assert sent_once(source, SIZE)
         assert target.with_name(name).read_bytes() == content
@@ -283,7 +283,7 @@ def test_source_without_ranges_that_sends_less_than_it_says_is_an_error(
     fetch: Callable[..., FetchedFile], content: bytes, target: Path
 ) -> None:
     """A length that lies is found: nothing is made up for the bytes that are missing."""
-    with pytest.raises(SourceReadError, match=rf"ends at byte {SIZE:,} although"):
+    with pytest.raises(SourceReadError, match=rf"byte {SIZE:,}"):
         fetch(MemoryFile(content, size=SIZE + 1, ranges=False))
     assert names(target.parent) == []
 
@@ -412,5 +412,5 @@ def test_a_server_that_asks_for_a_day_is_asked_after_a_minute(
     assert target.read_bytes() == content
     assert sleeps.slept == [60.0]
     source = MemoryFile(content, ranges=False, answer=lambda number, offset: busy)
-    with pytest.raises(SourceReadError, match="asked to wait 86400 seconds"):
+    with pytest.raises(SourceReadError, match="86400 seconds"):
         fetch(source, target.with_name("other.bin"), cancellation=NotingSleeps())

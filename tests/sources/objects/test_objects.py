@@ -133,7 +133,7 @@ def test_content_that_changes_midway_is_noticed(place: Place) -> None:
     reading = file.read_range(0, None)
     came = [next(reading)]
     place.put("x.bin", b"b" * 6 * MB)
-    with pytest.raises(SourceChangedError, match="changed while it was read"):
+    with pytest.raises(SourceChangedError, match=r"x\.bin"):
         came.extend(reading)
     assert sum(map(len, came)) < 6 * MB
     with pytest.raises(SourceChangedError):
@@ -168,7 +168,7 @@ def test_files_and_folders_are_told_apart(place: Place) -> None:
     place.put("a/b/c.txt", b"x")
     assert kind_of(place.url("a/b/c.txt")) == "file"
     assert kind_of(place.url("a")) == kind_of(place.url("a/b/")) == "folder"
-    with pytest.raises(SourceReadError, match="is a folder, not a file"):
+    with pytest.raises(SourceReadError, match="folder"):
         open_object(place.url("a/b"))
 
 
@@ -208,7 +208,7 @@ def test_a_private_object_without_a_login_is_refused(s3: BucketService, monkeypa
     """The message says by which variables a login is given."""
     s3.put("mine.bin", b"secret")
     use_login(monkeypatch, s3, known=False)
-    with pytest.raises(SourceAccessError, match=r"locate credentials.*AWS_ACCESS_KEY_ID") as caught:
+    with pytest.raises(SourceAccessError, match=r"credentials.*AWS_ACCESS_KEY_ID") as caught:
         open_object("s3://data/mine.bin")
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), SourceAccessError)
 

@@ -634,7 +634,7 @@ def test_redirects_in_a_circle_end(server: WebServer, look: Callable[..., HttpFi
 def test_redirects_out_of_the_web_are_refused(server: WebServer, look: Callable[..., HttpFile], location: str) -> None:
     """Whatever a server names."""
     server.set_faults(WebFault(kind="redirect", location=location))
-    with pytest.raises(SourceReadError, match="Check it in a browser") as raised:
+    with pytest.raises(SourceReadError, match="browser") as raised:
         look()
     assert not isinstance(raised.value, TransientError)
 
@@ -695,7 +695,7 @@ def test_https_never_leads_to_http(secure: WebServer, other: WebServer, look: Ca
     assert content(file) == DATA
     secure.set_faults(WebFault(kind="redirect", location=other.url("real.bin", query="token=s3cret")))
     for read in (lambda: content(file, 0, PART), lambda: look(url=url)):
-        with pytest.raises(SourceReadError, match="from https to 'http://127") as raised:
+        with pytest.raises(SourceReadError, match="https to 'http://127") as raised:
             read()
         assert not isinstance(raised.value, TransientError)
         assert "s3cret" not in str(raised.value)
@@ -816,7 +816,7 @@ def test_a_body_that_drips_is_given_up(
     began = time.monotonic()
     with closing(open_http(raw_server(answer), timeout_s=0.4, policy=ONCE)) as file:
         policy = RetryPolicy(attempts=2, first_wait_s=0.01)
-        with pytest.raises(SourceReadError, match=r"too slow to finish.*Given up") as error:
+        with pytest.raises(SourceReadError, match=r"too slow") as error:
             fetch_file(
                 file,
                 tmp_path / "data.bin",
@@ -852,7 +852,7 @@ def test_a_least_rate_counts_the_time_of_waiting(pieces: list[tuple[float, int]]
     came: list[bytes] = []
     with contextlib.ExitStack() as stack:
         if too_slow_at is not None:
-            stack.enter_context(pytest.raises(TransientError, match="too slow to finish"))
+            stack.enter_context(pytest.raises(TransientError, match="too slow"))
         came.extend(at_least_rate(body(), "here", window_s=30.0, clock=clock))
     assert len(came) - 1 == (len(pieces) if too_slow_at is None else too_slow_at)
 
