@@ -284,21 +284,3 @@ def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:
         return os.getxattr(path, name).decode("ascii", "replace").strip("\0\n "), 0
     except OSError as error:  # a mount that is dying says so again at the next call
         return "", error.errno or errno.EIO
-
-
-def attributes_line(path: str | os.PathLike[str]) -> str:
-    """Say in one line which attributes Drive's client reports for a file on this machine, without their values."""
-    # Google does not document the attributes, so people paste this line into an issue. Ids and MD5s are private.
-    none = ("", errno.ETIMEDOUT)
-    answers = {name: _in_time(path, partial(_ask, path, name)) or none for name in (_ID, _MD5, _UNCOMMITTED)}
-    forms = [f"{name}: {os.strerror(number) if number else _form(value)}" for name, (value, number) in answers.items()]
-    where = [sys.platform, os.environ.get("COLAB_RELEASE_TAG", ""), mount_of(path).fstype]
-    return f"Drive's attributes ({', '.join(filter(None, where))}): {'; '.join(forms)}"
-
-
-def _form(value: str) -> str:
-    if value in ("0", "1"):
-        return value
-    if _MD5_FORM.fullmatch(value):
-        return "an MD5"
-    return f"{'local, ' if value.startswith(_LOCAL_ID) else ''}{len(value)} characters"
