@@ -35,7 +35,7 @@ from tests.support.images import make_tree
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.nurseries import Nurseries
 
@@ -422,23 +422,18 @@ def test_another_dataset_of_as_many_rows_is_refused(tmp_path: Path) -> None:
 def test_a_mount_that_dies_while_a_version_is_saved_is_a_typed_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever call notices it: here the one that looks whether the version arrived."""
-    is_file = Path.is_file
+    """Whichever call notices it: here the one that lists the earlier versions."""
+    iterdir = Path.iterdir
 
-    def dying(path: Path) -> bool:
-        if path.name.startswith("session-") and path.is_relative_to(tmp_path / "run"):
+    def dying(path: Path) -> Iterator[Path]:
+        if path == tmp_path / "run":
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))
-        return is_file(path)
-
-    def refuse(*_: object, **__: object) -> None:
-        msg = "the client died"
-        raise DriveDisconnectedError(msg)
+        return iterdir(path)
 
     with resumable(tmp_path / "run", **make_parts(data)) as run:
         with monkeypatch.context() as dead:
-            dead.setattr("colabstage.runs.saver.publish_file", refuse)
-            dead.setattr(Path, "is_file", dying)
-            with pytest.raises(DriveDisconnectedError, match="session-0001"):
+            dead.setattr(Path, "iterdir", dying)
+            with pytest.raises(DriveDisconnectedError, match=str(tmp_path / "run")):
                 run.save()
         run.save()
 
