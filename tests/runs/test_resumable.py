@@ -35,7 +35,7 @@ from tests.support.images import make_tree
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.nurseries import Nurseries
 
@@ -422,18 +422,19 @@ def test_another_dataset_of_as_many_rows_is_refused(tmp_path: Path) -> None:
 def test_a_mount_that_dies_while_a_version_is_saved_is_a_typed_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever call notices it: here the one that lists the earlier versions."""
-    iterdir = Path.iterdir
+    """Whichever call notices it: listing the folder, and then looking whether the version has arrived."""
+    iterdir, is_file, folder = Path.iterdir, Path.is_file, tmp_path / "run"
 
-    def dying(path: Path) -> Iterator[Path]:
-        if path == tmp_path / "run":
+    def answer(path: Path) -> Path:
+        if path.is_relative_to(folder):
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))
-        return iterdir(path)
+        return path
 
-    with resumable(tmp_path / "run", **make_parts(data)) as run:
+    with resumable(folder, **make_parts(data)) as run:
         with monkeypatch.context() as dead:
-            dead.setattr(Path, "iterdir", dying)
-            with pytest.raises(DriveDisconnectedError, match=str(tmp_path / "run")):
+            dead.setattr(Path, "iterdir", lambda path: iterdir(answer(path)))
+            dead.setattr(Path, "is_file", lambda path: is_file(answer(path)))
+            with pytest.raises(DriveDisconnectedError, match=str(folder)):
                 run.save()
         run.save()
 
