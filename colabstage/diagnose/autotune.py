@@ -22,8 +22,8 @@ from colabstage.diagnose.profile import check_step
 from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness
 from colabstage.diagnose.timing import Feed, time_loop
 from colabstage.errors import ColabstageError, OptionError, said_by
-from colabstage.io.arguments import NOTHING_DONE, ONE_SPLIT, check_argument, refuse_argument, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import ONE_SPLIT, check_argument, refuse_argument
+from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.report import Report, Row, Table
 from colabstage.machine.resources import read_resources
@@ -80,9 +80,7 @@ class TunedLoader(Report):
         return self._make(**self.options)
 
 
-@takes(remedies={"batch_size": 'Write autotune_loader(data["train"], 64).'})
-@stops_with(NOTHING_DONE)
-@typed()
+@public(remedies={"batch_size": 'Write autotune_loader(data["train"], 64).'}, stopped=NOTHING_DONE)
 def autotune_loader(
     dataset: Any,
     batch_size: int,
@@ -210,13 +208,15 @@ def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Trial]:
 
 
 def choose(trials: Sequence[Trial]) -> Trial:
-    """Return the lightest of the candidates within 5 % of the fastest."""
+    """Return the lightest of the candidates within 5 % of the fastest, of those that were measured to the end."""
+    # The others were worse than one that may have been measured again since, on a busier machine.
+    measured = [trial for trial in trials if not trial.problem] or trials
     # Smaller differences are not reproducible, and unused cores are left for training.
-    fastest = min(trial.batch_s for trial in trials)
+    fastest = min(trial.batch_s for trial in measured)
     if math.isinf(fastest):
         msg = f"No way to load this dataset worked: {trials[0].problem}."
         raise OptionError(msg)
-    equal = [trial for trial in trials if trial.batch_s <= (1 + _EQUAL) * fastest]
+    equal = [trial for trial in measured if trial.batch_s <= (1 + _EQUAL) * fastest]
     return min(equal, key=lambda trial: (trial.processes, trial.batch_s))
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from colabstage.diagnose.advice import ProfileFacts
 from colabstage.errors import ColabstageError
 from colabstage.io.arguments import refuse_argument
+from colabstage.io.callers_code import is_library
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats.items import read_dataset
 from colabstage.machine.mounts import is_slow_mount
@@ -137,11 +138,11 @@ def _torch_view(loader: Any) -> View:
     copied = copy.copy(loader)
     if type(loader).__module__.startswith("colabstage."):
         # Of a subset, `loader.dataset` is torch's own `Subset`.
-        own, of_batches = loader._machine.form.dataset, loader._machine.finish.batch_transform
+        own, of_batches = loader._pipeline.form.dataset, loader._machine.finish.batch_transform
         _learn(known, of_batches, "transform")
         keeps = loader.plan.keep is not None and loader.plan.keep.most_bytes
         # If the loop itself calls transforms, reading ahead is the smaller part.
-        threads = int(not loader._machine.in_loop)
+        threads = int(not loader._pipeline.in_loop)
         return View(
             replace(facts, kind="colabstage", workers=threads, persistent=True),
             lambda: iter(copied),
@@ -249,8 +250,8 @@ def _learn(known: dict[CodeType, StageName], function: object, stage: StageName)
         code = getattr(getattr(part, "__func__", part), "__code__", None)
         if code is None and callable(part):
             code = getattr(type(part).__call__, "__code__", None)
-            # A library's class, whose `__call__` many objects share, is recognised by its file.
-            if code is not None and "site-packages" in code.co_filename:
+            # The `__call__` of a library's class is shared by many objects.
+            if code is not None and is_library(type(part).__module__, code.co_filename):
                 code = None
         if code is not None:
             known[code] = stage

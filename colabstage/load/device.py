@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import refuse_argument, takes_names, whole_number
+from colabstage.io.arguments import refuse_argument, whole_number
+from colabstage.io.boundary import public_class
 from colabstage.io.progress import Demand
 from colabstage.io.whole_imports import refuse_import
 from colabstage.load.ahead import Ahead, Iterated, Iteration
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.load.batch import Group
     from colabstage.load.reading.reader import SplitReader
 
 try:
@@ -372,7 +374,7 @@ def pinned_block(nbytes: int) -> memoryview:
     return memoryview(memory)
 
 
-@takes_names
+@public_class
 class CudaDataLoader(Iterated, Generic[T]):
     """Run a loader in a background thread and move its batches to a device, a few ahead of the model.
 
@@ -528,11 +530,11 @@ class ResidentSplit:
         demand, stager = Demand(), make_stager(device, stream)
         batcher = Batcher(reader, workers=threads, allocate=pinned_block if device.type == "cuda" else None)
 
-        def tensors() -> Generator[tuple[torch.Tensor, torch.Tensor]]:
-            with closing(batcher.groups(blocks, demand)) as groups:
-                yield from ((torch.from_numpy(group.x), torch.from_numpy(target_array(group.y))) for group in groups)
+        def tensors(group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.from_numpy(group.x), torch.from_numpy(target_array(group.y))
 
-        with closing(stage_ahead(tensors(), stager, 1, "colabstage-device", demand)) as staged:
+        read = batcher.groups(blocks, demand, tensors)
+        with closing(stage_ahead(read, stager, 1, "colabstage-device", demand)) as staged:
             for start, block in zip(edges, staged, strict=False):
                 self._fill(len(reader), start, *stager.hand_out(block))
                 del block

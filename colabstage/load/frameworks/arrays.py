@@ -17,14 +17,14 @@ import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
-from colabstage.io.arguments import refuse_argument, takes, whole_number
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import refuse_argument, whole_number
+from colabstage.io.boundary import public
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.whole_imports import whole_imports
 from colabstage.load.arrival import order_of
 from colabstage.load.batch import WHITE, Batcher, pad_boxes, target_array
 from colabstage.load.choosing import choose_loader, gather_facts
-from colabstage.load.epoch import RowOrder, Shard, chosen_order
+from colabstage.load.epoch import RowOrder, Shard, choose_seed, chosen_order
 from colabstage.load.plan import ArrayOptions, LoaderOptions
 from colabstage.load.reading.reader import SplitReader
 
@@ -92,22 +92,19 @@ class ArrayBatches:
         inputs into memory now."""
         options = options or ArrayOptions()
         self._dataset, reader = _resolved(source, split)
-        if options.seed is not None:
-            whole_number("seed", options.seed)
         if not self.per_sample:
             _check_arrays(reader)
         # As in `make_loader`: what `predict` returns for a held-out split is compared with labels in the file's order.
         self.shuffled = reader.split == "train" if options.shuffle is None else options.shuffle
         self._one_hot, self._dtype = _class_count(options.one_hot, reader), _float_dtype(options.dtype)
         self._weights = _weights_of(options.sample_weight, len(reader))
-        layout, seed = reader.layout, options.seed
-        if seed is None:
-            # As rows are brought here in the order of seed 0. Keras's own function seeds numpy's generator.
-            seed = 0 if layout is not None else int(np.random.randint(_SEEDS))  # noqa: NPY002
+        layout = reader.layout
+        # Keras's own function seeds numpy's generator.
+        seed = choose_seed(options.seed, lambda: np.random.randint(_SEEDS), fixed=layout is not None)  # noqa: NPY002
         chosen: ChosenRows | None = None
         if options.rows is not None:
             shuffle = options.shuffle if reader.split == "train" else self.shuffled
-            chosen = chosen_order(options.rows, len(reader), shuffle=shuffle, seed=seed)
+            chosen = chosen_order("rows=", options.rows, len(reader), shuffle=shuffle, seed=seed)
         self._chosen = chosen
         self._visits: Order = chosen or RowOrder(len(reader), self.shuffled, seed)
         if not self._visits.count:
@@ -385,8 +382,7 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     return np.take(table, np.where((wide >= 0) & (wide < classes), wide, classes), axis=0)
 
 
-@takes(ArrayOptions, remedies={"batch_size": 'Write to_keras(data["train"], 64); training depends on it.'})
-@typed()
+@public(ArrayOptions, remedies={"batch_size": 'Write to_keras(data["train"], 64); training depends on it.'})
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
