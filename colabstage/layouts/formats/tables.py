@@ -66,12 +66,13 @@ def parse_table(name: str, content: bytes) -> Table:
             # Without a list for each row, of which a wide table has millions of cells.
             cells = delimiter.join(lines).split(delimiter)
             return _make_table(name, (cells[place :: count + 1] for place in range(count + 1)))
-    rows: list[list[str]] = []
-    fault = ""
-    try:
-        rows.extend(row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if any(row))
-    except csv.Error as error:
-        fault = f"'{name}' cannot be read as a table after row {len(rows)}: {error}."
+    rows, fault = _read_rows(text, delimiter, strict=True)
+    if fault:
+        loose, trouble = _read_rows(text, delimiter, strict=False)
+        # A quote too many is harmless within its line; else it swallows the rows up to the next one.
+        if not trouble and not any("\n" in cell or "\r" in cell for row in loose[len(rows) :] for cell in row):
+            rows, fault = loose, ""
+    fault = fault and f"'{name}' cannot be read as a table after row {len(rows)}: {fault}."
     width = len(rows[0]) if rows else 0
     # A row that is too long or too short shifts its cells into other columns.
     odd = next((number for number, row in enumerate(rows) if len(row) != width), None)
@@ -81,6 +82,17 @@ def parse_table(name: str, content: bytes) -> Table:
             'Cells that hold the delimiter need "quotes".'
         )
     return _make_table(name, itertools.islice(itertools.zip_longest(*rows, fillvalue=""), width), fault)
+
+
+def _read_rows(text: str, delimiter: str, *, strict: bool) -> tuple[list[list[str]], str]:
+    """Return the rows that are not empty, up to a fault, and the fault; if not `strict`, quotes need not match."""
+    rows: list[list[str]] = []
+    try:
+        found = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict)
+        rows.extend(row for row in found if any(row))
+    except csv.Error as error:
+        return rows, str(error)
+    return rows, ""
 
 
 def _make_table(name: str, columns: Iterable[Sequence[str]], fault: str = "") -> Table:
