@@ -112,7 +112,7 @@ _LONGEST = 8000
 _ENDING = 1000
 
 
-# --- What you asked for ---
+# --- Arguments and packages ---
 
 
 class ColabstageError(Exception):
@@ -172,7 +172,7 @@ class MissingDependencyError(ColabstageError, ImportError):
 
 
 class CancelledError(ColabstageError, RuntimeError):
-    """The work, or an iterator, was asked to stop.
+    """The work, or an iterator, was cancelled.
 
     `because`: the error that stopped work for which nobody waits any more, if there is one.
 
@@ -259,7 +259,7 @@ class SourceReadError(SourceError):
 class SourceChangedError(SourceReadError):
     """It changed while it was being read.
 
-    What to do: call again when nobody is writing to it any more.
+    What to do: call again once nothing writes to it any more.
     """
 
 
@@ -271,7 +271,7 @@ class WebPageError(SourceReadError):
 
 
 class ChecksumMismatchError(SourceReadError):
-    """The file is not the one that `hash=` asks for.
+    """The file does not have the hash given as `hash=`.
 
     What to do: compare the two hashes in the message.
     """

@@ -17,6 +17,7 @@ from PIL import Image
 
 import colabstage as cs
 from colabstage.errors import ArgumentError, NotSupportedHereError, OptionError, SourceReadError, SplitNotFoundError
+from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -232,3 +233,18 @@ def test_offline_what_was_staged_from_the_web_is_used(
             assert data.report.origin == ("local" if local == places["local_dir"] else "cache")
             assert any("COLABSTAGE_OFFLINE" in note for note in data.report.notes)
         assert len(served.requests) == asked
+
+
+@pytest.mark.parametrize("door", ["stage_dataset", "fetch_files", "dataset_h5"])
+def test_a_busy_server_ends_in_an_error_that_the_page_lists(door: str, tmp_path: Path) -> None:
+    """And in none that only the code behind it knows."""
+    how: dict[str, dict[str, Any]] = {
+        "stage_dataset": {"local_dir": tmp_path / "here", "cache_dir": None, "progress": False},
+        "dataset_h5": {"disk_limit": "1GB"},
+    }
+    target = () if door in how else (tmp_path / "there",)
+    with WebServer({}, faults=(WebFault(kind="status", status=503),)) as served:
+        address = served.url("photos.h5" if door == "dataset_h5" else "photos.zip")
+        with pytest.raises(SourceReadError, match="503") as raised:
+            getattr(cs, door)(address, *target, **how.get(door, {}))
+    assert type(raised.value) is SourceReadError

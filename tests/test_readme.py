@@ -117,7 +117,7 @@ def test_no_line_to_paste_names_what_nobody_owns(kind: str) -> None:
 def test_figures_beside_others_are_in_the_benchmarks() -> None:
     """Each figure of a row of the table is in the output that the row links to, or the row says that none was
     measured."""
-    text = README.read_text(encoding="utf-8").partition("## Instead of what?")[2].partition("\n## ")[0]
+    text = README.read_text(encoding="utf-8").partition("## How does it compare?")[2].partition("\n## ")[0]
     rows = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 5
     for row in rows:

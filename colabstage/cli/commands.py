@@ -263,9 +263,9 @@ def verify(file: o.PackFile) -> Output:
 
 @command(kept=NOTHING_DONE)
 def runs(folder: Annotated[str, o.argument("DIR", "The folder of a run, or one that holds several.")]) -> Output:
-    """List trainings that go on after their machine is gone, with the versions they can go on from.
+    """List the trainings that `resumable` has saved, with the versions that they can resume from.
 
-    It changes nothing. `resumable` in a notebook or script saves and restores them.
+    It changes nothing.
 
     Examples:
       colabstage runs /content/drive/MyDrive/runs

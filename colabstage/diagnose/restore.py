@@ -141,15 +141,14 @@ class Restored:
         ran = f"The step ran {runs:,} times"
         if self._parts:
             names = ", ".join(dict.fromkeys(type(part).__name__ for part in self._parts))
-            return " ".join([f"{ran}. Put back: {names}. Whatever else it changes keeps these runs.", *self._problems])
-        return (
-            f"{ran}, and nothing was handed over to be put back: what it trains and what it records keep these runs. "
-            f"To put it back write {call}."
-        )
+            return " ".join(
+                [f"{ran}. Restored: {names}. Anything else that it changed stays changed.", *self._problems]
+            )
+        return f"{ran}, without restore=: what it trained and recorded stays changed. To restore it, write {call}."
 
     def _refuse(self, name: str, part: object, remedy: str) -> NoReturn:
         self._stack.pop_all()
-        msg = f"{name} is a {type(part).__name__}, which cannot be put back; expected {_ACCEPTED}. {remedy}."
+        msg = f"{name} is a {type(part).__name__}, which cannot be restored; expected {_ACCEPTED}. {remedy}."
         raise OptionError(msg)
 
     def _save(self, name: str, part: Any, *, known_only: bool = False) -> None:
@@ -164,7 +163,7 @@ class Restored:
         except Exception as error:  # noqa: BLE001 - whatever a library raises where its state cannot be copied
             if not known_only:
                 self._refuse(name, part, f"Copying its state failed: {said_by(error)}")
-            self._problems.append(f"A {type(part).__name__} in it was not put back: {said_by(error)}.")
+            self._problems.append(f"A {type(part).__name__} in it was not restored: {said_by(error)}.")
         else:
             if restore is not None:
                 self._stack.callback(restore)
@@ -202,7 +201,7 @@ class Restored:
             try:
                 self._stack.callback(module.set_extra_state, copy.deepcopy(module.get_extra_state()))
             except Exception as error:  # noqa: BLE001 - the user's own code; all else of the model is put back
-                self._problems.append(f"The extra state of {type(module).__name__} was not put back: {said_by(error)}.")
+                self._problems.append(f"The extra state of {type(module).__name__} was not restored: {said_by(error)}.")
         attributes = dict(vars(module))
         # Metrics and counters are plain attributes; modules inside are in one of them.
         self._save_all(name, attributes.values(), known_only=True)

@@ -479,15 +479,14 @@ class Loader(Iterated, _Base):
         raise OptionError(msg)
 
     def __repr__(self) -> str:
-        return f"Loader of {self.dataset!r}\n  {self._described}"
+        return f"Loader of {self.dataset!r}\n{facts(self._facts)}"
 
     def _repr_html_(self) -> str:
-        known = facts([("plan", self._described)] if self._pipeline is None else self.plan.facts)
-        return Report("Loader", (known,), (repr(self.dataset),))._repr_html_()
+        return Report("Loader", (facts(self._facts),), (repr(self.dataset),))._repr_html_()
 
     @property
-    def _described(self) -> str:
-        return "as another framework built it" if self._pipeline is None else str(self.plan)
+    def _facts(self) -> list[tuple[str, str]]:
+        return [("plan", "as another framework built it")] if self._pipeline is None else self.plan.facts
 
     @property
     def _made_by(self) -> Pipeline:

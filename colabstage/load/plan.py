@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from colabstage.io.report import Report, facts
-from colabstage.io.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -260,6 +259,4 @@ class LoaderPlan:
         return Report(f"LoaderPlan: {self.strategy}", (facts(self.facts),))._repr_html_()
 
     def __str__(self) -> str:
-        _, _, *others = self.facts
-        batches = f"{format_count(self.batches, 'batches')} of {self.batch_size}"
-        return "; ".join([f"{self.strategy}: {self.reason}", batches, *(f"{name}: {said}" for name, said in others)])
+        return str(facts(self.facts))

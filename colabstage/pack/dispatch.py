@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+import traceback
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
@@ -141,7 +142,11 @@ class _PendingTasks(Generic[Task, Result]):
 
 def _is_loss(error: Exception) -> bool:
     """Return whether the worker failed, and not the task."""
-    # Dask's errors by the name of their package, so that it need not be imported, or installed.
-    return isinstance(error, BrokenExecutor | CancelledError) or type(error).__module__.partition(".")[0] == (
-        "distributed"
+    if isinstance(error, BrokenExecutor | CancelledError):
+        return True
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    # By the names of Dask's modules, so that it need not be imported, or installed. If a worker dies as its task ends,
+    # the executor takes the result for the parts of an error, which is an error of its own.
+    return type(error).__module__.partition(".")[0] == "distributed" or (
+        innermost.f_globals.get("__name__") == "distributed.cfexecutor"
     )

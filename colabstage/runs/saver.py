@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import DriveError, DriveNotMountedError, said_by
+from colabstage.io.boundary import typed_errors
 from colabstage.io.files import typed_write_errors
 from colabstage.io.progress import Progress
 from colabstage.io.units import format_duration
@@ -139,7 +140,8 @@ class Saver:
 
     def _try(self, job: Job) -> None:
         try:
-            self._save(job)
+            with typed_errors(reads=(), writes=(self._folder, self._local)):
+                self._save(job)
         except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on, and it is shown
             self._failing_since = time.time() if self._failing_since is None else self._failing_since
             since = time.strftime("%H:%M:%S", time.localtime(self._failing_since))

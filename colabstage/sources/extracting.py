@@ -187,7 +187,7 @@ def extract_archive(
         TargetNotWritableError: nothing can be written there.
         CancelledError: `cancellation` was used; another call continues where this one stopped.
     """
-    refuse_address("path", path, "bring the archive here with fetch_files first")
+    refuse_address("path", path, "fetch the archive with fetch_files first")
     archive, place, parts = absolute_path(path), absolute_path(target, "target"), read_only(only)
     check_zip_encoding(zip_encoding)
     shown = resolve_progress(progress)

@@ -294,7 +294,7 @@ def read_small_file(source: SingleSource) -> bytes:
         if (data := read_at_once(source.url)) is not None:
             return data
     along_bytes = _SMALL_BYTES if isinstance(source, WebSource) else 0
-    with contextlib.closing(remote_opener(source, along_bytes=along_bytes)()) as file:
+    with given_up(), contextlib.closing(remote_opener(source, along_bytes=along_bytes)()) as file:
         if (size := file.facts.size) is None:
             return b"".join(read_through(file, policy=RetryPolicy()))
         came = file.known(0, size)

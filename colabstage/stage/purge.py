@@ -248,7 +248,7 @@ def select_datasets(
     """
     # "Everything" has to be said: a call without arguments that removes all data would be one typing error away.
     if not names and older_than_days is None and not everything:
-        msg = "Nothing says what to remove. Give names (`cache list` has them), older_than_days=…, or everything=True."
+        msg = "Say what to remove: names (`cache list` shows them), older_than_days=… or everything=True."
         raise OptionError(msg)
     # Names are looked for in the chosen place alone, so that a copy in the cache is not taken for the local one.
     there = [one for one in datasets if place in (None, one.place)]

@@ -295,7 +295,7 @@ class BackgroundPack:
         self._background = self._progress.move_to_background()
         self._report.arrival, self._report.state = self.figures, "arriving"
         self._report.note(
-            f"Handed out after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} {arrival.verb}"
+            f"Returned after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} {arrival.verb}"
         )
         # Now, while the file still has the name under which it is written.
         self._planned.set_result(replace(read_info(arrival.path), path=arrival.place))

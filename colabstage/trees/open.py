@@ -283,4 +283,4 @@ def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
     near += difflib.get_close_matches(part, names[:5000], n=3, cutoff=0.6)
     shown = list(dict.fromkeys(near))[:3] or sorted({name.partition("/")[0] for name in names})[:5]
     written = " or ".join(f"only={name!r}" for name in shown)
-    return SourceNotFoundError(f"only={part!r} fits nothing in '{tree.label}'. Write one that does, such as {written}.")
+    return SourceNotFoundError(f"only={part!r} matches nothing in '{tree.label}'. Write one that does: {written}.")

@@ -74,7 +74,7 @@ def test_plan_says_why() -> None:
         plan.workers.reason,
         plan.prefetch.reason,
         plan.engine.reason,
-        "16 batches",
+        "16 of 64",
     ):
         assert part in text
     assert "sample by sample" in plan.reason

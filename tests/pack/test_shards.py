@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import signal
@@ -12,6 +13,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from contextlib import nullcontext
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,6 +131,7 @@ def test_shards_of_a_dead_worker_are_written_again(
 _CLUSTER = """
 import os, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 from dask.distributed import Client, LocalCluster
@@ -368,6 +371,35 @@ def test_other_content_of_the_same_length_is_another_set(tmp_path: Path, photos:
     Image.new("RGB", (16, 16), (200, 100, 50)).save(first)
     assert 0 < pack().resumed < total
     assert 200 in SplitReader(tmp_path / "set-*.h5").read_x(np.arange(total))
+
+
+class _DaskLosingOne(Executor):
+    """Dask's executor when the worker of the first task dies just after its result has arrived."""
+
+    def __init__(self) -> None:
+        self.tasks = 0
+
+    def submit(self, function: Any, /, *args: Any, **options: Any) -> Future[Any]:
+        cfexecutor = pytest.importorskip("distributed.cfexecutor", reason="needs distributed: pip install distributed")
+        self.tasks += 1
+        made: Future[Any] = Future()
+
+        async def result(*, raiseit: bool) -> Any:
+            return function(*args, **options)
+
+        async def work() -> None:
+            status = "lost" if self.tasks == 1 else "finished"
+            await cfexecutor._cascade_future(SimpleNamespace(_result=result, status=status), made)
+
+        asyncio.run(work())
+        return made
+
+
+def test_a_result_of_a_dead_dask_worker_is_made_again() -> None:
+    """The ValueError of Dask's own code is no error of the task, whose own errors are raised."""
+    assert dict(run_tasks(_DaskLosingOne(), str, [1000, 2000])) == {1000: "1000", 2000: "2000"}
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="invalid literal"):
+        list(run_tasks(pool, int, ["x"]))
 
 
 def _die(_: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import time
 from collections import OrderedDict
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +21,14 @@ import torch
 from torch import nn
 
 from colabstage import dataset_h5, list_runs, make_loader, pack_dataset, resumable
-from colabstage.errors import DamagedPackError, NotEnoughSpaceError, OptionError, RunInUseError, TargetExistsError
+from colabstage.errors import (
+    DamagedPackError,
+    DriveDisconnectedError,
+    NotEnoughSpaceError,
+    OptionError,
+    RunInUseError,
+    TargetExistsError,
+)
 from tests.runs import training
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
 from tests.support.images import make_tree
@@ -27,7 +36,6 @@ from tests.support.images import make_tree
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.nurseries import Nurseries
 
@@ -419,6 +427,26 @@ def test_another_dataset_of_as_many_rows_is_refused(tmp_path: Path) -> None:
         refused = pytest.raises(OptionError, match="dataset") if pack == packs[1] else contextlib.nullcontext()
         with refused, resumable(tmp_path / "run", progress=False, model=model, loader=loader) as run:
             run.save()
+
+
+def test_a_mount_that_dies_while_a_version_is_saved_is_a_typed_error(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever call notices it: listing the folder, and then looking whether the version has arrived."""
+    iterdir, is_file, folder = Path.iterdir, Path.is_file, tmp_path / "run"
+
+    def answer(path: Path) -> Path:
+        if path.is_relative_to(folder):
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))
+        return path
+
+    with resumable(folder, **make_parts(data)) as run:
+        with monkeypatch.context() as dead:
+            dead.setattr(Path, "iterdir", lambda path: iterdir(answer(path)))
+            dead.setattr(Path, "is_file", lambda path: is_file(answer(path)))
+            with pytest.raises(DriveDisconnectedError, match=str(folder)):
+                run.save()
+        run.save()
 
 
 def test_a_dead_process_holds_no_run(data: Path, tmp_path: Path) -> None:

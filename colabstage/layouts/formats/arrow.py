@@ -173,7 +173,12 @@ class _ArrowFile:
     def __init__(self, shard: ShardFile, kept: _Kept, image: str = "", starts: NDArray[np.int64] | None = None) -> None:
         self.name, self.shard = shard.name, shard
         self.sizes = np.zeros(0, np.int64)
-        self._arrow = _import_arrow(shard.name)
+        try:
+            self._arrow = _import_arrow(shard.name)
+        except MissingDependencyError:
+            # A pointer of Git LFS or a web page is refused as that: a package would not help.
+            shard.pread(len(_PARQUET), 0)
+            raise
         self._lock = threading.Lock()
         # The number of the first row of each batch.
         self._kept, self._image = kept, image
