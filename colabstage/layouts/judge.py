@@ -57,6 +57,8 @@ _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 _TARS = (".tar", ".tgz", ".tar.gz")
 # Layouts whose samples are rows that name files.
 _OF_ROWS = ("table", "croissant")
+# Those whose samples are records of shards.
+_OF_SHARDS = ("webdataset", "tfrecord", "lmdb", "arrow")
 # A stem with its last number.
 _NUMBERED = re.compile(r"(.*?)(\d+)\D*")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
@@ -93,7 +95,8 @@ def judge(
             f'{why} layout="{table.layout}" takes them anyway.'
         )
     checks = (_spelled_twice, _split_twice, _split_misspelt, _boxes_lost)
-    why = next((why for check in checks if (why := check(table))), "") or _left_over(source, found)
+    why = next((why for check in checks if (why := check(table))), "")
+    why = why or _sets_in_folders(source, found) or _left_over(source, found)
     if why:
         return refuse(f'{why} layout="{table.layout}" takes the {table.unit} as they are.')
     if by_folders and (stem := _ClassFolders(table).numbered_alike()):
@@ -154,6 +157,23 @@ def _split_twice(table: SampleTable) -> str:
                 "Take it out of one."
             )
     return ""
+
+
+def _sets_in_folders(source: Source, found: Evidence) -> str:
+    """Find shards in folders of different words that are no splits: languages, categories, datasets of their own."""
+    # Of a list of sources all are meant.
+    if found.table.layout not in _OF_SHARDS or len(source.tree.parts()) > 1:
+        return ""
+    folders: dict[tuple[str, ...], str] = {}
+    for folder in sorted(map(posixpath.dirname, found.used)):
+        folders.setdefault(tuple(word for part in folder.split("/") for word in words.split_name(part).rest), folder)
+    names = sorted(filter(None, folders.values()))
+    if len(folders) < 2:
+        return ""
+    return (
+        f"The {found.table.unit} of '{source.label}' are in shards in the folders {listed(names)}, which may be "
+        f"datasets of their own. Take one: {only_line(source.tree, names[0])}."
+    )
 
 
 def _split_misspelt(table: SampleTable) -> str:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import event, example, given
+from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.columns import Column
 from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.formats.tables import parse_table
 from colabstage.options import Values
 from colabstage.trees.folder import FolderTree
 from tests.layouts.readers import read_table
@@ -135,6 +136,29 @@ def test_rows_without_images_and_images_without_rows_are_counted(table: Callable
     found = table({"t.csv": text})
     assert found.keys == ("images/0.jpg", "images/0.jpg#2", "images/1.jpg", "images/2.jpg")
     assert [note.split(" ", 1)[0] for note in found.notes[1:]] == ["1", "3", "1"]
+
+
+@given(
+    rows=st.integers(1, 4).flatmap(
+        lambda width: st.lists(
+            st.lists(st.text("ab0é -€.\t", max_size=12), min_size=width, max_size=width), min_size=1, max_size=6
+        )
+    ),
+    end=st.sampled_from(["\n", "\r\n", "\r", "\n\n"]),
+    delimiter=st.sampled_from(",;|"),
+)
+def test_cells_are_those_of_the_csv_module(rows: list[list[str]], end: str, delimiter: str) -> None:
+    """However long they are, and whatever ends a line; without the blanks around them."""
+    text = end.join(delimiter.join(row) for row in rows) + end
+    read = [row for row in csv_module.reader(io.StringIO(text, newline=""), delimiter=delimiter) if any(row)]
+    assume(read and delimiter in text.splitlines()[0] and "\t" not in text.splitlines()[0])
+    found = parse_table("t.csv", text.encode())
+    assert found.header == [cell.strip() for cell in read[0]]
+    for place, column in enumerate(found.columns):
+        cells = [row[place].strip() for row in read[1:]]
+        assert list(column.cells) == cells
+        assert column.distinct == frozenset(cells)
+        assert column.as_values({cell: len(cell) for cell in cells}, int).tolist() == list(map(len, cells))
 
 
 _ODD_CELLS = st.sampled_from(["x|y", "", "1", "01", "1.5", "train", "None", "nan", "-3"])
