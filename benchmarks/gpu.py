@@ -1,8 +1,8 @@
-"""What the parts for a GPU do on one: resident batches, copies, overlap, JPEGs, and the tests that need one.
+"""What the parts for a GPU do on one: resident batches, copies, overlap, JPEGs, training, and the tests that need one.
 
     python -m benchmarks.gpu [--rounds 3]
 
-Without a GPU it says so and ends. It takes about two minutes:
+Without a GPU it says so and ends. It takes about three minutes:
 
 - batches gathered on the GPU (`strategy="device"`) against bare `index_select` calls on the same tensor;
 - bytes a second that `make_loader(device="cuda")` brings from a mapped file, against one large copy from pinned memory,
@@ -10,6 +10,8 @@ Without a GPU it says so and ends. It takes about two minutes:
 - loading beside a step of matrix products, as in `benchmarks.overlap`;
 - decoding JPEGs by torchvision on the GPU, where it can, against `make_loader` on the processor's cores: probed only,
   because not every GPU has an engine for it (a T4 has none);
+- a ResNet-50 that trains on crops of JPEGs, in bfloat16: by `make_loader`, by a stock `DataLoader` with a process for
+  each core and torchvision's transforms, and on one batch again and again, which is all that the GPU can do;
 - all tests marked `gpu`.
 
 Nothing is promised. Ends with exit code 1 when a test fails.
@@ -18,21 +20,27 @@ Nothing is promised. Ends with exit code 1 when a test fails.
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 
 from benchmarks._photographs import repeated_photographs, write_encoded
 from benchmarks._report import by_turns, judge, show_rates
 from benchmarks.overlap import measure_cuda, report
+from colabstage.load.augment import Compose, RandomFlip, RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 ROWS, SIDE, BATCH, JPEGS = 4096, 224, 64, 1024
+TRAINED, TRAINED_BATCH = 8192, 128
 COPY_BYTES = 256 * 1024 * 1024
 OVERLAP_BATCHES = 60
 
@@ -139,6 +148,66 @@ def measure_jpeg(path: Path, rounds: int) -> None:
     compare("JPEGs of 500x375", "images/s", contenders, rounds)
 
 
+class Photographs(Dataset[tuple[torch.Tensor, int]]):
+    """JPEGs in memory, each decoded and cropped by itself: what a stock loader's processes do."""
+
+    def __init__(self, files: list[bytes]) -> None:
+        from torchvision import transforms
+
+        steps = [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
+        self._files, self._change = files, transforms.Compose(steps)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self._change(Image.open(io.BytesIO(self._files[index])).convert("RGB")), index % 10
+
+
+def measure_training(path: Path, rounds: int) -> None:
+    """Images a second that a network trains on, where torchvision has one."""
+    if find_spec("torchvision") is None:
+        print("\nno training: it needs torchvision")
+        return
+    from torchvision.models import resnet50
+
+    files = repeated_photographs(TRAINED)
+    write_encoded(path, files)
+    cores = os.cpu_count() or 1
+    network: Any = resnet50(num_classes=10).to("cuda", memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(network.parameters(), 0.01, momentum=0.9)
+
+    def train(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for x, y in batches:
+            scaled = x.to("cuda", non_blocking=True).contiguous(memory_format=torch.channels_last).float() / 255
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = torch.nn.functional.cross_entropy(network(scaled), y.to("cuda", non_blocking=True))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    augment = Compose([RandomResizedCrop(SIDE), RandomFlip()])
+    loader = make_loader(dataset_h5(path), TRAINED_BATCH, device="cuda", batch_transform=augment, drop_last=True)
+    stock: DataLoader[Any] = DataLoader(
+        Photographs(files),
+        TRAINED_BATCH,
+        shuffle=True,
+        num_workers=cores,
+        persistent_workers=True,
+        pin_memory=True,
+        drop_last=True,
+    )
+    steps = TRAINED // TRAINED_BATCH
+    one = next(iter(stock))
+    one = one[0].cuda(), one[1].cuda()
+    contenders: dict[str, tuple[float, Callable[[], object]]] = {
+        "make_loader": (steps * TRAINED_BATCH, lambda: train(loader)),
+        f"stock DataLoader, {cores} workers, torchvision": (steps * TRAINED_BATCH, lambda: train(stock)),
+        "limit: one batch again and again": (steps * TRAINED_BATCH, lambda: train([one] * steps)),
+    }
+    compare("ResNet-50 on crops of JPEGs", "images/s", contenders, rounds)
+
+
 def run_tests() -> int:
     """Run the tests that need a GPU, and show how they ended."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests"]
@@ -163,6 +232,7 @@ def main() -> int:
         measure_resident(rows, images, arguments.rounds)
         measure_copies(rows, images, arguments.rounds)
         measure_jpeg(Path(folder) / "jpeg.h5", arguments.rounds)
+        measure_training(Path(folder) / "trained.h5", min(3, arguments.rounds))
     judge(report(measure_cuda(OVERLAP_BATCHES, arguments.rounds)))
     return int(bool(run_tests()))
 

@@ -332,8 +332,10 @@ class _ClassFolders:
         """Tell whether those stems count, as classes of one size do: cat/0.jpg, cat/1.jpg, dog/0.jpg, dog/1.jpg. There
         may be several series, each with a word of its own: img_0, photo_0."""
         series: dict[str, list[int]] = {}
-        for stem in self._first_stems:
-            found = _NUMBERED.fullmatch(stem)
+        # All of one folder: the first by name are 0, 1, 10, 100, …, with gaps between them.
+        rows = np.flatnonzero(self.labels == 0).tolist() if self._first_stems else []
+        for row in rows:
+            found = _NUMBERED.fullmatch(bare_stem(self.files.names[row], self.classes[0]))
             if found is None:
                 return False
             series.setdefault(found[1], []).append(int(found[2]))

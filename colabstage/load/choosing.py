@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
+from colabstage.images.decode import most_decoding_threads
 from colabstage.io.arguments import whole_number
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.epoch import Shard, count_batches
@@ -289,13 +290,20 @@ def _choose_workers(facts: LoaderFacts, asked: int | Literal["auto"]) -> Reasone
     if facts.engine.name == "read":
         return ReasonedValue(max(_READ_THREADS, facts.cores), "most wait for the disk")
     if facts.encoded:
-        return ReasonedValue(facts.cores, "decoding keeps every core busy")
+        return _choose_decoding_threads(facts)
     # More threads would take turns at HDF5's lock.
     if facts.engine.name == "h5py":
         return ReasonedValue(1, "HDF5 lets only one thread read at a time")
     if facts.cores <= _MOST_COPY_THREADS:
         return ReasonedValue(facts.cores, "one for each core")
     return ReasonedValue(_MOST_COPY_THREADS, "more do not copy faster, memory is the limit")
+
+
+def _choose_decoding_threads(facts: LoaderFacts) -> ReasonedValue:
+    most = most_decoding_threads(facts.stored_bytes // max(1, facts.rows))
+    if facts.cores <= most:
+        return ReasonedValue(facts.cores, "decoding keeps every core busy")
+    return ReasonedValue(most, "more would decode less, because they wait for Python's lock")
 
 
 def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOptions) -> ReasonedValue:

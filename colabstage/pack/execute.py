@@ -21,6 +21,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
+from colabstage.images.decode import most_decoding_threads
 from colabstage.io.files import typed_write_errors
 from colabstage.io.ownership import whatever_is_there
 from colabstage.io.packages import installed_version
@@ -425,12 +426,14 @@ class _PackRun:
         # mount. A new pack of millions of samples needs no list of them.
         in_order: Sequence[int] = range(len(left)) if left.all() else array("q", np.flatnonzero(left).tobytes())
         table, kept = self.job.table, self.job.plan.x.lengths is not None
+        mean_bytes = int(sample_costs(table).sum()) // max(1, len(table))
         limits = pipeline_limits(
             self.job.tree,
             slow=self.slow,
             # Images that are stored as files are looked through as well, to find broken ones.
             decodes=not kept or isinstance(table.inputs, Images),
-            tiny=int(sample_costs(table).sum()) < len(table) * (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES),
+            tiny=mean_bytes < (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES),
+            threads=most_decoding_threads(mean_bytes),
             is_part=self.shard is not None or (takeover is not None and takeover.taken > 0),
         )
         with progress.step("pack", total=len(left), unit=table.unit) as step:
@@ -526,7 +529,13 @@ def space_for(out: Path) -> int:
 
 
 def pipeline_limits(
-    tree: Tree | None, *, slow: bool, decodes: bool = True, tiny: bool = False, is_part: bool = False
+    tree: Tree | None,
+    *,
+    slow: bool,
+    decodes: bool = True,
+    tiny: bool = False,
+    threads: int | None = None,
+    is_part: bool = False,
 ) -> PipelineLimits:
     """Return how many readers and workers the pipeline has on this machine.
 
@@ -535,9 +544,10 @@ def pipeline_limits(
         slow: whether the tree is known to answer slowly.
         decodes: whether samples are decoded, or at least looked through.
         tiny: whether they are so small that most of the work is Python's own.
+        threads: with how many threads they are decoded soonest, if that is known.
         is_part: whether only some of the samples are read, from here and there.
     """
-    cores = usable_cores()
+    cores = usable_cores() if threads is None else min(threads, usable_cores())
     few = min(2, cores)
     if tree is None:
         # The caller's own code, which a DataLoader without workers would call in one thread.

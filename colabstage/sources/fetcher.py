@@ -211,6 +211,7 @@ class Fetcher:
         self._waits = "", 0
         # Connections, those of them that wait for work, and those that have used up their tries.
         self._working = self._idle = self._spent = 0
+        self._has_looker = False
         self._threads: list[threading.Thread] = []
 
     def start(self, begin: Callable[[], Order]) -> None:
@@ -389,11 +390,15 @@ class Fetcher:
                 if self.has_ended() or (self._is_done() and not self._order.is_endless):
                     return None
                 if (run := self._order.take(self._clock.now())) is not None:
+                    # There may be more to do, for the next one.
+                    self._freed.notify()
                     return run
                 # One of the free connections looks for work; the others are woken.
+                is_looking, self._has_looker = not self._has_looker, True
                 self._idle += 1
-                self._clock.wait(self._freed, self._order.look_s if self._idle == 1 else LOOK_S)
+                self._clock.wait(self._freed, self._order.look_s if is_looking else LOOK_S)
                 self._idle -= 1
+                self._has_looker &= not is_looking
         return None
 
     def _proves(self, run: Run) -> bool:

@@ -62,7 +62,18 @@ from colabstage.sources.blocks import (
     take_lock,
 )
 from colabstage.sources.fetcher import Fetcher, Remotes
-from colabstage.sources.order import NEVER, ConnectionTuner, Order, Reader, Run, Visits, first_of, next_uses, victim_for
+from colabstage.sources.order import (
+    NEVER,
+    ConnectionTuner,
+    Order,
+    Pacing,
+    Reader,
+    Run,
+    Visits,
+    first_of,
+    next_uses,
+    victim_for,
+)
 from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
@@ -92,7 +103,7 @@ _BESIDE_BYTES, _BESIDE_A_BLOCK = 2 * 1024 * 1024, 128
 # Part of the room that is for what is read now, and next: the rest keeps what the next epoch needs.
 _AHEAD_PART = 8
 _LEAST_AHEAD, _MOST_AHEAD = 3, 32
-_MOST_CONNECTIONS, _FIRST_WINDOW = 8, 2
+_MOST_CONNECTIONS = 8
 # To a file that comes whole from a mount: one block is read while another is written. On the simulated Drive the first
 # batch came after 2.2 s with two readers and after 3.2 s with four, and all of 200 MB in 4.0 s and in 4.8 s.
 _WHOLE_CONNECTIONS = 2
@@ -258,9 +269,7 @@ class Lookahead(Order):
         self._next_use = np.full(len(blocks.state), NEVER)
         self._seen_for: tuple[int, ...] = (-1,)
         self._idle_at: tuple[int, ...] = ()
-        # How many blocks may be on their way. Requests that begin together share the line and end together: so there
-        # are few at first, and one more with each block that has come.
-        self._window = _FIRST_WINDOW
+        self._pacing = Pacing()
 
     def take(self, now: float) -> Run | None:
         """Return a block that no other process fetches; `None` if none is needed, or there is no memory for it."""
@@ -278,7 +287,7 @@ class Lookahead(Order):
             if (run := self._claim(block, now)) is not None:
                 return run
         # In memory there are as many blocks, with or without room, as keep the connections busy.
-        if len(self._busy) >= min(self._window, self._fetcher.connections):
+        if len(self._busy) >= self._fetcher.connections or not self._pacing.allows(now):
             return None
         own = next_uses(self._readers.own, len(state))
         while (block := first_of(own, candidates)) is not None:
@@ -299,13 +308,14 @@ class Lookahead(Order):
             self._blocks.locks.unclaim(block)
             return None
         self._busy.add(block)
+        self._pacing.sent(end - missing, now)
         return Run(missing, end, now)
 
     def advance(self, run: Run, position: int, now: float) -> None:
         """Note that the bytes of a run before `position` have arrived."""
+        self._pacing.arrived(run, position, now)
         run.position, run.moved_at = position, now
         block = run.begin // self._blocks.layout.block_bytes
-        self._window += not run.left
         if not run.left and self._blocks.state[block] == WHOLE:
             self.done(block)
 
@@ -350,7 +360,7 @@ class Lookahead(Order):
         """Return when each block is needed next."""
         had_own, changed = bool(self._readers.own), self._readers.look()
         if not had_own and self._readers.own:
-            self._window = _FIRST_WINDOW
+            self._pacing.begin_anew()
         reached = tuple(reader.reached for reader in self._readers.all)
         if changed or self._seen_for != reached:
             self._seen_for, self._next_use = reached, next_uses(self._readers.all, len(self._blocks.state))

@@ -407,6 +407,55 @@ class ConnectionTuner:
             self.wanted -= 1
 
 
+# At first so many requests go out together; later ones at this many times the rate at which bytes arrive, so that the
+# line fills. What a request took beyond a round trip counts as this part of one at least.
+_FIRST_REQUESTS, _GAIN, _LEAST_TRANSFER = 2, 2.0, 0.1
+
+
+class Pacing:
+    """When the next request goes out, paced by the rate of the line.
+
+    Requests that begin together share the line and end together: the first ones come late, and nothing arrives while
+    the next ones wait for a round trip.
+    """
+
+    def __init__(self) -> None:
+        self._at_once, self._next_at = _FIRST_REQUESTS, math.inf
+        self._round_trip_s, self._rate = math.inf, 0.0
+        self._come, self._came_from = 0, math.inf
+
+    def begin_anew(self) -> None:
+        """Let the first requests of a new reader go out together."""
+        self._at_once = _FIRST_REQUESTS
+
+    def allows(self, now: float) -> bool:
+        """Tell whether a request may go out."""
+        return self._at_once > 0 or now >= self._next_at
+
+    def sent(self, nbytes: int, now: float) -> None:
+        """Note a request for so many bytes."""
+        self._came_from = min(self._came_from, now)
+        self._at_once = max(0, self._at_once - 1)
+        if self._rate:
+            self._next_at = max(now, min(self._next_at, now + _MEASURE_S)) + nbytes / (_GAIN * self._rate)
+
+    def arrived(self, run: Run, position: int, now: float) -> None:
+        """Note that the bytes of a run before `position` have arrived."""
+        if run.moved_at is None:
+            self._round_trip_s = min(self._round_trip_s, now - run.asked_at)
+        self._come += position - run.position
+        if position < run.end:
+            return
+        least_s = _LEAST_TRANSFER * self._round_trip_s
+        alone = (run.end - run.begin) / max(now - run.asked_at - self._round_trip_s, least_s, 1e-3)
+        together = self._come / max(now - self._came_from - self._round_trip_s, least_s, 1e-3)
+        if not self._rate:
+            self._next_at = now
+        self._rate = max(self._rate, alone, together)
+        if now - self._came_from > _MEASURE_S + self._round_trip_s:
+            self._come, self._came_from = 0, now - self._round_trip_s
+
+
 # A visit that never comes.
 NEVER = np.iinfo(np.int64).max
 

@@ -44,11 +44,15 @@ def choose(facts: LoaderFacts, batch_size: int = 64, **options: Any) -> LoaderPl
         (replace(FACTS, engine=EngineChoice("h5py", "a test"), cores=64), 4),
         (replace(FACTS, engine=EngineChoice("read", "a test")), 16),
         (replace(FACTS, engine=EngineChoice("read", "a test"), encoded=True, cores=64), 64),
-        (replace(FACTS, encoded=True, cores=64), 64),
+        (replace(FACTS, encoded=True, cores=4), 4),
+        (replace(FACTS, encoded=True, cores=64), 18),
+        (replace(FACTS, encoded=True, cores=64, stored_bytes=1000 * 20_000), 6),
+        (replace(FACTS, encoded=True, cores=64, stored_bytes=1000 * 2_000_000), 64),
     ],
 )
 def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) -> None:
-    """Copying stops gaining after a few threads, decoding takes all cores, h5py gains from none, reads from many."""
+    """Copying stops gaining after a few threads, decoding of small images after some more; h5py gains from none, reads
+    from many."""
     assert choose(facts, 64).workers.value == workers
 
 

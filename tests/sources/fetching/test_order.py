@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colabstage.sources.order import NEVER, Reader, Visits, find_visits, first_of, next_uses, victim_for
+from colabstage.sources.order import NEVER, Pacing, Reader, Run, Visits, find_visits, first_of, next_uses, victim_for
 
 
 def fewest(blocks: list[int], capacity: int) -> int:
@@ -90,3 +90,39 @@ def test_what_makes_way() -> None:
     assert victim_for(4, next_use, here, ahead=1, needed_now=True) == 1
     assert victim_for(4, next_use, np.array([True, False, False, False, False]), ahead=9, needed_now=False) is None
     assert victim_for(4, next_use, np.array([True, False, True, False, False]), ahead=0, needed_now=False) == 2
+
+
+def finish(round_trip_s: float, bytes_per_s: float, blocks: int, connections: int = 8) -> list[float]:
+    """When blocks of 8 MB arrive that `Pacing` requests over a line which all requests share evenly."""
+    pacing, now, block = Pacing(), 0.0, 8e6
+    left: dict[int, float] = {}
+    runs: list[Run] = []
+    ends: list[float] = []
+    while len(ends) < blocks:
+        if len(runs) < blocks and len(left) < connections and pacing.allows(now):
+            runs.append(Run(0, int(block), now))
+            left[len(runs) - 1] = block
+            pacing.sent(int(block), now)
+        arriving = [number for number in left if now - runs[number].asked_at >= round_trip_s]
+        for number in arriving:
+            left[number] -= bytes_per_s * 0.01 / len(arriving)
+            position = min(int(block), int(block - left[number]))
+            pacing.arrived(runs[number], position, now)
+            runs[number].position, runs[number].moved_at = position, now
+            if position == int(block):
+                del left[number]
+                ends.append(now)
+        now += 0.01
+    return ends
+
+
+@pytest.mark.parametrize("round_trip_s", [0.02, 0.1, 0.4])
+@pytest.mark.parametrize("bytes_per_s", [10e6, 30e6, 100e6])
+def test_the_first_two_blocks_come_nearly_as_if_alone_and_the_line_fills(
+    round_trip_s: float, bytes_per_s: float
+) -> None:
+    """Neither does what is needed first share the line with all the rest, nor does the line wait for round trips."""
+    ends = finish(round_trip_s, bytes_per_s, 40)
+    assert ends[1] <= 1.1 * (round_trip_s + 2 * 8e6 / bytes_per_s) + 0.05
+    # Two round trips: for the first blocks, and for those that their rate allows.
+    assert ends[-1] <= 1.1 * (2.5 * round_trip_s + 40 * 8e6 / bytes_per_s)
