@@ -238,10 +238,10 @@ class Rival(NamedTuple):
 
     def _remedy(self, case: Case, found: Evidence, other: Found) -> str:
         layouts = filter(None, (found.table.layout, self.layout))
-        ways = [*(f'layout="{layout}"' for layout in layouts), "for classes in paths layout=file_names(PATTERN)"]
+        ways = [*(f'layout="{layout}"' for layout in layouts), "layout=file_names(PATTERN), from colabstage.options"]
         if isinstance(other, Evidence) and self.layout == found.table.layout:
             ways = [*filter(None, (_alone(case, found, other), _alone(case, other, found)))]
-        return f"Take one of them: {', or '.join(ways)}." if ways else "Move the files of one away."
+        return f"Take one of them: {' or '.join(ways)}." if ways else "Move the files of one away."
 
 
 def _alone(case: Case, one: Evidence, other: Evidence) -> str:

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from colabstage.errors import LayoutError
 from colabstage.io.units import counted
 from colabstage.layouts.columns import (
     MISSING,
     MOST_DIGITS,
     NUMBER,
     WHOLE,
+    Column,
     check_kept_apart,
     class_numbers,
     note_on_numbers,
+    splits_of_column,
 )
 from colabstage.layouts.evidence import Evidence
 from colabstage.layouts.faults import broken
@@ -93,6 +96,16 @@ def records_state(
         notes=(*notes, *([] if values is None else note_on_numbers(field, values, labels.classes))),
     )
     return Evidence(table, who, frozenset(shards))
+
+
+def splits_of_field(where: str, name: str, cells: Sequence[str]) -> Sequence[str]:
+    """Return the split of each record, by a field that is called as those of splits are; nothing where it has other
+    words."""
+    try:
+        return splits_of_column(Column(name, cells))
+    except LayoutError as error:
+        msg = f"'{where}' has records of samples. {error}"
+        raise BrokenDatasetError(msg) from error
 
 
 def all_have(values: Sequence[Any], names: Sequence[str], what: str) -> bool:

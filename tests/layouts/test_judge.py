@@ -381,6 +381,16 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         files("train/{cat,dog}/{0..3}.png test/{4..9}.png", {"test.csv": rows("file,label", "{4..9}.png,{cat,dog}")}),
         "'train/cat/0.png': nothing, 'cat'",
     ),
+    "a test of other classes than train": (
+        files(
+            _FLAT,
+            {
+                "train.csv": rows("file,label", "{a,b,c,d}.jpg,{0,1}"),
+                "test.csv": rows("file,label", "{e,f}.jpg,{cat,dog}"),
+            },
+        ),
+        "'cat', 'dog'",
+    ),
     "a split in words that are none": (
         files(_FLAT, {"l.csv": rows("file,emotion,Usage", "{a,b,c,d,e,f}.jpg,{0,1,2},{Training,Training,PublicTest}")}),
         "'PublicTest'",

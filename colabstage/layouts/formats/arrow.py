@@ -22,14 +22,13 @@ from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError,
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.boxes import as_corners, find_form
-from colabstage.layouts.columns import Column, splits_of_column
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.faults import broken
-from colabstage.layouts.records import Label, Labels, make_boxes, make_labels, records_state
+from colabstage.layouts.records import Label, Labels, make_boxes, make_labels, records_state, splits_of_field
 from colabstage.layouts.samples import SampleSource
 from colabstage.layouts.shards import ScanMemory, ScanWindow, ShardFile, open_shard, scan_each
 from colabstage.layouts.table import BrokenDatasetError, Images
-from colabstage.layouts.words import FLAGS, IMAGES, SPLIT_COLUMNS, label_names, plain_name
+from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, label_names, plain_name
 from colabstage.trees.bytes import SourceFile
 
 if TYPE_CHECKING:
@@ -411,7 +410,7 @@ def _find_roles(label_of_tree: str, schema: Any) -> _ColumnRoles:
     if label is None and odd is not None:
         what = f"the column '{odd}' holds {schema.field(odd).type} values, which are not labels"
         raise broken(label_of_tree, what, "one number or word in each row")
-    are_splits = [name for name in names if plain_name(name) in (*SPLIT_COLUMNS, *FLAGS)]
+    are_splits = [name for name in names if plain_name(name) in SPLIT_FIELDS]
     split = next((name for name in are_splits if types[name].startswith(_LABEL_TYPES) and name != label), None)
     others = [name for name in names if name not in (image, label, split)]
     return _ColumnRoles(image, label, split, _class_names(features.get(label or "")), others)
@@ -431,11 +430,7 @@ def _splits_of_rows(file: _ArrowFile, name: str, values: Sequence[Any] | NDArray
     """Return the split of each row, by the column of this name; nothing where it says something else."""
     names = _class_names(_features(file.schema).get(name))
     cells = [names[value] if names and isinstance(value, int | np.integer) else str(value) for value in values]
-    try:
-        return splits_of_column(Column(name, cells))
-    except LayoutError as error:
-        msg = f"'{file.name}' has images. {error}"
-        raise BrokenDatasetError(msg) from error
+    return splits_of_field(file.name, name, cells)
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:

@@ -166,6 +166,19 @@ def test_labels_are_taken_where_they_are(tmp_path: Path, files: list[Any], value
     assert table.classes == classes
 
 
+def test_a_field_of_the_json_says_the_splits(tmp_path: Path) -> None:
+    """One in all samples, of those names alone."""
+    splits = ("train", "train", "test", "val")
+    for name, lacks in (("d", 9), ("odd", 2)):
+        fields = [{"label": n % 2, **({} if n == lacks else {"split": splits[n]})} for n in range(4)]
+        write(
+            tmp_path / name / "a.tar", [{"__key__": f"{n}", "jpg": b"x", "json": one} for n, one in enumerate(fields)]
+        )
+    assert detect_layout(FolderTree(tmp_path / "d")).splits == splits
+    with pytest.raises(BrokenDatasetError, match=r"a\.tar.*'split'"):
+        detect_layout(FolderTree(tmp_path / "odd"))
+
+
 def test_arrays_and_masks_are_what_webdataset_reads(tmp_path: Path) -> None:
     """npy as rows, seg.png as masks, as its own decoder gives them; what is read by nobody is said."""
     rng = np.random.default_rng(0)
