@@ -38,12 +38,12 @@ from pathlib import Path
 import requests
 from colabstage.sources.arriving import fetch_file
 from colabstage.sources.http_file import open_http
-from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.files import RetryPolicy
 url, target, connections = sys.argv[1:]
 began = time.perf_counter()
 source = open_http(url)
-step = NullProgress().step("", total=None, unit="B")
+step = Progress().step("", total=None, unit="B")
 fetch_file(source, Path(target), step=step, cancellation=Cancellation(), policy=RetryPolicy(),
            connections=int(connections))
 source.close()

@@ -131,7 +131,7 @@ class ColabstageError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         # IPython asks for this: in a cell, what is below the caller's own line explains nothing to the caller.
-        from colabstage.io.arguments import lines_of
+        from colabstage.io.callers_code import lines_of
 
         return lines_of(self)
 

@@ -11,11 +11,13 @@
     data = stage_dataset("photos.zip", layout=table_rows(labels="breed"))
 
 A layout of your own is a function that takes a tree and returns a `SampleTable`; `Images`, `Values` and the others say
-what its samples are, and `TreeFiles` where they come from.
+what its samples are, and `TreeFiles` where they come from. `progress=` takes an object of a class that derives from
+`Progress`.
 """
 
 from __future__ import annotations
 
+from colabstage.io.progress import Progress, ProgressStep
 from colabstage.layouts.options import (
     array_rows,
     audio_clips,
@@ -38,6 +40,8 @@ __all__ = [
     "LoaderOptions",
     "Masks",
     "PackOptions",
+    "Progress",
+    "ProgressStep",
     "SampleTable",
     "TreeFiles",
     "Values",

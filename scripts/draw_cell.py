@@ -18,13 +18,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colabstage.io.page import COLOURS, Board, panel_text
+from colabstage.io.display import Board, panel_text
+from colabstage.io.page import COLOURS
 from notebooks.practice import zip_digits
 from simulated_drive.drive import SimulatedDrive
 from tests.support.colab import simulated_colab
 
 if TYPE_CHECKING:
-    from colabstage.io.page import Row
+    from colabstage.io.display import Row
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "cell.svg"

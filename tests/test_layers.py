@@ -49,10 +49,10 @@ def tunnels(tree: ast.Module) -> list[str]:
 
 
 def is_spelt_out(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether `**arguments: Unpack[...]` names what there is, and `takes` refuses all else and shows it."""
+    """Whether `**arguments: Unpack[...]` names what there is, and `public` refuses all else and shows it."""
     kind = node.args.kwarg.annotation if node.args.kwarg else None
     named = isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Unpack"
-    return named and any(ast.unparse(one).startswith("takes(") for one in node.decorator_list)
+    return named and any(ast.unparse(one).startswith("public(") for one in node.decorator_list)
 
 
 def violations(path: Path, text: str) -> list[str]:
@@ -89,7 +89,7 @@ def test_no_module_breaks_a_rule() -> None:
         ("cloud/run.py", "", "is in no layer yet"),
         ("h5/names.py", "def f(x):\n    print(x)", "prints"),
         ("h5/names.py", "class A:\n    def f(self, **options): ...", "public 'f' takes **kwargs"),
-        ("h5/names.py", "@takes(A)\ndef f(**options: int): ...", "public 'f' takes **kwargs"),
+        ("h5/names.py", "@public(A)\ndef f(**options: int): ...", "public 'f' takes **kwargs"),
         ("h5/names.py", "def f(**options: Unpack[A]): ...", "public 'f' takes **kwargs"),
     ],
 )

@@ -11,7 +11,7 @@ from colabstage.cli import options as o
 from colabstage.cli.command import command
 from colabstage.cli.outcome import NOTHING_LEFT, Output, shows_progress
 from colabstage.errors import OptionError
-from colabstage.io.arguments import NOTHING_DONE
+from colabstage.io.boundary import NOTHING_DONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

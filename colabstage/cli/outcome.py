@@ -17,7 +17,7 @@ import typer
 
 from colabstage.cli.options import spell_options
 from colabstage.errors import ColabstageError, OptionError, printable, said_by
-from colabstage.io.arguments import NOTHING_DONE
+from colabstage.io.boundary import NOTHING_DONE
 from colabstage.io.redaction import hide_secrets
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from colabstage.diagnose.profile import check_step
 from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness
 from colabstage.diagnose.timing import Feed, time_loop
 from colabstage.errors import ColabstageError, OptionError, said_by
-from colabstage.io.arguments import NOTHING_DONE, ONE_SPLIT, check_argument, refuse_argument, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import ONE_SPLIT, check_argument, refuse_argument
+from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.report import Report, Row, Table
 from colabstage.machine.resources import read_resources
@@ -80,9 +80,7 @@ class TunedLoader(Report):
         return self._make(**self.options)
 
 
-@takes(remedies={"batch_size": 'Write autotune_loader(data["train"], 64).'})
-@stops_with(NOTHING_DONE)
-@typed()
+@public(remedies={"batch_size": 'Write autotune_loader(data["train"], 64).'}, stopped=NOTHING_DONE)
 def autotune_loader(
     dataset: Any,
     batch_size: int,

@@ -18,13 +18,13 @@ import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, SourceReadError
 from colabstage.images.decode import decode_image, encode_jpeg
-from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import check_argument
+from colabstage.io.boundary import NOTHING_DONE, public
+from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder, read_with_retry
 from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.page import COLOURS
 from colabstage.io.pipeline import DaemonPool, ThreadPool
-from colabstage.io.progress import resolve_progress
 from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import remove_own, temp_beside
@@ -110,9 +110,14 @@ class SourceComparison(Report):
         return self.rate("pack").per_second / self.rate("again").per_second
 
 
-@takes(PackOptions, arguments=ImageArguments, remedies={"seconds": "Write budget_s=…, in seconds."})
-@stops_with(NOTHING_DONE)
-@typed("path", writes=("local_dir",))
+@public(
+    PackOptions,
+    arguments=ImageArguments,
+    remedies={"seconds": "Write budget_s=…, in seconds."},
+    reads=("path",),
+    writes=("local_dir",),
+    stopped=NOTHING_DONE,
+)
 def compare_sources(
     path: str | os.PathLike[str],
     *,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from colabstage.diagnose.machine_facts import inspect_machine
 from colabstage.errors import OptionError
 from colabstage.io.accelerated import ACCELERATORS
-from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import check_argument
+from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes, format_count, format_duration
 from colabstage.sources.parse import refuse_address
@@ -362,9 +362,7 @@ class DoctorReport(Report):
         return int(any(finding.status == "fail" for finding in self.findings))
 
 
-@takes()
-@stops_with(NOTHING_DONE)
-@typed("path")
+@public(reads=("path",), stopped=NOTHING_DONE)
 def doctor(
     path: str | os.PathLike[str] | None = None,
     *,

@@ -22,7 +22,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.errors import NotSupportedHereError
-from colabstage.io.arguments import check_argument, takes_names
+from colabstage.io.arguments import check_argument
+from colabstage.io.boundary import public_class
 from colabstage.io.environment import logger_of
 from colabstage.io.page import in_notebook
 from colabstage.io.report import Report, Row, Table
@@ -340,7 +341,7 @@ def report_on(samples: Sequence[GpuSample], problem: str | None) -> GpuReport:
     return GpuReport(headline, tables, gpus=gpus, samples=tuple(samples), problem=problem)
 
 
-@takes_names
+@public_class
 class GpuMonitor:
     """Sample the GPUs in the background: utilisation, memory, power, and the processes that use them.
 

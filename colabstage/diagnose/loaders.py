@@ -21,6 +21,7 @@ import numpy as np
 from colabstage.diagnose.advice import ProfileFacts
 from colabstage.errors import ColabstageError
 from colabstage.io.arguments import refuse_argument
+from colabstage.io.callers_code import is_library
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats.items import read_dataset
 from colabstage.machine.mounts import is_slow_mount
@@ -249,8 +250,8 @@ def _learn(known: dict[CodeType, StageName], function: object, stage: StageName)
         code = getattr(getattr(part, "__func__", part), "__code__", None)
         if code is None and callable(part):
             code = getattr(type(part).__call__, "__code__", None)
-            # A library's class, whose `__call__` many objects share, is recognised by its file.
-            if code is not None and "site-packages" in code.co_filename:
+            # The `__call__` of a library's class is shared by many objects.
+            if code is not None and is_library(type(part).__module__, code.co_filename):
                 code = None
         if code is not None:
             known[code] = stage

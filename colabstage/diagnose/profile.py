@@ -22,8 +22,8 @@ from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_
 from colabstage.diagnose.stages import StackSampler
 from colabstage.diagnose.timing import Feed, time_alone, time_loop, time_step
 from colabstage.errors import OptionError
-from colabstage.io.arguments import NOTHING_DONE, check_argument, refuse_argument, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import check_argument, refuse_argument
+from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes, format_duration
@@ -82,9 +82,7 @@ class LoaderProfile(Report):
         return _stage_seconds(self.facts)
 
 
-@takes(remedies=_INSTEAD)
-@stops_with(NOTHING_DONE)
-@typed()
+@public(remedies=_INSTEAD, stopped=NOTHING_DONE)
 def profile_loader(
     loader: Iterable[Any] | object,
     step: Callable[[Any], object] | None = None,

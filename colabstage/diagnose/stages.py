@@ -20,6 +20,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal, Self
 
+from colabstage.io.callers_code import is_of_library
+
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
@@ -56,7 +58,6 @@ _NAME_STAGES: tuple[tuple[str, StageName], ...] = (
 )
 _NAMES = tuple((re.compile(pattern, re.IGNORECASE), stage) for pattern, stage in _NAME_STAGES)
 
-_LIBRARY_PATH = re.compile(r"/(site-packages|dist-packages|lib/python3[.\d]*)/|^<frozen ")
 # Frames above the profiler belong to its caller.
 _OURS = re.compile(r"/colabstage/diagnose/\w+\.py$")
 _SLEEP = re.compile(r"(^|\.)sleep$")
@@ -88,7 +89,7 @@ def is_idle(frame: FrameType) -> bool:
 def has_own_code(frame: FrameType | None) -> bool:
     """Return whether a stack runs code outside of libraries, below the profiler itself."""
     while frame is not None and not _OURS.search(frame.f_code.co_filename):
-        if not _LIBRARY_PATH.search(frame.f_code.co_filename):
+        if not is_of_library(frame):
             return True
         frame = frame.f_back
     return False
@@ -121,7 +122,7 @@ class StageNames:
         for file, function, of_library in _LIBRARIES:
             if file.search(path) and function.search(code.co_name):
                 return of_library
-        if _LIBRARY_PATH.search(path):
+        if is_of_library(frame):
             return None
         call = called_name(frame)
         if call and not _SLEEP.search(call) and (named := _stage_of(call)):

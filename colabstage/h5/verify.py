@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import PackFormatError, SourceNotFoundError
 from colabstage.h5.manifest import manifest_path, read_manifest
-from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import check_argument
+from colabstage.io.boundary import NOTHING_DONE, public
+from colabstage.io.display import resolve_progress
 from colabstage.io.files import hash_ranges
 from colabstage.io.missing import whereabouts
-from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.machine.resources import usable_cores
 
@@ -85,9 +85,7 @@ class VerifiedFile:
         return f"'{self.path}' is damaged: {' and '.join(faults)}. Delete it, then stage, copy or publish it again."
 
 
-@takes()
-@stops_with(NOTHING_DONE)
-@typed("path")
+@public(reads=("path",), stopped=NOTHING_DONE)
 def verify_file(path: str | os.PathLike[str], *, progress: bool | Progress = True) -> VerifiedFile:
     """Compare every byte of a file, packed or published, with its manifest.
 
@@ -128,7 +126,7 @@ def verify_file(path: str | os.PathLike[str], *, progress: bool | Progress = Tru
     with shown.step(f"verify {file.name}", total=manifest.size, unit="B") as step:
         # In parts, so that the bar moves and Ctrl-C works.
         for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
-            cancellation_of(shown).check()
+            shown.cancellation.check()
             ranges, hashes = zip(*blocks[first : first + _BLOCKS_AT_ONCE], strict=True)
             found = hash_ranges(file, ranges, threads=usable_cores())
             damaged += [first + at for at, pair in enumerate(zip(found, hashes, strict=True)) if pair[0] != pair[1]]

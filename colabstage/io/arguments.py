@@ -1,4 +1,4 @@
-"""What all public functions share: how their arguments are defined, and what is shown when a call fails or is stopped.
+"""How the arguments of public functions are defined and checked.
 
 A frozen dataclass holds the names, defaults and docs of keyword arguments, and public functions take them from it.
 
@@ -10,36 +10,28 @@ from __future__ import annotations
 
 import codecs
 import difflib
-import functools
 import inspect
 import os
 import posixpath
 import re
-import sys
-import sysconfig
 import textwrap
 from dataclasses import MISSING, fields, is_dataclass, replace
 from numbers import Integral, Real
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from colabstage.errors import ArgumentError, OptionError
 from colabstage.io.given import instead_of, show_value
 from colabstage.io.units import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     # What defines arguments: a dataclass by its fields, a function by its keyword-only parameters.
     Speller = type[Any] | Callable[..., Any]
 
 # What an argument may have to be.
 Kind = Literal["above zero", "function", "number", "path", "switch", "text"]
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 _Options = TypeVar("_Options")
-_Class = TypeVar("_Class", bound="type[Any]")
 
 # The accepted types of each kind, and its name in messages.
 _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
@@ -60,44 +52,19 @@ _ENTRY = re.compile(r"^( +)\*\*\w+:.*\n(?:\1 +.*\n)*", re.MULTILINE)
 _ARGS = re.compile(r"^Args:\n((?: +.*\n|\n)*)", re.MULTILINE)
 
 
-def takes(
-    *spellers: Speller, arguments: type[Any] | None = None, remedies: Mapping[str, str] | None = None
-) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Let a function that ends in `**arguments` take by name the arguments that `spellers` define, and no others.
-
-    Args:
-        spellers: where the arguments are defined, in the order in which they are shown.
-        arguments: the `TypedDict` that lists those the function takes; all defined ones by default.
-        remedies: what to write instead of an argument that the function lacks, or when a required one is missing.
-    """
-
-    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        wanted = None if arguments is None else frozenset(arguments.__annotations__)
-        spelt = [one for speller in spellers for one in parameters(speller) if wanted is None or one.name in wanted]
-        signature = _spelt_out(inspect.signature(function), spelt)
-        # A class is called by its own name.
-        shown = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-
-        @functools.wraps(function)
-        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            try:
-                signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise refused_call(shown, signature, error, kwargs, remedies or {}) from error
-            return function(*args, **kwargs)
-
-        # `inspect.signature` looks here first, and so do notebooks at the Tab key.
-        vars(call)["__signature__"] = signature
-        call.__doc__ = with_docs(function.__doc__, *spellers, names=frozenset(one.name for one in spelt))
-        return call
-
-    return decorate
-
-
-def takes_names(kind: _Class) -> _Class:
-    """Make a class refuse unknown arguments, as functions decorated with `takes` do."""
-    kind.__init__ = takes()(kind.__init__)
-    return kind
+def spelt_signature(
+    function: Callable[..., Any], spellers: Sequence[Speller], arguments: type[Any] | None = None
+) -> inspect.Signature:
+    """Return the signature of a function that ends in `**arguments`, with each argument that `spellers` define by name;
+    only those in a `TypedDict`, if one is given."""
+    wanted = None if arguments is None else arguments.__annotations__
+    spelt = [one for speller in spellers for one in parameters(speller) if wanted is None or one.name in wanted]
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    names = {one.name for one in own}
+    by_place = [one for one in own if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    by_name = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    return signature.replace(parameters=[*by_place, *(one for one in spelt if one.name not in names), *by_name])
 
 
 def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]) -> _Options:
@@ -165,23 +132,14 @@ def defaults(speller: Speller, arguments: type[Any] | None = None) -> dict[str, 
     return {one.name: one.default for one in parameters(speller) if wanted is None or one.name in wanted}
 
 
-def _spelt_out(signature: inspect.Signature, spelt: Iterable[inspect.Parameter]) -> inspect.Signature:
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    names = {one.name for one in own}
-    by_place = [one for one in own if one.kind is not inspect.Parameter.KEYWORD_ONLY]
-    by_name = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
-    return signature.replace(parameters=[*by_place, *(one for one in spelt if one.name not in names), *by_name])
-
-
 def refused_call(
     function: str,
     signature: inspect.Signature,
     error: TypeError,
     given: Mapping[str, Any],
-    remedies: Mapping[str, str] | None = None,
+    remedies: Mapping[str, str],
 ) -> OptionError:
     """Return the error for a call that does not fit: what Python says of it, and what to write."""
-    remedies = remedies or {}
     shown = [one for one in signature.parameters.values() if one.name != "self"]
     if "too many positional" in str(error):
         placed = listed([one.name for one in shown if one.kind is one.POSITIONAL_OR_KEYWORD]) or "nothing"
@@ -201,9 +159,8 @@ def refused_call(
     return ArgumentError(f"{function}() {error}.{hint}")
 
 
-def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str] | None = None) -> str | None:
-    """Return a docstring with its entry `**arguments` replaced by the entries of `spellers`; only of `names`, if
-    given."""
+def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str]) -> str | None:
+    """Return a docstring with its entry `**arguments` replaced by the entries of `spellers` for `names`."""
     # `python -OO` removes docstrings, so there is nothing to fill in.
     if doc is None:
         return None
@@ -211,118 +168,14 @@ def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str] | None 
     return _ENTRY.sub(lambda found: textwrap.indent(entries, found[1]), doc, count=1)
 
 
-def _entries(speller: Speller, names: frozenset[str] | None) -> str:
+def _entries(speller: Speller, names: frozenset[str]) -> str:
     """Return what a docstring says below `Args:` about some of its arguments, without the indent."""
-    spelt = {one.name for one in parameters(speller)}
-    wanted = spelt if names is None else spelt & names
+    wanted = names.intersection(one.name for one in parameters(speller))
     found = _ARGS.search(inspect.cleandoc(speller.__doc__ or "") + "\n")
     if found is None:
         return ""
     entries = re.findall(r"^\S.*\n(?: +.*\n)*", textwrap.dedent(found[1]), re.MULTILINE)
     return "".join(entry for entry in entries if not wanted.isdisjoint(re.split(r",\s*", entry.partition(":")[0])))
-
-
-# What is left after Ctrl-C or a notebook's stop button.
-GOES_ON = "What was finished is kept; the same call again continues from there."
-NOTHING_DONE = "Nothing was changed."
-
-# Where packages are installed, whoever's Python it is.
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
-_PACKAGE = __name__.partition(".")[0]
-_BECAUSE = "\nThe above exception was the direct cause of the following exception:\n"
-
-
-class StoppedCell(KeyboardInterrupt):
-    """The cell was stopped during one of our calls; the message says what is kept."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
-
-
-def stops_with(
-    sentence: str,
-) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Make a function that is stopped say what is kept: in a notebook instead of a traceback, in a script below it."""
-
-    def decorate(verb: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        @functools.wraps(verb)
-        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            try:
-                return verb(*args, **kwargs)
-            except KeyboardInterrupt as stop:
-                # Elsewhere the exception ends the interpreter with the exit code that shells expect, and the note is
-                # printed last.
-                if _shell() is None:
-                    if sentence not in getattr(stop, "__notes__", ()):  # one public function may call another
-                        stop.add_note(sentence)
-                    raise
-                if isinstance(stop, StoppedCell):
-                    raise
-                msg = f"Stopped. {sentence}"
-                raise StoppedCell(msg) from stop
-
-        return call
-
-    return decorate
-
-
-# The frames below the call only help developers of colabstage: `%xmode Verbose` shows them, and `%debug` always walks
-# through them.
-def lines_of(error: BaseException) -> list[str]:
-    """Return what IPython prints for one of our errors: without the frames below the call, unless it is verbose."""
-    tracebacks = _shell().InteractiveTB
-    if tracebacks.mode == "Verbose":
-        return _formatted(tracebacks, error, error.__traceback__)
-    cause = error.__cause__
-    # A cause is shown if the caller's own code raised it, in a function that was passed to us.
-    seen = None if cause is None else without_ours(cause.__traceback__)
-    told = [] if cause is None or seen is None else [*_formatted(tracebacks, cause, seen, tb_offset=0), _BECAUSE]
-    return [*told, *_formatted(tracebacks, error, without_ours(error.__traceback__))]
-
-
-def without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of colabstage and of the libraries that it called."""
-    kept: list[TracebackType] = []
-    inside = False
-    while trace is not None:
-        ours = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
-        inside = inside or ours
-        if not (inside and (ours or _of_library(trace.tb_frame))):
-            kept.append(trace)
-        trace = trace.tb_next
-    shown: TracebackType | None = None
-    for one in reversed(kept):
-        shown = TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return shown
-
-
-def _of_library(frame: FrameType) -> bool:
-    # Compiled and frozen modules, of which `os` is one, have made-up names in their code.
-    file = str(frame.f_globals.get("__file__") or frame.f_code.co_filename)
-    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    return file.startswith((*libraries, "<frozen ")) or not _INSTALLED.isdisjoint(Path(file).parts)
-
-
-def _formatted(
-    tracebacks: Any, error: BaseException, trace: TracebackType | None, *, tb_offset: int | None = None
-) -> list[str]:
-    # IPython follows the chain of causes by itself, so the chain is cut while IPython looks.
-    chain = error.__cause__, error.__context__, error.__suppress_context__
-    verbose = tracebacks.mode == "Verbose"
-    try:
-        if not verbose:
-            error.__cause__ = error.__context__ = None
-        lines: list[str] = tracebacks.structured_traceback(type(error), error, trace, tb_offset=tb_offset)
-        return lines
-    finally:
-        error.__cause__, error.__context__, error.__suppress_context__ = chain
-
-
-def _shell() -> Any:
-    """Return IPython's shell; `None` where this process has none."""
-    # Not imported here: a process that has not imported IPython is not in one.
-    ipython = sys.modules.get("IPython")
-    return None if ipython is None else ipython.get_ipython()
 
 
 def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:

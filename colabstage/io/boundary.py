@@ -1,4 +1,5 @@
-"""The boundary of the public functions: what the system answers inside a call leaves it as a typed error.
+"""The boundary of the public functions: calls that do not fit are refused, what the system answers inside a call leaves
+it as a typed error, and a call that is stopped says what is kept.
 
 A disk may be full, and a mount may fail, at any of the hundred small calls that a public function makes: to list a
 folder, to write a record, to rename. Each such error is raised as it is, up to here, where the arguments tell whether
@@ -15,60 +16,111 @@ import functools
 import inspect
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from colabstage.errors import ColabstageError, OptionError, SourceReadError, said_by
-from colabstage.io.arguments import refused_call
-from colabstage.io.callers_code import absolute, closeness, is_callers_own, place_of
+from colabstage.io.arguments import refused_call, spelt_signature, with_docs
+from colabstage.io.callers_code import absolute, closeness, is_callers_own, place_of, shell
 from colabstage.io.files import speaks_of_a_mount, translate_read_error, translate_write_error
 from colabstage.io.units import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from colabstage.io.arguments import Speller
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+_Class = TypeVar("_Class", bound="type[Any]")
+
+# What is left after Ctrl-C or a notebook's stop button.
+GOES_ON = "What was finished is kept; the same call again continues from there."
+NOTHING_DONE = "Nothing was changed."
 
 _WILD = frozenset("*?[")
 # A call that names no path says nothing else about disks and mounts.
 _OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE})
 
 
-def typed(
-    *reads: str, writes: tuple[str, ...] = ()
+def public(
+    *spellers: Speller,
+    arguments: type[Any] | None = None,
+    remedies: Mapping[str, str] | None = None,
+    reads: tuple[str, ...] = (),
+    writes: tuple[str, ...] = (),
+    stopped: str = "",
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Let errors of the system leave a public function as those of `typed_error`.
+    """Make a function public: a call that does not fit is refused with what to write instead, errors of the system
+    leave it as those of `typed_error`, and a call that is stopped says what is kept.
 
     Args:
+        spellers: where the arguments of a function that ends in `**arguments` are defined, in the order in which they
+            are shown; it takes these by name, and no others.
+        arguments: the `TypedDict` that lists those it takes; all defined ones by default.
+        remedies: what to write instead of an argument that it lacks, or when a required one is missing.
         reads: names of its arguments that say what is read.
         writes: of those that say where something is written.
+        stopped: what is shown after Ctrl-C: in a notebook instead of a traceback, in a script below it.
     """
 
-    def decorate(verb: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        @functools.wraps(verb)
+    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        # A class is called by its own name.
+        shown = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+        spelt = spelt_signature(function, spellers, arguments) if spellers else None
+
+        @functools.wraps(function)
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             try:
-                return verb(*args, **kwargs)
+                # Python itself takes any name for `**arguments`.
+                if spelt is not None:
+                    spelt.bind(*args, **kwargs)
+                return function(*args, **kwargs)
             except TypeError as error:
-                signature = inspect.signature(verb)
+                signature = spelt or inspect.signature(function)
                 try:
                     signature.bind(*args, **kwargs)
                 except TypeError as mismatch:
-                    if not isinstance(error, ColabstageError):
-                        raise refused_call(verb.__name__, signature, mismatch, kwargs) from error
+                    raise refused_call(shown, signature, mismatch, kwargs, remedies or {}) from error
                 raise
             except OSError as error:
-                given = {**inspect.signature(verb).bind_partial(*args, **kwargs).arguments, **kwargs}
-                better = typed_error(
-                    error, reads=[given.get(name) for name in reads], writes=[given.get(name) for name in writes]
-                )
-                if better is error:
-                    raise
-                raise better from error
+                given = {**inspect.signature(function).bind_partial(*args, **kwargs).arguments, **kwargs}
+                raise_typed(error, reads=map(given.get, reads), writes=map(given.get, writes))
+            except KeyboardInterrupt as stop:
+                raise_stopped(stop, stopped)
 
+        if spelt is not None:
+            # `inspect.signature` looks here first, and so do notebooks at the Tab key.
+            vars(call)["__signature__"] = spelt
+            call.__doc__ = with_docs(function.__doc__, *spellers, names=frozenset(spelt.parameters))
         return call
 
     return decorate
+
+
+def public_class(kind: _Class) -> _Class:
+    """Make a class public by its constructor, which a dataclass has no place to decorate."""
+    kind.__init__ = public()(kind.__init__)
+    return kind
+
+
+class StoppedCell(KeyboardInterrupt):
+    """The cell was stopped during one of our calls; the message says what is kept."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def raise_stopped(stop: KeyboardInterrupt, sentence: str) -> NoReturn:
+    """Raise what a stopped call shows: of public functions that call each other the innermost's sentence."""
+    if not sentence or isinstance(stop, StoppedCell):
+        raise stop
+    if shell() is not None:
+        msg = f"Stopped. {sentence}"
+        raise StoppedCell(msg) from stop
+    # The exception ends the interpreter with the exit code that shells expect, and the note is printed last.
+    if sentence not in getattr(stop, "__notes__", ()):
+        stop.add_note(sentence)
+    raise stop
 
 
 @contextlib.contextmanager
@@ -77,10 +129,15 @@ def typed_errors(*, reads: Iterable[object], writes: Iterable[object]) -> Iterat
     try:
         yield
     except OSError as error:
-        better = typed_error(error, reads=reads, writes=writes)
-        if better is error:
-            raise
-        raise better from error
+        raise_typed(error, reads=reads, writes=writes)
+
+
+def raise_typed(error: OSError, *, reads: Iterable[object], writes: Iterable[object]) -> NoReturn:
+    """Raise an error of the system as that of `typed_error`."""
+    better = typed_error(error, reads=reads, writes=writes)
+    if better is error:
+        raise error
+    raise better from error
 
 
 def typed_error(error: OSError, *, reads: Iterable[object] = (), writes: Iterable[object] = ()) -> Exception:

@@ -1,4 +1,4 @@
-"""Tell an error of the caller's own code from one that the system gave to colabstage's.
+"""Tell the caller's own code from colabstage's: in the errors that are typed, and in the tracebacks that are shown.
 
 Transforms, datasets, progress displays and executors of the caller's run inside public functions, and may fail with the
 same kinds of errors as disks do. Theirs are left as they are.
@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import sysconfig
+from functools import cache, lru_cache
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
 
-from colabstage.io.arguments import without_ours
 from colabstage.io.workspace import is_our_name, is_own
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
+_PACKAGE = __name__.partition(".")[0]
+_BECAUSE = "\nThe above exception was the direct cause of the following exception:\n"
 
 
 def is_callers_own(error: OSError, *places: Path) -> bool:
@@ -49,3 +59,87 @@ def closeness(place: Path, given: Path) -> int:
     if place.is_relative_to(given) or given.is_relative_to(place) or (place.is_relative_to(given.parent) and beside):
         return len(os.path.commonpath([place, given]))
     return 0
+
+
+# The frames below the call only help developers of colabstage: `%xmode Verbose` shows them, and `%debug` always walks
+# through them.
+def lines_of(error: BaseException) -> list[str]:
+    """Return what IPython prints for one of our errors: without the frames below the call, unless it is verbose."""
+    tracebacks = shell().InteractiveTB
+    if tracebacks.mode == "Verbose":
+        return _formatted(tracebacks, error, error.__traceback__)
+    cause = error.__cause__
+    # A cause is shown if the caller's own code raised it, in a function that was passed to us.
+    seen = None if cause is None else without_ours(cause.__traceback__)
+    told = [] if cause is None or seen is None else [*_formatted(tracebacks, cause, seen, tb_offset=0), _BECAUSE]
+    return [*told, *_formatted(tracebacks, error, without_ours(error.__traceback__))]
+
+
+def without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of colabstage and of the libraries that it called."""
+    kept: list[TracebackType] = []
+    inside = False
+    while trace is not None:
+        ours = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
+        inside = inside or ours
+        if not (inside and is_of_library(trace.tb_frame)):
+            kept.append(trace)
+        trace = trace.tb_next
+    shown: TracebackType | None = None
+    for one in reversed(kept):
+        shown = TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return shown
+
+
+def is_of_library(frame: FrameType) -> bool:
+    """Tell whether a frame runs code of Python, of an installed package, or of colabstage."""
+    # Compiled and frozen modules, of which `os` is one, have made-up names in their code.
+    file = frame.f_globals.get("__file__") or frame.f_code.co_filename
+    return is_library(str(frame.f_globals.get("__name__", "")), str(file))
+
+
+@lru_cache(maxsize=4096)
+def is_library(module: str, file: str) -> bool:
+    """Tell whether a module, by its name and file, belongs to Python, to an installed package, or to colabstage."""
+    package = module.partition(".")[0]
+    if package == _PACKAGE or file.startswith((*_python_folders(), "<frozen ")):
+        return True
+    # Imported here, because few calls come this far.
+    from importlib.metadata import distributions
+
+    # `pip install --target` puts packages into any folder, with their metadata beside them.
+    depth, above = module.count(".") + (Path(file).stem == "__init__"), Path(file).parents
+    return depth < len(above) and any(_has_package(one, package) for one in distributions(path=[str(above[depth])]))
+
+
+@cache
+def _python_folders() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _has_package(installed: Distribution, package: str) -> bool:
+    record = f"\n{installed.read_text('RECORD') or ''}"
+    top_level = (installed.read_text("top_level.txt") or "").split()
+    return f"\n{package}/" in record or f"\n{package}.py," in record or package in top_level
+
+
+def _formatted(
+    tracebacks: Any, error: BaseException, trace: TracebackType | None, *, tb_offset: int | None = None
+) -> list[str]:
+    # IPython follows the chain of causes by itself, so the chain is cut while IPython looks.
+    chain = error.__cause__, error.__context__, error.__suppress_context__
+    verbose = tracebacks.mode == "Verbose"
+    try:
+        if not verbose:
+            error.__cause__ = error.__context__ = None
+        lines: list[str] = tracebacks.structured_traceback(type(error), error, trace, tb_offset=tb_offset)
+        return lines
+    finally:
+        error.__cause__, error.__context__, error.__suppress_context__ = chain
+
+
+def shell() -> Any:
+    """Return IPython's shell; `None` where this process has none."""
+    # Not imported here: a process that has not imported IPython is not in one.
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()

@@ -8,20 +8,16 @@ time, whatever the clock says.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from colabstage.errors import CancelledError, OptionError, printable
-from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set
-from colabstage.io.page import Board, NotebookProgress, in_notebook, row_text
+from colabstage.errors import CancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-
-    from colabstage.io.page import Row
 
 
 class Clock(Protocol):
@@ -111,200 +107,63 @@ class Demand(Cancellation):
         self._asked = whether
 
 
-def cancellation_of(progress: Progress) -> Cancellation:
-    """Return the `cancellation` of a `Progress`, or a new one that nobody sets."""
-    own = getattr(progress, "cancellation", None)
-    return own if isinstance(own, Cancellation) else Cancellation()
+class ProgressStep:
+    """One step of longer work, for example the copy of one file; a context manager. Any method may be called from any
+    thread.
 
-
-class ProgressStep(Protocol):
-    """One step of longer work, for example the copy of one file."""
+    This one shows nothing. Derive from it, and override what you show.
+    """
 
     def advance(self, amount: int = 1) -> None:
-        """Report `amount` further units (bytes, samples, files) done. May be called from any thread."""
+        """Count `amount` further units (bytes, samples, files)."""
 
-    def __enter__(self) -> Self: ...
+    def start_at(self, amount: int) -> None:
+        """Count what was done before the step began, which is no part of its rate."""
+        self.advance(amount)
+
+    def note(self, text: str) -> None:
+        """Replace the text beside it."""
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
 
 
-class Progress(Protocol):
-    """Show the steps of some work.
+class Progress:
+    """Show the steps of some work, and stop it.
 
-    An implementation with an attribute `cancellation` can also stop the work; see `cancellation_of`.
+    This one shows nothing. Derive from it, and override what you show.
     """
+
+    def __init__(self, cancellation: Cancellation | None = None) -> None:
+        """Let `cancellation` stop the work; by default one of its own."""
+        if cancellation is not None:
+            self.cancellation = cancellation
+
+    @cached_property
+    def cancellation(self) -> Cancellation:
+        """Return what stops the work."""
+        # Made here, because not everybody who derives from this calls `super().__init__()`.
+        return Cancellation()
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         """Open a step. `total` is in `unit`s, `None` when unknown; `unit` is "B" for bytes, else a noun."""
-
-
-class _NullStep:
-    def advance(self, amount: int = 1) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-class NullProgress:
-    """Shows nothing; `cancellation` stops the work."""
-
-    def __init__(self, cancellation: Cancellation | None = None) -> None:
-        self.cancellation = cancellation or Cancellation()
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        return _NullStep()
-
-
-class _TqdmStep:
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-        # tqdm's own update is not safe to call from several threads.
-        self._lock = threading.Lock()
-
-    def advance(self, amount: int = 1) -> None:
-        with self._lock:
-            self._bar.update(amount)
-
-    def start_at(self, amount: int) -> None:
-        """Count what was done before, as `start_at` does."""
-        with self._lock:
-            self._bar.initial += amount
-            self._bar.n += amount
-            self._bar.refresh()
-
-    def note(self, text: str) -> None:
-        """Show a text after the bar."""
-        with self._lock:
-            self._bar.set_postfix_str(printable(text), refresh=False)
-
-    def remove(self) -> None:
-        """Remove the bar; its work continues unseen."""
-        with self._lock:
-            self._bar.leave = False
-            self._bar.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._bar.close()
-
-
-class TqdmProgress:
-    """One tqdm bar for each step, as text on stderr; in notebooks too, where tqdm's widgets do not survive a reload."""
-
-    def __init__(self) -> None:
-        """Start without a bar."""
-        self._steps: list[_TqdmStep] = []
+        return ProgressStep()
 
     def background(self) -> Progress:
-        """Remove the bars, and return lines of text: what the caller prints from now on would break a bar."""
-        for step in self._steps:
-            step.remove()
-        self._steps.clear()
-        return LineProgress()
+        """Return where to show progress while the caller's code runs, which may print and draw its own bars."""
+        return Progress()
 
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        from tqdm.std import tqdm
-
-        class Bar(tqdm):  # type: ignore[misc]
-            # tqdm's own thread is only needed for bars that skip updates; with `miniters=0` none are skipped.
-            monitor_interval = 0
-
-        scaled = unit == "B"
-        bar = Bar(
-            total=total,
-            desc=printable(name),
-            unit=unit if scaled else f" {unit}",
-            unit_scale=scaled,
-            unit_divisor=1000,
-            dynamic_ncols=True,
-            mininterval=0.2,
-            miniters=0,
-        )
-        self._steps.append(step := _TqdmStep(bar))
-        return step
+    @property
+    def is_silent(self) -> bool:
+        """Return whether it shows no steps."""
+        return type(self).step is Progress.step
 
 
-# Lines come no more often than this: one or two for a step of seconds, ten for a step of hours.
-_BETWEEN_LINES_S = 2.0
-
-
-class LineProgress(Board):
-    """Print a line at each tenth of a step, and one at its end."""
-
-    def __init__(self) -> None:
-        """Start without a line."""
-        super().__init__(self._print)
-        self._printed: dict[int, tuple[int, float]] = {}
-
-    def _print(self, rows: tuple[Row, ...]) -> None:
-        from tqdm.std import tqdm
-
-        for number, row in enumerate(rows):
-            printed, at_s = self._printed.get(number, (0, 0.0))
-            tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
-            if tenths > printed and (tenths > 10 or row.seconds - at_s >= _BETWEEN_LINES_S):
-                self._printed[number] = tenths, row.seconds
-                # Above the caller's own bar, not into it.
-                tqdm.write(row_text(row), file=sys.stderr)
-
-
-def background_of(progress: Progress) -> Progress:
-    """Return where to show progress while the caller's code runs, which may print and draw its own bars.
-
-    A panel stays in the cell that opened it, and a terminal gets whole lines. A custom `Progress` shows nothing of it,
-    unless it has a method `background` that returns a `Progress`.
-    """
-    background: Callable[[], Progress] = getattr(progress, "background", NullProgress)
-    return background()
-
-
-def annotate(step: ProgressStep, text: str) -> None:
-    """Show a text beside a step, if it has a method `note`."""
-    note = getattr(step, "note", None)
-    if callable(note):
-        note(text)
-
-
-def start_at(step: ProgressStep, amount: int) -> None:
-    """Count what was done before the step began, without affecting its rate, if it has a method `start_at`."""
-    start: Callable[[int], object] = getattr(step, "start_at", step.advance)
-    start(amount)
-
-
-def resolve_progress(progress: bool | Progress) -> Progress:
-    """Turn the public `progress=` argument into a `Progress`.
-
-    `True` is a panel in notebooks and lines of text elsewhere, unless `COLABSTAGE_NO_PROGRESS` is set; `False` is
-    silence.
-
-    Raises:
-        OptionError: it is none of these.
-    """
-    if progress is True:
-        if is_set(NO_PROGRESS_VARIABLE):
-            return NullProgress()
-        if in_notebook():
-            return NotebookProgress()
-        # A process without a terminal may have no such stream at all: a daemon, or `pythonw`.
-        return NullProgress() if sys.stderr is None or sys.stderr.closed else TqdmProgress()
-    if progress is False:
-        return NullProgress()
-    if not callable(getattr(progress, "step", None)):
-        msg = f"progress={progress!r} cannot show progress. Pass True, False, or an object with a method step()."
-        raise OptionError(msg)
-    return progress
-
-
-class LateStep:
+class LateStep(ProgressStep):
     """A step that opens at the first byte and closes at the last: most copies never begin, and a finished one is read
     long after."""
 
@@ -320,14 +179,12 @@ class LateStep:
         self._count(amount, lambda step: step.advance(amount))
 
     def start_at(self, amount: int) -> None:
-        """Count what was done before, as `start_at` does."""
-        self._count(amount, lambda step: start_at(step, amount))
+        self._count(amount, lambda step: step.start_at(amount))
 
     def note(self, text: str) -> None:
-        """Show a text beside it, as `annotate` does."""
         with self._lock:
             if self._step is not None:
-                annotate(self._step, text)
+                self._step.note(text)
 
     def _count(self, amount: int, tell: Callable[[ProgressStep], object]) -> None:
         with self._lock:
@@ -342,9 +199,6 @@ class LateStep:
             if self._done >= self._total:
                 self._step.__exit__(None, None, None)
                 self._step = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *how: Any) -> None:
         with self._lock:

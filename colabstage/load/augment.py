@@ -22,7 +22,7 @@ import torch
 
 from colabstage.errors import OptionError
 from colabstage.images.geometry import VOID
-from colabstage.io.arguments import takes_names
+from colabstage.io.boundary import public_class
 from colabstage.load.batches import white_of
 from colabstage.load.calling import apply_transform, check_batch_transform
 from colabstage.load.epoch import BatchPlace
@@ -69,7 +69,7 @@ class _Seeded:
         raise NotImplementedError
 
 
-@takes_names
+@public_class
 class Compose(_Seeded):
     """Apply several batch transforms, one after the other; other callables of `(x, y)` may be among them.
 
@@ -98,7 +98,7 @@ class Compose(_Seeded):
         return f"Compose({self.transforms!r})"
 
 
-@takes_names
+@public_class
 @dataclass(frozen=True, eq=False)
 class RandomFlip(_Seeded):
     """Mirror each image left to right or top to bottom, each with its probability."""
@@ -127,7 +127,7 @@ class RandomFlip(_Seeded):
         return flip(x), move_targets(y, size, flip, boxes)
 
 
-@takes_names
+@public_class
 @dataclass(frozen=True, eq=False)
 class RandomCrop(_Seeded):
     """Cut a window out of each image, padded on all sides before.
@@ -167,7 +167,7 @@ class RandomCrop(_Seeded):
         return cut(x, corners, size, self.fill), moved
 
 
-@takes_names
+@public_class
 @dataclass(frozen=True, eq=False)
 class RandomResizedCrop(_Seeded):
     """Cut a part of random area and shape out of each image and resize it, as torchvision's does.
@@ -226,7 +226,7 @@ class RandomResizedCrop(_Seeded):
         return move_targets(y, common, lambda masks: pick_crops(masks, crops, size), boxes)
 
 
-@takes_names
+@public_class
 class Normalize(_Seeded):
     """Turn x into floats: bytes to [0, 1], then each channel minus its `mean` and divided by its `std`.
 
@@ -279,7 +279,7 @@ class Normalize(_Seeded):
         return f"Normalize({self.mean}, {self.std}, dtype={self.dtype})"
 
 
-@takes_names
+@public_class
 @dataclass(frozen=True, eq=False)
 class OneHot(_Seeded):
     """Turn class indices into one channel a class: masks `(B, H, W)` to `(B, K, H, W)`, labels `(B,)` to `(B, K)`.

@@ -10,8 +10,8 @@ import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.h5.info import NamedFields
-from colabstage.io.arguments import check_argument, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import check_argument
+from colabstage.io.boundary import public
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.report import Report, facts
 from colabstage.io.units import format_bytes
@@ -58,14 +58,14 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         reader: the `SplitReader` below, for reading without torch.
     """
 
-    @takes(
+    @public(
         remedies={
             "decode": "Decode rows of image files by transform=lambda x: "
             'numpy.asarray(PIL.Image.open(io.BytesIO(x.tobytes())).convert("RGB")).',
             "transforms": "Image and mask are changed alike by make_loader(dataset, batch_size, batch_transform=…).",
-        }
+        },
+        reads=("in_file", "local_dir"),
     )
-    @typed("in_file", "local_dir")
     def __init__(
         self,
         in_file: Files,
@@ -211,7 +211,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
     def __len__(self) -> int:
         return len(self.reader)
 
-    @typed()
+    @public()
     def __getitem__(self, index: int | slice) -> Any:
         """Return one sample: `(x, y)`, or `((x, y), index)` with `return_index`; for a slice, a list of samples.
 
@@ -238,7 +238,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         # By way of the list, so that one sample and a batch cannot differ.
         return self._samples([operator.index(index)])[0]
 
-    @typed()
+    @public()
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples by one read, which `DataLoader` does for each batch; by `__getitem__` where a subclass
         has its own, which a `DataLoader` would never call."""
@@ -256,7 +256,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         rows = [operator.index(index) for index in indices]
         return [(sample, row + count if row < 0 else row) for sample, row in zip(samples, rows, strict=True)]
 
-    @typed()
+    @public()
     def read_batch(
         self, indices: Indices, out: NDArray[Any] | None = None, *, threads: int = 1
     ) -> tuple[NDArray[Any] | list[Any], TargetBatch]:

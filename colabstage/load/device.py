@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import refuse_argument, takes_names, whole_number
+from colabstage.io.arguments import refuse_argument, whole_number
+from colabstage.io.boundary import public_class
 from colabstage.io.progress import Demand
 from colabstage.io.whole_imports import refuse_import
 from colabstage.load.ahead import Ahead, Iterated, Iteration
@@ -372,7 +373,7 @@ def pinned_block(nbytes: int) -> memoryview:
     return memoryview(memory)
 
 
-@takes_names
+@public_class
 class CudaDataLoader(Iterated, Generic[T]):
     """Run a loader in a background thread and move its batches to a device, a few ahead of the model.
 

@@ -21,8 +21,8 @@ try:
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
-from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, takes, whole_number
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, whole_number
+from colabstage.io.boundary import public
 from colabstage.io.given import show_content
 from colabstage.io.pipeline import SOLO
 from colabstage.io.progress import Demand
@@ -90,11 +90,10 @@ _SEEDS = 2**62
 _FEW_FLOATS = 8
 
 
-@takes(
+@public(
     LoaderOptions,
     remedies={**TORCH_REMEDIES, "batch_size": 'Write make_loader(data["train"], 64); training depends on it.'},
 )
-@typed()
 def make_loader(
     dataset: dataset_h5 | Subset[Any],
     batch_size: int,

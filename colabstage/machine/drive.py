@@ -46,8 +46,7 @@ from colabstage.errors import (
     ended,
     said_by,
 )
-from colabstage.io.arguments import takes
-from colabstage.io.boundary import typed
+from colabstage.io.boundary import public
 from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.ownership import remove_empty
 from colabstage.io.pipeline import DaemonPool
@@ -140,8 +139,7 @@ def list_drives() -> list[Path]:
     return [mount.mountpoint for mount in _drives()]
 
 
-@takes()
-@typed("mountpoint")
+@public(reads=("mountpoint",))
 def mount_drive(
     mountpoint: str | os.PathLike[str] = DEFAULT_MOUNTPOINT, *, readonly: bool = False, timeout_s: float = 120.0
 ) -> Path:
@@ -183,8 +181,7 @@ def mount_drive(
     return _mount(client, place, readonly=readonly, timeout_s=timeout_s)
 
 
-@takes()
-@typed()
+@public()
 def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
     """Make files that were added to Drive elsewhere visible here, and return the `MyDrive` folder.
 
@@ -217,8 +214,7 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
     return _flush_and_mount(client, drive, timeout_s)[1]
 
 
-@takes()
-@typed()
+@public()
 def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushReport:
     """Wait until everything written to Drive on this machine has been uploaded.
 

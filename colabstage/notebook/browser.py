@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, MissingDependencyError, OptionError
-from colabstage.io.arguments import takes
-from colabstage.io.boundary import typed
+from colabstage.io.boundary import public
 from colabstage.io.page import COLOURS, STYLE, TEXT_COLOUR, notes
 from colabstage.io.units import format_count
 from colabstage.notebook.grid import LARGE_PX, THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
@@ -283,8 +282,7 @@ class Bars:
         self._draw()
 
 
-@takes()
-@typed()
+@public()
 def browse_dataset(data: Samples, *, split: str | None = None, page_size: int = 24) -> DatasetBrowser:
     """Browse a dataset's samples in a notebook: page by page, by split and class; click one to enlarge it.
 

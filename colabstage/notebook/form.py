@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from colabstage.errors import CancelledError, ColabstageError, MissingDependencyError, NotStagedError, OptionError
 from colabstage.images.geometry import ColorMode, Resize
-from colabstage.io.arguments import check_argument, defaults, takes
-from colabstage.io.page import COLOURS, STYLE, Board, panel_html
+from colabstage.io.arguments import check_argument, defaults
+from colabstage.io.boundary import public
+from colabstage.io.display import Board, panel_html
+from colabstage.io.page import COLOURS, STYLE
 from colabstage.io.progress import Cancellation
 from colabstage.io.redaction import hide_secrets
 from colabstage.io.units import parse_bytes, parse_fractions, parse_sides
@@ -27,7 +29,7 @@ from colabstage.stage.request import FormArguments, Keep, Verify, make_request
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from colabstage.io.page import Row
+    from colabstage.io.display import Row
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
 
@@ -203,7 +205,7 @@ class Worker:
         ).start()
 
 
-@takes(
+@public(
     make_request,
     arguments=FormArguments,
     remedies={"prepare": "A function cannot be written into a field; write stage_dataset(…, prepare=prepare)."},

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import EmptySourceError, OptionError
-from colabstage.io.arguments import takes
-from colabstage.io.boundary import typed
+from colabstage.io.boundary import public
 from colabstage.io.page import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.units import format_count
 from colabstage.layouts.words import IMAGES
@@ -46,8 +45,7 @@ def add_title(figure: Figure, title: str, note: str = "") -> None:
         figure.text(0.01, 1 - 0.37 / height, note, color=MUTED, fontsize=9.5, va="top")
 
 
-@takes()
-@typed()
+@public()
 def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -> Figure:
     """Draw the number of samples of each class in every split. Only targets are read.
 
@@ -97,8 +95,7 @@ def _choose_classes(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
     return [*by_count[:half], *by_count[-half:]], len(counts) - _MOST_CLASSES
 
 
-@takes()
-@typed()
+@public()
 def plot_image_sizes(
     data: Samples, *, split: str | None = None, most: int = 2000, title: str = "Sizes of images"
 ) -> Figure:

@@ -26,7 +26,7 @@ from colabstage.images.decode import ImageFacts, check_kept, decode_image, decod
 from colabstage.images.geometry import ImageOptions
 from colabstage.images.resample import can_torch_resize, expects_torch
 from colabstage.io.files import RetryPolicy, read_with_retry
-from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import counted
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
@@ -142,7 +142,7 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
     # The path as it was given and not an absolute one, because the pack records it and must not depend on the current
     # folder. And without a folder for copies, because each of many workers would make its own copy of the archive.
     named = LocalSource(str(place), place.name, str(place), place)
-    opening = Opening(None, NullProgress(), Cancellation(), only=options.parts, zip_encoding=options.zip_encoding)
+    opening = Opening(None, Progress(), Cancellation(), only=options.parts, zip_encoding=options.zip_encoding)
     # For the unpacked form of a compressed tar; made only where there is such a tar.
     with (
         open_spool(beside.with_name(f"{beside.name}-spool")) as spool,

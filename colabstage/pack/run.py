@@ -34,10 +34,10 @@ from colabstage.h5.parts import (
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.geometry import ImageOptions
-from colabstage.io.arguments import GOES_ON, read_options, refuse_argument, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import read_options, refuse_argument
+from colabstage.io.boundary import GOES_ON, public
+from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, make_folder, make_own_folder
-from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.redaction import show_address
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
@@ -160,12 +160,13 @@ def _stored_schema(field: StoredField) -> FieldSchema:
     )
 
 
-@takes(
+@public(
     PackOptions,
     remedies=remedies_for_batches('make_loader(dataset_h5("file.h5"), 64'),
+    reads=("source",),
+    writes=("target", "append_to"),
+    stopped=GOES_ON,
 )
-@stops_with(GOES_ON)
-@typed("source", writes=("target", "append_to"))
 def pack_dataset(
     source: PackSource,
     target: str | PathLike[str] | None = None,
@@ -270,7 +271,7 @@ def pack_dataset(
                 path,
                 slow=opened.slow,
                 progress=shown,
-                cancellation=cancellation_of(shown),
+                cancellation=shown.cancellation,
                 identity=opened.identity,
                 overwrite=overwrite,
             )
@@ -338,7 +339,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
                 target,
                 slow=opened.slow,
                 progress=progress,
-                cancellation=cancellation_of(progress),
+                cancellation=progress.cancellation,
                 identity=opened.identity,
                 overwrite=False,
             )

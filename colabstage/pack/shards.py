@@ -25,7 +25,7 @@ from colabstage.h5.parts import shard_pattern
 from colabstage.images.resample import can_torch_resize
 from colabstage.io.files import make_folder
 from colabstage.io.packages import installed_version
-from colabstage.io.progress import Cancellation, NullProgress, cancellation_of, start_at
+from colabstage.io.progress import Cancellation, Progress, ProgressStep
 from colabstage.io.redaction import show_address
 from colabstage.io.workspace import disk_use, open_workspace, unless
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Progress, ProgressStep
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import OpenSource, PackSource
     from colabstage.pack.options import PackOptions
@@ -238,7 +237,7 @@ def write_shard(task: ShardTask) -> ShardResult:
         task.options.check_code()
         with store.scratch(task.name) as path, open_source(task.source, task.options, beside=path) as opened:
             job = PackJob(opened.tree, _planned_table(task, opened), task.rows.plan, task.options)
-            return _write_one(job, path, opened, store, task.name, NullProgress(), _AsLongAs(store))
+            return _write_one(job, path, opened, store, task.name, Progress(), _AsLongAs(store))
 
 
 def _write_one(  # noqa: PLR0917 - what one shard needs, each named once
@@ -339,10 +338,10 @@ def write_shards(
     results = dict(done)
     left = [name for name in names if name.number not in results]
     with progress.step("pack", total=len(job.table), unit=job.table.unit) as step:
-        start_at(step, sum(result.rows for result in results.values()))
+        step.start_at(sum(result.rows for result in results.values()))
         # Too many broken samples end this while tasks are running. Closing the generator stops them and waits; the
         # garbage collector might do that in the very thread that one of them runs in.
-        with closing(write(left, _PartOfStep(step, cancellation_of(progress)))) as coming:
+        with closing(write(left, _PartOfStep(step, progress.cancellation))) as coming:
             for name, result in coming:
                 results[name.number] = result
                 check_set(job, results.values())
@@ -350,29 +349,22 @@ def write_shards(
     return [results[name.number] for name in names]
 
 
-class _PartOfStep:
+class _PartOfStep(Progress, ProgressStep):
     """Show the steps of one shard as a part of one step of all, which stays open."""
 
     def __init__(self, step: ProgressStep, cancellation: Cancellation) -> None:
-        self._step, self.cancellation = step, cancellation
+        super().__init__(cancellation)
+        self._step = step
 
     def step(self, name: str, *, total: int | None, unit: str) -> Self:
         """Return itself; packing has no other step."""
         return self
 
     def advance(self, amount: int = 1) -> None:
-        """Advance the step of all."""
         self._step.advance(amount)
 
     def start_at(self, amount: int) -> None:
-        """Advance it by what was there before."""
-        start_at(self._step, amount)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        self._step.start_at(amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,7 +458,7 @@ class ShardSet:
         job.options.check_code()
         for name in names:
             with store.scratch(name) as path:
-                cancellation = cancellation_of(progress)
+                cancellation = progress.cancellation
                 result = _write_one(shard_job(job, name), path, opened, store, name, progress, cancellation)
             yield name, result
 

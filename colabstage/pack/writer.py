@@ -15,7 +15,6 @@ from colabstage.images.decode import DecodedImage, PixelRoom, Scratch, check_kep
 from colabstage.images.masks import fit_mask, level_counts, read_mask
 from colabstage.io.files import RetryPolicy, TargetFile, read_with_retry
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
-from colabstage.io.progress import start_at
 from colabstage.layouts.mask_values import check_lossless
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import Arrays, Boxes, Masks, UnreadBoxes
@@ -289,7 +288,7 @@ def write_samples(
     stream: PackStream | None = None,
 ) -> PipelineResult:
     """Write the samples at the positions `left` of the reading order to their places."""
-    start_at(step, len(work.order) - len(left))
+    step.start_at(len(work.order) - len(left))
     table, options = work.job.table, work.job.options
     inputs, target, costs = table.inputs.source, target_source(table), sample_costs(table)
     encoder, memory = SampleEncoder(work.job), _Memory(PixelRoom())

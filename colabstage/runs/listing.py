@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import SourceNotFoundError
 from colabstage.h5.manifest import manifest_path, read_manifest
-from colabstage.io.boundary import typed
+from colabstage.io.boundary import public
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import owner_is_alive
 from colabstage.machine.mounts import require_drive
@@ -64,7 +64,7 @@ class RunFacts:
         return "\n".join(lines)
 
 
-@typed("folder")
+@public(reads=("folder",))
 def list_runs(folder: str | os.PathLike[str]) -> tuple[RunFacts, ...]:
     """Return the run in a folder, or the runs in the folders in it, by name; nothing is changed.
 

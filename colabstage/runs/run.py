@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import ColabstageError, DamagedPackError, OptionError, RunInUseError, WorkersLostError, said_by
 from colabstage.io.arguments import check_argument
-from colabstage.io.boundary import typed, typed_errors
+from colabstage.io.boundary import public, typed_errors
+from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder
 from colabstage.io.page import in_notebook
-from colabstage.io.progress import SYSTEM_CLOCK, NullProgress, resolve_progress
+from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.report import Report, facts
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.whole_imports import refuse_import
@@ -89,7 +90,7 @@ class Every:
             raise OptionError(msg)
 
 
-@typed(writes=("folder",))
+@public(writes=("folder",))
 def resumable(
     folder: str | os.PathLike[str],
     *,
@@ -594,7 +595,7 @@ class _Shown:
     """What the caller sees: lines, and in a notebook one that changes."""
 
     def __init__(self, progress: bool | Progress) -> None:
-        self._wanted = not isinstance(resolve_progress(progress), NullProgress)
+        self._wanted = not resolve_progress(progress).is_silent
         self._display: Any = None
         self._next_s = 0.0
         self._last = ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import DriveError, DriveNotMountedError, said_by
 from colabstage.io.files import typed_write_errors
-from colabstage.io.progress import NullProgress
+from colabstage.io.progress import Progress
 from colabstage.io.units import format_duration
 from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import remove_own
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.io.progress import Progress
     from colabstage.runs.lease import Heartbeat
 
 # What Drive may take for gigabytes at 2 MB/s; a version that is not there by then is on its way all the same.
@@ -89,7 +88,7 @@ class Saver:
         self._error: Exception | None = None
         self._failing_since: float | None = None
         self._job: Job | None = None
-        self._progress: Progress = NullProgress()
+        self._progress: Progress = Progress()
         self._changed = threading.Condition()
         self._ended = False
         self._thread = threading.Thread(target=self._work, name="colabstage-run", daemon=True)
@@ -103,7 +102,7 @@ class Saver:
     def save(self, job: Job, progress: Progress | None = None) -> None:
         """Begin to save a version; the one before has been saved, or has failed."""
         with self._changed:
-            self._job, self._progress, self.began = job, progress or NullProgress(), time.time()
+            self._job, self._progress, self.began = job, progress or Progress(), time.time()
             self._changed.notify_all()
 
     def wait(self) -> None:

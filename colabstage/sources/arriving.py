@@ -40,7 +40,7 @@ from colabstage.io.files import (
 )
 from colabstage.io.ownership import put_file, sweep_orphans, whatever_is_there
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.progress import SYSTEM_CLOCK, annotate, start_at
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.workspace import find_orphans, leave_for_next, remove_own, take_orphan, temp_beside
 from colabstage.sources.blocks import UNPROVED, WHOLE, Blocks, Layout, count_noted
 from colabstage.sources.fetcher import Fetcher, Remotes, prove_rest
@@ -163,7 +163,7 @@ class StreamingCopy(Closing):
                     stall_timeout_s=self._stall_timeout_s,
                     clock=self._clock,
                     on_bytes=self._step.advance,
-                    on_wait=partial(annotate, self._step),
+                    on_wait=self._step.note,
                 )
                 self._running = blocks, fetcher
                 fetcher.start(partial(self._begin, blocks, fetcher))
@@ -181,7 +181,7 @@ class StreamingCopy(Closing):
             order.prefer(self._wanted, alone=self._alone)
             self._order = order
         if self.kept_bytes:
-            start_at(self._step, self.kept_bytes)
+            self._step.start_at(self.kept_bytes)
         return order
 
     def read_in_place(self) -> None:

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ArchiveError, SourceAccessError, SourceChangedError, TargetExistsError, printable
-from colabstage.io.arguments import GOES_ON, check_zip_encoding, read_only, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import check_zip_encoding, read_only
+from colabstage.io.boundary import GOES_ON, public
+from colabstage.io.display import resolve_progress
 from colabstage.io.files import hash_block, make_folder
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.receipts import Receipt, look_at, sweep_receipts
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, temp_beside
@@ -132,9 +132,7 @@ class ExtractReport:
         return "\n".join(map(printable, [*lines, *self.notes]))
 
 
-@takes()
-@stops_with(GOES_ON)
-@typed("path", writes=("target",))
+@public(reads=("path",), writes=("target",), stopped=GOES_ON)
 def extract_archive(
     path: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -196,7 +194,7 @@ def extract_archive(
     opening = Opening(
         place.parent,
         shown,
-        cancellation or cancellation_of(shown),
+        cancellation or shown.cancellation,
         only=parts,
         zip_encoding=zip_encoding,
         limits=limits,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError
-from colabstage.io.arguments import without_ours
+from colabstage.io.callers_code import without_ours
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE
 from colabstage.sources.order import ConnectionTuner

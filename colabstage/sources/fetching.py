@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
-from colabstage.io.arguments import GOES_ON, read_only, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import read_only
+from colabstage.io.boundary import GOES_ON, public
+from colabstage.io.display import resolve_progress
 from colabstage.io.files import RetryPolicy, make_folder
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.io.receipts import (
     Receipt,
     file_seal,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from colabstage.io.progress import Cancellation, Progress
     from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import Source, SourceArgument
     from colabstage.sources.remote import Checksum, RemoteFile
@@ -107,9 +108,7 @@ class FetchReport:
 Verify = Literal["fast", "full"]
 
 
-@takes()
-@stops_with(GOES_ON)
-@typed("source", writes=("target",))
+@public(reads=("source",), writes=("target",), stopped=GOES_ON)
 def fetch_files(
     source: SourceArgument,
     target: str | os.PathLike[str],
@@ -183,7 +182,7 @@ def fetch_files(
         overwrite,
         verify == "full",
         shown,
-        cancellation_of(shown),
+        shown.cancellation,
         time.monotonic(),
     )
 

@@ -34,7 +34,6 @@ from colabstage.errors import (
 from colabstage.io.environment import logger_of
 from colabstage.io.files import PATIENT, typed_write_errors
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import start_at
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import (
     is_made_here,
@@ -539,7 +538,7 @@ class BlockwiseFile:
         were fetched since this was opened.
         """
         shown = self.figures["here"]
-        start_at(step, shown)
+        step.start_at(shown)
 
         def is_complete() -> bool:
             nonlocal shown

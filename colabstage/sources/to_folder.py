@@ -33,7 +33,7 @@ from colabstage.io.files import (
     typed_write_errors,
 )
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
-from colabstage.io.progress import Cancellation, start_at
+from colabstage.io.progress import Cancellation
 from colabstage.io.receipts import Receipt, put_folder
 from colabstage.io.workspace import Journal, only_for, open_workspace, read_journal, remove_own, rename_own, temp_beside
 from colabstage.machine.resources import usable_cores
@@ -299,7 +299,7 @@ def write_folder(
         with _Ledger(workspace.path, fingerprint, entries, parts) as ledger:
             made, kept = workspace.path / _FILES, ledger.kept
             if kept:
-                start_at(step, sum(part.length for part in kept))
+                step.start_at(sum(part.length for part in kept))
             left = [part for part in parts if part not in kept]
             writing = _Writing(tree, entries, made, ledger, step, cancellation, consumes)
             writing.write(left, limits)

@@ -34,7 +34,7 @@ from colabstage.h5.manifest import (
 from colabstage.h5.parts import PartName, joined_info
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import atomic_path, remove_empty, sweep_orphans
-from colabstage.io.progress import NullProgress
+from colabstage.io.progress import Progress
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import cut_own, disk_use, is_made_here, only_for, open_workspace, remove_own
 from colabstage.load.partial import open_partial, open_restored
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from colabstage.h5.manifest import Manifest
-    from colabstage.io.progress import Cancellation, Progress
+    from colabstage.io.progress import Cancellation
     from colabstage.load.partial import PartialPack
     from colabstage.sources.identity import SourceIdentity
     from colabstage.stage.dataset import Origin
@@ -381,7 +381,7 @@ def _put_in_place(cached: CachedPack, local: Sequence[Path], request: StageReque
             skipped=manifest.skipped,
             key=request.key,
             identity=manifest.identity,
-            address=request.address,
+            address=request.source.address,
         )
         return
     write_manifest(local[0], replace(manifest, mtime_ns=local[0].stat().st_mtime_ns))
@@ -449,7 +449,7 @@ def publish_pack(
     with call.report.timed("publish to cache", unit="B") as step:
         try:
             # In the background a bar would be drawn into whatever cell runs then.
-            progress = NullProgress() if quietly else call.progress
+            progress = Progress() if quietly else call.progress
             _publish_rows(request.pack_path, place, progress)
             done = publish(place, request.pack_path, name, progress=progress)
             step.amount = done.nbytes - done.kept_bytes

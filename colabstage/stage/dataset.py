@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from colabstage.errors import CancelledError, NotStagedError, OptionError, ended
 from colabstage.h5.arrival import Readiness
-from colabstage.io.arguments import takes
-from colabstage.io.boundary import typed
+from colabstage.io.boundary import public
 from colabstage.io.environment import logger_of
 from colabstage.io.report import Report, Row, Table, facts
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
@@ -301,7 +300,7 @@ class StagedDataset:
         """Tell whether there is a split of that name."""
         return split in self.splits
 
-    @takes(
+    @public(
         LoaderOptions,
         remedies={**TORCH_REMEDIES, "batch_size": 'Write data.loader("train", 64); training depends on it.'},
     )
@@ -333,7 +332,7 @@ class StagedDataset:
 
         return make_loader(self[split], batch_size, options=options, **arguments)
 
-    @takes(ArrayOptions, remedies={"batch_size": 'Write data.to_keras("train", 64); training depends on it.'})
+    @public(ArrayOptions, remedies={"batch_size": 'Write data.to_keras("train", 64); training depends on it.'})
     def to_keras(self, split: str, batch_size: int, **arguments: Unpack[ArrayArguments]) -> KerasBatches:
         """Return batches of a split for Keras, as `to_keras` makes them; without torch, unless that is the backend.
 
@@ -351,7 +350,7 @@ class StagedDataset:
 
         return to_keras(self._reader(split), batch_size, **arguments)
 
-    @takes(ArrayOptions, remedies={"batch_size": 'Write data.to_numpy("train", 64); training depends on it.'})
+    @public(ArrayOptions, remedies={"batch_size": 'Write data.to_numpy("train", 64); training depends on it.'})
     def to_numpy(self, split: str, batch_size: int, **arguments: Unpack[ArrayArguments]) -> NumpyLoader:
         """Return batches of a split as numpy arrays, as `to_numpy` makes them; without torch.
 
@@ -370,7 +369,7 @@ class StagedDataset:
 
         return to_numpy(self._reader(split), batch_size, **arguments)
 
-    @takes(ArrayOptions, remedies={"batch_size": 'Write data.to_tf_data("train", 64); training depends on it.'})
+    @public(ArrayOptions, remedies={"batch_size": 'Write data.to_tf_data("train", 64); training depends on it.'})
     def to_tf_data(self, split: str, batch_size: int, *, epoch: int = 0, **arguments: Unpack[ArrayArguments]) -> Any:
         """Return batches of a split as a `tf.data.Dataset`, as `to_tf_data` makes them; without torch.
 
@@ -389,7 +388,7 @@ class StagedDataset:
 
         return to_tf_data(self._reader(split), batch_size, epoch=epoch, **arguments)
 
-    @typed(writes=("target",))
+    @public(writes=("target",))
     def to_croissant(
         self,
         target: str | os.PathLike[str] | None = None,
@@ -467,7 +466,7 @@ class StagedDataset:
         """
         return {} if self.report.arrival is None else self.report.arrival()
 
-    @typed()
+    @public()
     def wait(self, timeout_s: float | None = None, *, progress: bool | Progress | None = None) -> StagedDataset:
         """Wait until all of a dataset that was staged with `streaming=True` is here.
 
@@ -493,7 +492,7 @@ class StagedDataset:
         if self.arriving is not None:
             self.arriving.cancel()
 
-    @typed()
+    @public()
     def wait_published(self, timeout_s: float = 3600.0) -> PublishReport[Any] | None:
         """Wait until the copy in the cache has arrived: copied, and on Drive also uploaded.
 

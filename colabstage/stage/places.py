@@ -176,19 +176,18 @@ def read_note(content: bytes | None, label: str) -> Manifest | None:
 class Place(ABC):
     """Where files are kept. What kind of place it is shows only in the abstract methods."""
 
-    label: str
-    """What messages call it."""
     copies = 1
     """How often what is read from it takes its space on the local disk."""
     keeps_previous = False
     """Whether an earlier version stays, under another name."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path | str, label: str) -> None:
+        self._root, self.label = root, label
         self._compared: dict[tuple[str, Entry, tuple[str, ...]], bool] = {}
 
-    @abstractmethod
     def at(self, name: str) -> Path | str:
         """Return the path or address of a file."""
+        return self._root / name if isinstance(self._root, Path) else f"{self._root}/{name}"
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -401,14 +400,11 @@ class FolderPlace(Place):
     keeps_previous = True
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder, self.label = folder, str(folder)
+        super().__init__(folder, str(folder))
+        self.folder = folder
         # Removed files continue to take space in Drive's trash, and its client caches what is read on the local disk.
         self.on_drive = drive_root(folder) is not None
         self.copies = 2 if self.on_drive else 1
-
-    def at(self, name: str) -> Path:
-        return self.folder / name
 
     def names(self) -> list[str]:
         require_answer(self.folder)
@@ -634,8 +630,8 @@ class BucketPlace(Place):
 
     def __init__(self, source: ObjectSource) -> None:
         """Load what speaks to the service, which is not asked yet."""
-        super().__init__()
-        self.url, self.label = source.url.rstrip("/"), source.label
+        self.url = source.url.rstrip("/")
+        super().__init__(self.url, source.label)
         # Imported where they are needed, here and below: they bring libraries that folders do without.
         from colabstage.sources.buckets import ObjectStore
 
@@ -643,9 +639,6 @@ class BucketPlace(Place):
         self._store = ObjectStore(self.url)
         self._folder = self._store.path.rstrip("/")
         weakref.finalize(self, self._store.close).atexit = False
-
-    def at(self, name: str) -> str:
-        return f"{self.url}/{name}"
 
     def names(self) -> list[str]:
         return sorted(self._objects())
@@ -667,7 +660,7 @@ class BucketPlace(Place):
     def hash_blocks(self, name: str, manifest: Manifest, cancellation: Cancellation | None) -> list[str]:
         from colabstage.sources.objects import ObjectFile
 
-        facts = RemoteFacts(show_address(self.at(name)), name, manifest.size)
+        facts = RemoteFacts(show_address(os.fspath(self.at(name))), name, manifest.size)
         # Hashes tell more than a question after each block whether the object is still the same.
         file = ObjectFile(self._store, self._path(name), facts, owns_store=False, asks_version=False)
 
@@ -717,7 +710,9 @@ class BucketPlace(Place):
             if is_replaced:
                 # The blocks of the earlier version were damaged, so none is taken from there.
                 return self.bring(new, {})
-            msg = f"What was written to '{show_address(self.at(new.name))}' reads back differently. Try again."
+            msg = (
+                f"What was written to '{show_address(os.fspath(self.at(new.name)))}' reads back differently. Try again."
+            )
             raise DamagedPackError(msg)
         new.check_unchanged()
         # The time as listings give it, which need not be what the service says of one object.

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from colabstage.errors import TargetExistsError, ended
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack
-from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
-from colabstage.io.boundary import typed
-from colabstage.io.progress import NullProgress
+from colabstage.io.boundary import NOTHING_DONE, public
+from colabstage.io.progress import Progress
 from colabstage.io.receipts import check_replaceable
 from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes
@@ -142,9 +141,14 @@ class StagePlan:
         return facts if self.cache is None else [*facts, ("cache", f"'{self.cache}'")]
 
 
-@takes(make_request, arguments=StageArguments, remedies=SOURCE_REMEDIES)
-@stops_with(NOTHING_DONE)
-@typed("source", writes=("local_dir", "cache_dir"))
+@public(
+    make_request,
+    arguments=StageArguments,
+    remedies=SOURCE_REMEDIES,
+    reads=("source",),
+    writes=("local_dir", "cache_dir"),
+    stopped=NOTHING_DONE,
+)
 def plan_stage(
     source: SourceArgument, *, options: PackOptions | None = None, **arguments: Unpack[StageArguments]
 ) -> StagePlan:
@@ -163,7 +167,7 @@ def plan_stage(
     request = make_request(source, options=options, **arguments)
 
     def plan() -> StagePlan:
-        call = StageCall(request, NullProgress())
+        call = StageCall(request, Progress())
         cache = Cache(request)
         with SourceOnce(call) as opened, tempfile.TemporaryDirectory() as spool:
             decision = decide(call, opened, cache)

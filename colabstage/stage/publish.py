@@ -25,12 +25,11 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.h5.manifest import is_whole, manifest_of_bytes, manifest_path, read_manifest
-from colabstage.io.arguments import GOES_ON, stops_with, takes
-from colabstage.io.boundary import typed
+from colabstage.io.boundary import GOES_ON, public
+from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder
 from colabstage.io.missing import whereabouts
 from colabstage.io.ownership import atomic_path, sweep_orphans
-from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.machine.drive_attributes import wait_uploaded as wait_until_uploaded
@@ -107,9 +106,12 @@ class PublishReport(Generic[P]):
         return text
 
 
-@takes(remedies={"target": 'Write publish_file("model.pt", "/content/drive/MyDrive/checkpoints/").'})
-@stops_with(GOES_ON)
-@typed("path", writes=("target",))
+@public(
+    remedies={"target": 'Write publish_file("model.pt", "/content/drive/MyDrive/checkpoints/").'},
+    reads=("path",),
+    writes=("target",),
+    stopped=GOES_ON,
+)
 def publish_file(
     path: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -169,7 +171,7 @@ def publish(
     place: Place, source: Path, name: str, *, keep_previous: bool = True, progress: Progress
 ) -> PublishReport[Any]:
     """Copy a finished file into a place, in place of a version that colabstage wrote; raises as `publish_file`."""
-    began, cancellation = time.monotonic(), cancellation_of(progress)
+    began, cancellation = time.monotonic(), progress.cancellation
     check_is_file(source)
     state, known = file_state(source), look_at_file(source)
     # A pack has its hashes beside it already.
@@ -222,7 +224,7 @@ def await_upload(
     copy, beside, shown = target, manifest_path(target), resolve_progress(progress)
 
     def wait() -> PublishReport[P]:
-        began, cancellation = time.monotonic(), cancellation_of(shown)
+        began, cancellation = time.monotonic(), shown.cancellation
         with required_to_stay(copy):
             # A version cannot be restored without its manifest, so that has to arrive as well.
             md5s = {
@@ -274,9 +276,7 @@ class RestoreReport:
         return " ".join([text, *(f"Passed over: {reason}" for reason in self.passed_over)])
 
 
-@takes()
-@stops_with(GOES_ON)
-@typed("published", writes=("target",))
+@public(reads=("published",), writes=("target",), stopped=GOES_ON)
 def restore_file(
     published: str | os.PathLike[str],
     target: str | os.PathLike[str] = ".",
@@ -374,5 +374,5 @@ def _restore_version(version: Path, target: Path, progress: Progress, *, overwri
         progress.step(f"restore {version.name}", total=size, unit="B") as step,
         atomic_path(target, replaces=lambda there: overwrite or is_the_same(there)) as temp,
     ):
-        copy_file(version, temp, manifest, step, cancellation_of(progress))
+        copy_file(version, temp, manifest, step, progress.cancellation)
     return size

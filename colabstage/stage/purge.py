@@ -16,8 +16,8 @@ from colabstage.errors import ColabstageError, DriveError, OptionError, SourceEr
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import is_manifest, is_replaceable_pack
 from colabstage.h5.parts import PartName, shard_pattern
-from colabstage.io.arguments import refuse_argument, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import refuse_argument
+from colabstage.io.boundary import public
 from colabstage.io.files import clear_lock, local_lock, read_json
 from colabstage.io.ownership import remove_vouched, sweep_orphans
 from colabstage.io.receipts import look_at
@@ -100,8 +100,7 @@ class PurgeReport:
         return sum(one.nbytes for one in self.removed)
 
 
-@takes()
-@typed("local_dir", "cache_dir")
+@public(reads=("local_dir", "cache_dir"))
 def list_datasets(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
 ) -> list[StoredDataset]:
@@ -270,8 +269,7 @@ def _is_called(one: StoredDataset, name: str) -> bool:
     return name in (one.name, f"{one.name}.h5", path.rpartition("/")[2], path)
 
 
-@takes()
-@typed()
+@public()
 def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     """Remove datasets, and what interrupted runs left beside them.
 
@@ -384,7 +382,7 @@ def _purge_cached(one: StoredDataset) -> str | None:
     return cache.ask(purge)
 
 
-@typed(writes=("local_dir", "cache_dir"))
+@public(writes=("local_dir", "cache_dir"))
 def sweep_leftovers(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
 ) -> list[Path]:

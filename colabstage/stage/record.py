@@ -106,7 +106,7 @@ def find_record(request: StageRequest) -> LocalRecord | None:
 def write_record(request: StageRequest, record: LocalRecord) -> None:
     """Record what the folder holds now."""
     raw = {**asdict(record), "identity": record.identity.to_json()}
-    write_json(request.folder / RECORD_NAME, {**raw, "version": _RECORD_VERSION, "address": request.address})
+    write_json(request.folder / RECORD_NAME, {**raw, "version": _RECORD_VERSION, "address": request.source.address})
 
 
 def files_record(request: StageRequest, identity: SourceIdentity, *, files: bool) -> LocalRecord:

@@ -10,7 +10,8 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal, TypedDict, Union, Unpack, cast, get_args
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import check_argument, read_options, takes
+from colabstage.io.arguments import check_argument, read_options
+from colabstage.io.boundary import public
 from colabstage.io.environment import cache_dir_variable
 from colabstage.io.redaction import show_address
 from colabstage.io.units import parse_bytes
@@ -92,11 +93,6 @@ class StageRequest:
         return self.folder / "files"
 
     @property
-    def address(self) -> str:
-        """Return how keys and manifests name the source; on Google Drive independent of where Drive is mounted."""
-        return self.source.address
-
-    @property
     def drive_path(self) -> Path | None:
         """Return the path of a source on a Google Drive; `None` for one elsewhere."""
         return drive_path_of(self.source)
@@ -141,7 +137,7 @@ class StageArguments(PackArguments, PlaceArguments, total=False):
     """Name the arguments of `stage_dataset` that say what is staged."""
 
 
-@takes(PackOptions)
+@public(PackOptions, reads=("source",), writes=("local_dir", "cache_dir"))
 def make_request(
     source: SourceArgument,
     *,

@@ -16,8 +16,8 @@ import numpy as np
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack, sweep_exchanges
-from colabstage.io.arguments import GOES_ON, stops_with, takes
-from colabstage.io.boundary import typed, typed_errors
+from colabstage.io.boundary import GOES_ON, public, typed_errors
+from colabstage.io.display import resolve_progress
 from colabstage.io.files import (
     check_own_folder,
     clear_lock,
@@ -28,7 +28,6 @@ from colabstage.io.files import (
 )
 from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import resolve_progress
 from colabstage.io.receipts import check_replaceable, sweep_receipts
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back
@@ -113,9 +112,14 @@ _SPOOL = "spool"
 _LOCK_TIMEOUT_S = 1800.0
 
 
-@takes(make_request, arguments=StageArguments, remedies=SOURCE_REMEDIES)
-@stops_with(GOES_ON)
-@typed("source", writes=("local_dir", "cache_dir"))
+@public(
+    make_request,
+    arguments=StageArguments,
+    remedies=SOURCE_REMEDIES,
+    reads=("source",),
+    writes=("local_dir", "cache_dir"),
+    stopped=GOES_ON,
+)
 def stage_dataset(
     source: SourceArgument,
     *,
@@ -500,7 +504,7 @@ def _make_pack(
                 cancellation=call.cancellation,
                 key=request.key,
                 identity=lambda: source.identity.to_json(),  # noqa: PLW0108 - that of the end
-                address=request.address,
+                address=request.source.address,
                 stream=stream,
                 records_rows=not request.wants_files,
                 base=base,
@@ -519,7 +523,7 @@ def _make_pack(
                 progress=call.progress,
                 key=request.key,
                 identity=source.identity.to_json(),
-                address=request.address,
+                address=request.source.address,
             )
         try:
             # Only now, because the missing part of a listing is noticed by listing again, which takes as long as the

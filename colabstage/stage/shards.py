@@ -21,7 +21,7 @@ from colabstage.h5.manifest import manifest_path
 from colabstage.h5.parts import PartName
 from colabstage.io.files import BLOCK_BYTES, read_json, write_json
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import Cancellation, NullProgress, start_at
+from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import format_bytes, format_count, parse_bytes
 from colabstage.io.workspace import find_orphans, open_workspace, remove_own, unless
 from colabstage.load.partial import forget_parts
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Progress
     from colabstage.pack.job import PackJob
     from colabstage.pack.set_stores import ShardName
     from colabstage.sources.opening import OpenedSource
@@ -222,7 +221,7 @@ class _Publisher:
 
     def _publish(self, file: Path) -> None:
         # Not a bar of its own: it would be drawn into that of packing.
-        publish(self._place, file, file.name, keep_previous=False, progress=NullProgress(self._stop))
+        publish(self._place, file, file.name, keep_previous=False, progress=Progress(self._stop))
         remove_own(file)
         remove_own(manifest_path(file))
 
@@ -350,7 +349,7 @@ class _SetOfShards:
         left = look_at_file(local)
         if left is not None and left.is_whole and left.manifest.shard == str(name) and self._is_current(left, source):
             with progress.step("pack", total=None, unit=self.job.table.unit) as step:
-                start_at(step, (done := result_of(left.manifest)).rows)
+                step.start_at((done := result_of(left.manifest)).rows)
             return done
         job = shard_job(self.job, name)
         source.read_members(members.of(job), readers=SLOW_READERS)
@@ -362,7 +361,7 @@ class _SetOfShards:
             cancellation=call.cancellation,
             key=call.request.key,
             identity=lambda: source.identity.to_json(),  # noqa: PLW0108 - that of the end
-            address=call.request.address,
+            address=call.request.source.address,
             shard=name,
         )
         return ShardResult.of(report)

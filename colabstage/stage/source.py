@@ -12,7 +12,7 @@ from colabstage.errors import ArchiveError, CancelledError, DriveError, SourceCh
 from colabstage.io.environment import OFFLINE_VARIABLE, is_set
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import Cancellation, cancellation_of
+from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
 from colabstage.sources.identity import compare_states, proof_of
 from colabstage.sources.look import check_freshness
@@ -52,7 +52,7 @@ class StageCall:
     @property
     def cancellation(self) -> Cancellation:
         """Return the cancellation of the call's progress."""
-        return cancellation_of(self.progress)
+        return self.progress.cancellation
 
 
 class SourceOnce(Closing):

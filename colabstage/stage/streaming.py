@@ -18,16 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError, WorkersLostError, said_by
 from colabstage.h5.arrival import Arrival
 from colabstage.h5.info import read_info
-from colabstage.io.progress import (
-    SYSTEM_CLOCK,
-    Cancellation,
-    NullProgress,
-    annotate,
-    background_of,
-    cancellation_of,
-    resolve_progress,
-    start_at,
-)
+from colabstage.io.display import resolve_progress
+from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.units import format_duration, format_rate
 from colabstage.io.whole_imports import whole_imports
 from colabstage.load.arrival import UnitOrder, even_window
@@ -45,7 +37,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.arrival import HandedOut, Readiness
     from colabstage.h5.info import PackInfo
-    from colabstage.io.progress import Progress, ProgressStep
+    from colabstage.io.progress import ProgressStep
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.partial import PartialPack
     from colabstage.stage.dataset import StageReport
@@ -59,23 +51,23 @@ _RATE_S = 1.0
 _CLEAR_UP_S = 30.0
 
 
-class _UntilHandedOut:
+class _UntilHandedOut(Progress):
     """A progress that shows steps until the dataset is handed out; it can be cancelled at any time.
 
     After that the user's own cells run, and `BackgroundPack` shows one row for all steps.
     """
 
     def __init__(self, shown: Progress) -> None:
+        super().__init__(shown.cancellation)
         self._shown = shown
-        self.cancellation: Cancellation = cancellation_of(shown)
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         return self._shown.step(name, total=total, unit=unit)
 
     def move_to_background(self) -> Progress:
         """Show no further steps, and return where the one row of the background goes."""
-        shown, self._shown = self._shown, NullProgress()
-        return background_of(shown)
+        shown, self._shown = self._shown, Progress()
+        return shown.background()
 
 
 class Arriving(Arrival, Protocol):
@@ -133,8 +125,8 @@ class BackgroundPack:
     ) -> None:
         """Prepare `work`, which makes the call."""
         self._work, self._report, self._progress = work, report, _UntilHandedOut(shown)
-        self._wanted = not isinstance(shown, NullProgress)
-        self._background: Progress = NullProgress()
+        self._wanted = not shown.is_silent
+        self._background: Progress = Progress()
         self._planned: Future[PackInfo] = Future()
         self._done: Future[StagedDataset] = Future()
         self._handed_out: StagedDataset | None = None
@@ -171,7 +163,7 @@ class BackgroundPack:
         self._handed_out = StagedDataset(
             path=self.arrival.place, files=None, report=self._report, info=self._planned.result(), arriving=self
         )
-        if not isinstance(self._background, NullProgress):
+        if not self._background.is_silent:
             name, total, unit = self.arrival.bar
             # Opened here: a panel belongs to the cell that the caller's thread runs.
             step = self._background.step(name, total=total, unit=unit)
@@ -235,7 +227,7 @@ class BackgroundPack:
             deadline = float("inf") if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
 
             def check() -> None:
-                cancellation_of(shown).check()
+                shown.cancellation.check()
                 if SYSTEM_CLOCK.now() > deadline and not self._done.done():
                     coming = f"the rest is still being {self.arrival.verb}"
                     msg = f"After {timeout_s:g} seconds {self.ready} are here; {coming}."
@@ -261,16 +253,16 @@ class BackgroundPack:
     def _follow(self, step: ProgressStep, check: Callable[[], object]) -> None:
         """Advance a step with the work, until that ends or `check` raises."""
         # What an earlier call did is no rate of this one.
-        start_at(step, done := self.arrival.moved)
+        step.start_at(done := self.arrival.moved)
         is_over = False
         while not is_over:
-            annotate(step, self._training())
+            step.note(self._training())
             is_over = bool(wait((self._done,), timeout=_LOOK_S).done)
             now = self.arrival.moved
             step.advance(now - done)
             done = now
             check()
-        annotate(step, self._training())
+        step.note(self._training())
 
     def _training(self) -> str:
         """Return how readers get on while data arrives, in words: why nothing comes, if so; "" before their first

@@ -22,7 +22,7 @@ import warnings
 import zipfile
 from concurrent.futures import BrokenExecutor, Executor, Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import h5py
 import numpy as np
@@ -56,6 +56,7 @@ from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
 from tests.support.images import image, in_classes, make_tree
 from tests.support.share_links import DriveShares, SharedItem
+from tests.support.steps import Meanwhile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -225,28 +226,6 @@ class Dying(Executor):
         future: Future[Any] = Future()
         future.set_exception(BrokenExecutor("A worker was terminated abruptly"))
         return future
-
-
-class Meanwhile:
-    """Progress during which something happens."""
-
-    def __init__(self, happens: Callable[[], object]) -> None:
-        self._happens = happens
-
-    def step(self, name: str, *, total: int | None, unit: str) -> Any:
-        return self
-
-    def note(self, text: str) -> None:
-        pass
-
-    def advance(self, amount: int = 1) -> None:
-        self._happens()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def slowly(pixels: Any) -> Any:

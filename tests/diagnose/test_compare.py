@@ -13,7 +13,7 @@ from PIL import Image
 
 from colabstage import compare_sources
 from colabstage.errors import DriveDisconnectedError, LayoutError, OptionError, SourceNotFoundError, SourceReadError
-from colabstage.io.progress import NullProgress
+from colabstage.io.progress import Progress
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 
@@ -102,7 +102,7 @@ def test_the_time_is_kept(machine: Path) -> None:
 def test_a_mount_that_died_is_said_at_once(drive: SimulatedDrive, my_drive: Path) -> None:
     """Nothing is tried where nothing answers."""
     drive.kill()
-    with pytest.raises(DriveDisconnectedError, match=r"has died \(Transport endpoint is not connected\)"):
+    with pytest.raises(DriveDisconnectedError, match="Transport endpoint"):
         compare(my_drive / "photos")
 
 
@@ -111,7 +111,7 @@ def test_a_mount_that_dies_meanwhile(drive: SimulatedDrive, my_drive: Path, mach
     """A Drive that goes away while it is read is a typed error, and nothing stays behind."""
     write_photos(drive.cloud / "MyDrive" / "photos", 10)
 
-    class Killing(NullProgress):
+    class Killing(Progress):
         def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
             if name == "read once more":
                 drive.kill()
@@ -167,7 +167,7 @@ def test_an_interrupted_comparison_leaves_nothing(machine: Path) -> None:
     """Ctrl-C in the middle: the copies are gone, and so are the folders that were made for them."""
     write_photos(machine / "photos", 8)
 
-    class Interrupting(NullProgress):
+    class Interrupting(Progress):
         def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
             if name == "read the pack":
                 raise KeyboardInterrupt
@@ -182,7 +182,7 @@ def test_what_is_no_image(machine: Path) -> None:
     """Arrays are refused by name, nothing but broken files too, and a path with nothing at it."""
     (machine / "arrays").mkdir()
     np.savez(machine / "arrays" / "data.npz", x_train=np.zeros((9, 4), np.float32), y_train=np.zeros(9, np.int64))
-    with pytest.raises(LayoutError, match="holds no image files"):
+    with pytest.raises(LayoutError, match="no image files"):
         compare(machine / "arrays")
     for name in ("a", "b"):
         (machine / "broken" / name).mkdir(parents=True)

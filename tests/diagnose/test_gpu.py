@@ -289,7 +289,7 @@ def test_pages_and_pictures(smi: FakeSmi) -> None:
 @pytest.mark.parametrize("arguments", [{"interval_s": 0}, {"timeout_s": -1}])
 def test_a_wrong_number_is_refused(arguments: dict[str, float]) -> None:
     """Times must be above 0."""
-    with pytest.raises(OptionError, match="cannot work; expected more than 0"):
+    with pytest.raises(OptionError, match="more than 0"):
         GpuMonitor(**arguments)  # type: ignore[arg-type]
 
 

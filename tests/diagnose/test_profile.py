@@ -5,6 +5,8 @@ Where only the accounting is in question, a clock is passed in that loader and s
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
 import socket
 import sys
@@ -135,6 +137,29 @@ def test_a_thread_that_serves_others_is_no_part_of_the_loading() -> None:
         socket.create_connection(server.getsockname()).close()
         thread.join(10.0)
     assert seconds_of(profile, "read") < 0.1 * seconds_of(profile, "transform"), profile.summary()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_thread_of_an_installed_package_is_no_part_of_the_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    """It waits for data of its own, wherever pip has put it; the same module of the user's reads for the loader."""
+    (tmp_path / "waits_for_data.py").write_text("def run(pipe):\n    pipe.read(1)\n", encoding="utf-8")
+    if installed:
+        metadata = tmp_path / "waits_for_data-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "RECORD").write_text("waits_for_data.py,,\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "waits_for_data", raising=False)
+    run = importlib.import_module("waits_for_data").run
+    ours, theirs = os.pipe()
+    with open(ours, "rb", buffering=0) as pipe:
+        thread = threading.Thread(target=run, args=(pipe,))
+        thread.start()
+        profile = profile_loader(DataLoader(Samples(rounds=20_000), 8), budget_s=0.6)
+        os.close(theirs)
+        thread.join(10.0)
+    assert (seconds_of(profile, "read") < 0.1 * seconds_of(profile, "transform")) == installed, profile.summary()
 
 
 @pytest.mark.parametrize("stage", LOADERS)

@@ -9,7 +9,8 @@ from typing import Any, TypedDict, Unpack
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import defaults, read_options, takes
+from colabstage.io.arguments import defaults, read_options
+from colabstage.io.boundary import public
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Fewer(TypedDict, total=False):
     size: int
 
 
-@takes(Options, remedies={"shade": "Write colour='grey'.", "name": "Write draw('a')."})
+@public(Options, remedies={"shade": "Write colour='grey'.", "name": "Write draw('a')."})
 def draw(name: str, *, loud: bool = False, options: Options | None = None, **arguments: Unpack[Arguments]) -> Options:
     """Draw.
 
@@ -59,7 +60,7 @@ def draw(name: str, *, loud: bool = False, options: Options | None = None, **arg
     return read_options(Options, options, arguments)
 
 
-@takes(draw, arguments=Fewer)
+@public(draw, arguments=Fewer)
 def draw_small(**arguments: Unpack[Fewer]) -> Options:
     """Draw less.
 
@@ -95,9 +96,9 @@ def test_what_is_given_by_name_replaces_what_the_options_say() -> None:
 
 def test_names_that_there_are_not_are_refused() -> None:
     loose: Any = draw
-    with pytest.raises(TypeError, match=r"draw\(\) got an unexpected keyword argument 'color'\. Did you mean 'colour'"):
+    with pytest.raises(TypeError, match=r"draw\(\).*'color'.*'colour'"):
         loose("a", color="red")
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'qqq'\.$"):
+    with pytest.raises(TypeError, match=r"'qqq'\.$"):
         loose("a", qqq=1)
     with pytest.raises(OptionError, match="Write colour='grey'"):
         loose("a", shade=1)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import CancelledError, SourceReadError
-from colabstage.io.page import Board, Row, panel_html, panel_text
-from colabstage.io.progress import Cancellation, start_at
+from colabstage.io.display import Board, Row, panel_html, panel_text
+from colabstage.io.progress import Cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def test_reports_of_several_threads_add_up() -> None:
 def test_what_was_done_before_makes_no_rate() -> None:
     board = silent()
     with board.step("pack", total=1_000_000, unit="images") as step:
-        start_at(step, 999_990)
+        step.start_at(999_990)
         step.advance(10)
         time.sleep(0.02)
         (running,) = board.rows()

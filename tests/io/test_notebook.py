@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _WORK = """
 from concurrent.futures import ThreadPoolExecutor
-from colabstage.io.progress import resolve_progress
+from colabstage.io.display import resolve_progress
 progress = resolve_progress(True)
 def work(fail):
     with progress.step("copy", total=4000, unit="B") as step, ThreadPoolExecutor(4) as pool:
@@ -75,8 +75,8 @@ def test_the_panel_stays_as_the_work_ended(tmp_path: Path, nurseries: Nurseries)
 
 
 _BACKGROUND = """
-from colabstage.io.progress import annotate, background_of, resolve_progress
-step = background_of(resolve_progress(True)).step("pack", total=3, unit="images")
+from colabstage.io.display import resolve_progress
+step = resolve_progress(True).background().step("pack", total=3, unit="images")
 step.advance()
 """
 
@@ -84,7 +84,7 @@ step.advance()
 def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Path, nurseries: Nurseries) -> None:
     outputs = run_cells(
         _BACKGROUND,
-        "print('loop')\nannotate(step, 'training: 9 samples/s')\nstep.advance(2)",
+        "print('loop')\nstep.note('training: 9 samples/s')\nstep.advance(2)",
         "step.__exit__(None, None, None)",
         folder=tmp_path,
         nurseries=nurseries,
@@ -114,8 +114,8 @@ def stage():
 def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurseries: Nurseries) -> None:
     stop = "import os, signal\nwith progress.step('read', total=2, unit='B'): os.kill(os.getpid(), signal.SIGINT)"
     stopped = (
-        "from colabstage.io.arguments import GOES_ON, stops_with\n"
-        "stops_with(GOES_ON)(lambda: os.kill(os.getpid(), signal.SIGINT))()"
+        "from colabstage.io.boundary import GOES_ON, public\n"
+        "public(stopped=GOES_ON)(lambda: os.kill(os.getpid(), signal.SIGINT))()"
     )
     packs = "colabstage.pack_dataset(Odd(), 'odd.h5', progress=False)"
     outputs = run_cells(
@@ -130,8 +130,8 @@ def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurs
     assert sentence == "Stopped. What was finished is kept; the same call again continues from there."
     assert ("imagesize=3" in typo, "Did you mean 'image_size'?" in typo) == (True, True)
     assert ("1 / 0" in broken, "Odd()" in broken, "Odd[0]" in broken) == (True, True, True)
-    assert [name for name in ("arguments.py", "items.py", "run.py") if name in typo + broken] == []
-    assert "arguments.py" in everything
+    assert [name for name in ("boundary.py", "items.py", "run.py") if name in typo + broken] == []
+    assert "boundary.py" in everything
 
 
 def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:
     if find_spec("IPython") is None:
         pytest.skip("needs IPython: pip install --group notebooks (or: make .venv/.tested)")
     code = (
-        "from colabstage.io.progress import resolve_progress\n"
+        "from colabstage.io.display import resolve_progress\n"
         "with resolve_progress(True).step('copy', total=2, unit='B') as step: step.advance(2)"
     )
     done = subprocess.run(

@@ -473,7 +473,7 @@ class TestFolders:
 
         monkeypatch.setattr(os.path, "lexists", come)
         if theirs == "somebody's":
-            with pytest.raises(TargetExistsError, match="not made by colabstage"):
+            with pytest.raises(TargetExistsError, match="colabstage"):
                 put_folder(made, target, receipt)
             assert (target / "a.bin").read_bytes() == b"other"
         else:
@@ -533,7 +533,7 @@ def test_a_receipt_does_not_vouch_for_something_else(tmp_path: Path) -> None:
     fetch_files(tmp_path / "a.bin", str(target), progress=False)
     as_after_a_death(target)
     target.write_bytes(b"mine")
-    with pytest.raises(TargetExistsError, match="changed since it was fetched"):
+    with pytest.raises(TargetExistsError, match="here/it"):
         fetch_files(tmp_path / "a.bin", str(target), progress=False)
     assert target.read_bytes() == b"mine"
 
@@ -549,5 +549,5 @@ def test_an_extraction_that_died_before_it_cleared_up_is_not_done_again(tmp_path
     assert names(target.parent) == before
     as_after_a_death(target)
     (target / "b" / "more.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(TargetExistsError, match=r"not from colabstage: 'b/more"):
+    with pytest.raises(TargetExistsError, match="'b/more"):
         extract_archive(tmp_path / "a.zip", target, progress=False)

@@ -225,7 +225,7 @@ def test_a_worker_that_hangs_in_a_read_holds_nobody_up() -> None:
 
         limits = PipelineLimits(readers=0, max_readers=0, workers=2, budget_bytes=1, readers_end_s=0.1)
         clock = SilentClock()
-        with pytest.raises(SourceReadError, match=r"for 1[89]\d seconds \(7 of 30 done"):
+        with pytest.raises(SourceReadError, match=r" 1[89]\d seconds .*7 of 30"):
             run_with(read, use_nothing, limits, count=30, clock=clock)
 
 
@@ -352,7 +352,7 @@ def test_source_that_hangs_is_an_error_within_the_deadline() -> None:
 
         limits = PipelineLimits(readers=2, max_readers=2, workers=2, readers_end_s=0.1)
         clock = SilentClock()
-        with pytest.raises(SourceReadError, match=r"for 1[89]\d seconds \(7 of 1000 done.*call mount_drive\(\)"):
+        with pytest.raises(SourceReadError, match=r" 1[89]\d seconds .*7 of 1000.*mount_drive\(\)"):
             run_with(read, use_nothing, limits, clock=clock)
 
 

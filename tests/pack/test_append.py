@@ -17,6 +17,7 @@ from colabstage import pack_dataset
 from colabstage.errors import LayoutError, OptionError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import is_whole, manifest_path, read_manifest
 from colabstage.load.reading.reader import SplitReader
+from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,25 +143,16 @@ def test_a_dataset_with_appended_files_is_not_replaced(base: Path, photos: Path,
         pack_dataset(photos, base, overwrite=True, progress=False)
 
 
-class _DiesAfter:
+class _DiesAfter(OneStep):
     """A progress whose process is ended at the n-th sample."""
 
     def __init__(self, samples: int) -> None:
         self._left = samples
 
-    def step(self, name: str, *, total: int | None, unit: str) -> _DiesAfter:
-        return self
-
     def advance(self, amount: int = 1) -> None:
         self._left -= amount
         if self._left <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def __enter__(self) -> _DiesAfter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
 
 
 def _append_and_die(source: Path, base: Path, samples: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,16 +19,18 @@ from colabstage.io.workspace import temp_beside
 from colabstage.pack.arrival import ArrivalPlan, PackArrival, PackState, RowMap, RowState, SplitRows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 ALL = np.arange(4)
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Path:
+def workspace(tmp_path: Path) -> Iterator[Path]:
     made = temp_beside(tmp_path / "pack.h5")
     made.mkdir()
-    return made
+    yield made
+    shutil.rmtree(made)
 
 
 def begin(workspace: Path) -> tuple[PackArrival, RowMap]:

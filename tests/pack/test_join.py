@@ -13,7 +13,7 @@ from PIL import Image
 
 from colabstage import pack_dataset
 from colabstage.h5.manifest import is_whole, read_manifest
-from colabstage.io.progress import NullProgress
+from colabstage.io.progress import Progress
 from colabstage.load.reading.reader import SplitReader
 from colabstage.options import PackOptions
 from colabstage.pack import joining
@@ -25,7 +25,7 @@ from colabstage.pack.shards import pack_by_executor
 def _pack(source: Path, out: Path, **options: Any) -> Any:
     with ThreadPoolExecutor(2) as pool:
         return pack_by_executor(
-            source, out, PackOptions(**options), pool, progress=NullProgress(), key="", identity={}, address=str(source)
+            source, out, PackOptions(**options), pool, progress=Progress(), key="", identity={}, address=str(source)
         )
 
 

@@ -18,6 +18,7 @@ from colabstage.h5.parts import shards_beside
 from colabstage.load.reading.reader import SplitReader
 from tests.sources.servers import BucketService, moto_service, use_login
 from tests.support.staged import timeless
+from tests.support.steps import OneStep
 
 Files = dict[str, bytes | dict[str, Any]]
 
@@ -132,24 +133,15 @@ def test_uploaded_shards_of_a_failed_run_are_used(
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
 
-    class StopsMidway:
+    class StopsMidway(OneStep):
         """Ends the run when a shard is there."""
 
         done = 0
-
-        def step(self, name: str, *, total: int | None, unit: str) -> StopsMidway:
-            return self
 
         def advance(self, amount: int = 1) -> None:
             self.done += amount
             if self.done > 16:
                 raise KeyboardInterrupt
-
-        def __enter__(self) -> StopsMidway:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return
 
     with pytest.raises(KeyboardInterrupt):
         pack_dataset(photos, "s3://data/set.h5", shards=2, progress=StopsMidway())
@@ -234,16 +226,15 @@ import dask
 from dask.distributed import Client, LocalCluster
 
 from colabstage import pack_dataset
+from colabstage.options import Progress, ProgressStep
 
-class KillsOne:
+class KillsOne(Progress, ProgressStep):
     def __init__(self, client): self.client, self.killed = client, 0
     def step(self, name, *, total, unit): return self
     def advance(self, amount=1):
         if amount and not self.killed:
             self.killed = next(iter(self.client.run(os.getpid).values()))
             os.kill(self.killed, signal.SIGKILL)
-    def __enter__(self): return self
-    def __exit__(self, *_): pass
 
 if __name__ == "__main__":
     # Workers are forked from a process that has imported Dask, the one that takes the dead one's place as well.

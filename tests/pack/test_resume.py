@@ -29,8 +29,9 @@ SPLITS = {"splits": {"train": 0.8, "test": 0.2}}
 _PACKER = """
 import json, os, signal, sys
 from colabstage import pack_dataset
+from colabstage.options import Progress, ProgressStep
 
-class Ending:
+class Ending(Progress, ProgressStep):
     def __init__(self, after, how): self.left, self.how = after, how
     def step(self, name, *, total, unit):
         self.advance(0)
@@ -41,8 +42,6 @@ class Ending:
         if self.left <= 0 and self.how:
             os.kill(os.getpid(), self.how)
             self.how = 0
-    def __enter__(self): return self
-    def __exit__(self, *_): pass
 
 source, out, after, how, options = sys.argv[1:]
 pack_dataset(source, out, progress=Ending(int(after), int(how)), **json.loads(options))

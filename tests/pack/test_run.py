@@ -29,6 +29,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import is_whole, read_manifest
+from tests.support.steps import Meanwhile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -495,31 +496,12 @@ def test_rows_are_read_by_h5py_without_any_filter(tmp_path: Path, photos: Path) 
         assert rows[-1].shape == (16, 20, 3)
 
 
-class _Writing:
-    """A progress at which somebody writes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def step(self, name: str, *, total: int | None, unit: str) -> _Writing:
-        return self
-
-    def advance(self, amount: int = 1) -> None:
-        self._path.write_bytes(b"of somebody else")
-
-    def __enter__(self) -> _Writing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-
 def test_what_comes_to_the_target_meanwhile_is_not_replaced(tmp_path: Path, photos: Path) -> None:
     """Without overwrite=True it stays as it is, and what is packed is kept for the next call."""
     out = tmp_path / "place" / "out.h5"
     out.parent.mkdir()
     with pytest.raises(TargetExistsError, match="overwrite=True"):
-        pack_dataset(photos, out, progress=_Writing(out))
+        pack_dataset(photos, out, progress=Meanwhile(lambda: out.write_bytes(b"of somebody else")))
     assert out.read_bytes() == b"of somebody else"
     assert not out.with_name("out.h5.json").exists()
     out.unlink()

@@ -32,6 +32,7 @@ from colabstage.h5.parts import shards_beside
 from colabstage.load.reading.reader import SplitReader
 from colabstage.options import Images, SampleTable, TreeFiles
 from colabstage.pack.dispatch import run_tasks
+from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,26 +98,17 @@ def test_any_executor_makes_the_same_bytes(
     assert leftovers(place) == []
 
 
-class _KillsOne:
+class _KillsOne(OneStep):
     """A progress that kills one process of a pool when the first shard is done."""
 
     def __init__(self, pids: Callable[[], list[int]]) -> None:
         self._pids = pids
         self.killed = 0
 
-    def step(self, name: str, *, total: int | None, unit: str) -> _KillsOne:
-        return self
-
     def advance(self, amount: int = 1) -> None:
         if amount and not self.killed:
             self.killed = self._pids()[0]
             os.kill(self.killed, signal.SIGKILL)
-
-    def __enter__(self) -> _KillsOne:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
 
 
 @pytest.mark.slow
@@ -142,16 +134,15 @@ import dask
 from dask.distributed import Client, LocalCluster
 
 from colabstage import pack_dataset
+from colabstage.options import Progress, ProgressStep
 
-class KillsOne:
+class KillsOne(Progress, ProgressStep):
     def __init__(self, client): self.client, self.killed = client, 0
     def step(self, name, *, total, unit): return self
     def advance(self, amount=1):
         if amount and not self.killed:
             self.killed = next(iter(self.client.run(os.getpid).values()))
             os.kill(self.killed, signal.SIGKILL)
-    def __enter__(self): return self
-    def __exit__(self, *_): pass
 
 if __name__ == "__main__":
     # Workers are forked from a process that has imported Dask, the one that takes the dead one's place as well.

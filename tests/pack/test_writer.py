@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,16 +20,16 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
-from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.progress import Cancellation, Progress
 from colabstage.options import PackOptions
 from colabstage.pack import execute, writer
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import prepare_pack
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import Tree
+from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
-    from colabstage.io.progress import ProgressStep
     from colabstage.pack.execute import PackReport
     from colabstage.trees.listing import FileEntry
 
@@ -71,7 +71,7 @@ def test_tiny_files_of_a_fast_folder_are_packed_by_one_worker(
     with FolderTree(make_images(tmp_path / "photos", 12, size=(side, side))) as tree:
         job = prepare_pack(tree, PackOptions(encoding=encoding), free_bytes=None)
         for slow in (False, True):
-            run_pack(job, tmp_path / "a.h5", slow=slow, progress=NullProgress(), cancellation=Cancellation())
+            run_pack(job, tmp_path / "a.h5", slow=slow, progress=Progress(), cancellation=Cancellation())
     assert workers == [1 if alone else 4, 4]
 
 
@@ -79,11 +79,11 @@ def _pack(tree: Any, out: Path, *, watch: Callable[[int], object] | None = None,
     """Pack with 32 readers; `watch` is told how many samples are done."""
     job = prepare_pack(tree, PackOptions(**options), free_bytes=None)
     cancellation = Cancellation()
-    progress = _Watched(watch, cancellation) if watch else NullProgress()
+    progress = _Watched(watch, cancellation) if watch else Progress()
     return run_pack(job, out, slow=True, progress=progress, cancellation=cancellation)
 
 
-class _Watched(NullProgress):
+class _Watched(OneStep):
     """Tells how many samples are done; a `True` in answer cancels the work."""
 
     def __init__(self, watch: Callable[[int], object], cancellation: Cancellation) -> None:
@@ -91,21 +91,11 @@ class _Watched(NullProgress):
         self._cancellation = cancellation
         self._done = 0
 
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        """This is its own step."""
-        return self
-
     def advance(self, amount: int = 1) -> None:
         """Count, tell, and cancel if told so."""
         self._done += amount
         if self._watch(self._done):
             self._cancellation.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def test_cancelling_stops_and_keeps_finished_work(tmp_path: Path, make_images: MakeImages) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage.io.progress import ProgressStep
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.sources.servers import BucketService, FolderService, ftp_service, moto_service, sftp_service, use_login
@@ -14,10 +15,9 @@ from tests.sources.servers import BucketService, FolderService, ftp_service, mot
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from types import TracebackType
 
 
-class CountingStep:
+class CountingStep(ProgressStep):
     """A `ProgressStep` that adds up; `notice`, when set, is called with the sum after every advance."""
 
     def __init__(self) -> None:
@@ -30,14 +30,6 @@ class CountingStep:
             self.total += amount
         if self.notice is not None:
             self.notice(self.total)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing to close."""
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from colabstage.errors import SourceChangedError
 from colabstage.io.files import RetryPolicy
-from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.progress import Cancellation, ProgressStep
 from colabstage.sources.arriving import fetch_file
 from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError
 
@@ -117,7 +117,7 @@ def changed() -> SourceChangedError:
     return SourceChangedError("another version")
 
 
-class _Saying(NullProgress):
+class _Saying(ProgressStep):
     """Prints the sum after each advance."""
 
     def __init__(self) -> None:
@@ -129,12 +129,6 @@ class _Saying(NullProgress):
             self._total += amount
             sys.stdout.write(f"{self._total}\n")
             sys.stdout.flush()
-
-    def __enter__(self) -> _Saying:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def main() -> None:

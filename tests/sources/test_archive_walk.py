@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.io.progress import LateStep, NullProgress
+from colabstage.io.progress import LateStep, Progress
 from colabstage.sources.arriving import STRETCH_BYTES, ArchiveWalk, StreamingCopy
 from colabstage.sources.http_file import open_http
 from colabstage.trees.bytes import LocalBytes
@@ -39,10 +39,8 @@ def test_headers_are_found_with_few_requests(tmp_path: Path, kind: str) -> None:
     size = path.stat().st_size
     with WebServer({"photos.tar": path}) as server:
         file = open_http(server.url("photos.tar"))
-        copy = StreamingCopy(
-            file, tmp_path / "copy", step=NullProgress().step("copy", total=size, unit="B"), policy=POLICY
-        )
-        with ArchiveWalk(copy, LateStep(NullProgress(), "look", size)) as walk:
+        copy = StreamingCopy(file, tmp_path / "copy", step=Progress().step("copy", total=size, unit="B"), policy=POLICY)
+        with ArchiveWalk(copy, LateStep(Progress(), "look", size)) as walk:
             found = list(scan_members(walk))
             walk.end()
             assert walk.pread(512, 0) == path.read_bytes()[:512]

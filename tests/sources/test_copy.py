@@ -22,8 +22,8 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
+from colabstage.io.display import Board
 from colabstage.io.files import RetryPolicy, block_ranges, hash_block, hash_ranges
-from colabstage.io.page import Board
 from colabstage.io.progress import Cancellation, LateStep
 from colabstage.io.workspace import temp_beside
 from colabstage.sources.copy import copy_blocks

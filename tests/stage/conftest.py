@@ -6,37 +6,24 @@ import io
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.io.progress import NullProgress
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.sources.servers import BucketService, moto_service, use_login
-
-if TYPE_CHECKING:
-    from colabstage.io.progress import ProgressStep
+from tests.support.invariants import check_afterwards
 
 MakeImages = Callable[..., Path]
 
 
-class OneStep(NullProgress):
-    """Progress that is each of its steps: what `advance` does is done while the work goes on."""
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def advance(self, amount: int = 1) -> None:
-        raise NotImplementedError
+@pytest.fixture(autouse=True)
+def invariants(tmp_path: Path) -> Iterator[None]:
+    """What holds after every call holds at the end of every test."""
+    yield
+    check_afterwards(tmp_path)
 
 
 @pytest.fixture(autouse=True)

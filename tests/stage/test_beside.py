@@ -6,14 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from colabstage import stage_dataset
 from colabstage.errors import CancelledError
-from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.progress import Cancellation, Progress
 from colabstage.trees.folder import FolderTree
+from tests.support.steps import Meanwhile
 
 if TYPE_CHECKING:
     from colabstage import StagedDataset
@@ -23,23 +24,7 @@ MakeImages = Callable[..., Path]
 WAIT_S = 30
 
 
-class _Acting:
-    """A step that does something whenever it gets further."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        self._act = act
-
-    def advance(self, amount: int = 1) -> None:
-        self._act()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-class AtFirstBlock(NullProgress):
+class AtFirstBlock(Progress):
     """Do something when the first block of the pack is here: cancel the call, if nothing else is said."""
 
     def __init__(self, act: Callable[[], object] | None = None) -> None:
@@ -48,7 +33,7 @@ class AtFirstBlock(NullProgress):
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         step = super().step(name, total=total, unit=unit)
-        return step if name != "copy from cache" else _Acting(self._act)
+        return step if name != "copy from cache" else Meanwhile(self._act)
 
 
 @pytest.fixture

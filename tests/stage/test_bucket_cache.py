@@ -21,7 +21,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.files import json_text
-from colabstage.io.progress import NullProgress
+from colabstage.io.progress import Progress
 from colabstage.sources.buckets import ObjectStore
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.places import BucketPlace
@@ -126,8 +126,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def split_photos(tmp_path: Path, make_images: MakeImages) -> Path:
-    """A folder whose pack has 15 MB, and the images of its second split at the end."""
-    for split, count in (("train", 60), ("test", 16)):
+    """A folder whose pack has 8 MB, and the images of its second split at the end."""
+    for split, count in (("train", 34), ("test", 8)):
         make_images(tmp_path / "photos" / split, count, size=(256, 256))
     return tmp_path / "photos"
 
@@ -227,11 +227,11 @@ def test_a_manifest_that_comes_before_ours(
 
     monkeypatch.setattr(ObjectStore, "put", put_late)
     if theirs == "another version":
-        with pytest.raises(TargetExistsError, match="another process wrote it meanwhile"):
-            publish(place(), pack, "photos.h5", progress=NullProgress())
+        with pytest.raises(TargetExistsError, match=r"photos\.h5\.json"):
+            publish(place(), pack, "photos.h5", progress=Progress())
         assert objects(s3)["cache/photos.h5.json"] == content
     else:
-        publish(place(), pack, "photos.h5", progress=NullProgress())
+        publish(place(), pack, "photos.h5", progress=Progress())
         assert timeless(objects(s3)) == as_objects("cache/photos.h5", pack)
 
 
@@ -246,11 +246,11 @@ def test_what_cannot_be_a_cache_says_so_before_anything_is_written(
     }.items():
         with pytest.raises(OptionError, match=words):
             staged(photos, tmp_path / "local", cache_dir=address)
-    with pytest.raises(SourceNotFoundError, match=r"There is no bucket 'nowhere'"):
+    with pytest.raises(SourceNotFoundError, match="'nowhere'"):
         staged(photos, tmp_path / "local", cache_dir="s3://nowhere/cache")
-    with pytest.raises(SourceNotFoundError, match=r"There is no bucket 'nowhere'"):
+    with pytest.raises(SourceNotFoundError, match="'nowhere'"):
         staged(many, tmp_path / "local", cache_dir="s3://nowhere/cache", disk_limit=LIMIT, refresh=True)
-    with pytest.raises(OptionError, match=r"is inside the source"):
+    with pytest.raises(OptionError, match="s3://data"):
         stage_dataset("s3://data", cache_dir=CACHE, local_dir=tmp_path / "local")
     with pytest.raises(NotEnoughSpaceError, match=r's3://bucket/cache"'):
         staged(many, tmp_path / "local", cache_dir=None, disk_limit=LIMIT)

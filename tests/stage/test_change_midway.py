@@ -50,7 +50,7 @@ def test_a_cached_pack_that_becomes_another(tmp_path: Path, monkeypatch: pytest.
         file.write(bytes(cached.stat().st_size // 4))
     for again in (True, False):
         # The same call would end in the same way, so another one is named.
-        with pytest.raises(DamagedPackError, match=r"are not kept\. Call stage_dataset with refresh=True"):
+        with pytest.raises(DamagedPackError, match="refresh=True"):
             note_numbers(batches, seen)
         with pytest.raises(DamagedPackError):
             data.wait(progress=False)

@@ -3,7 +3,6 @@ byte for byte the one that reading everything makes."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import random
@@ -13,7 +12,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from colabstage import list_datasets, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import DecodeError
 from tests.support.http_server import WebServer
 from tests.support.invariants import Home
+from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
     from colabstage import StagedDataset
@@ -332,20 +332,17 @@ def test_what_an_interrupted_run_has_packed_is_proved_too(tmp_path: Path) -> Non
     assert finished.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
 
 
-class _Removing(contextlib.nullcontext[Any]):
+class _Removing(OneStep):
     """Progress that removes a file as soon as rows are taken over."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(self)
+        super().__init__()
         self._path = path
 
-    def step(self, name: str, *, total: int | None, unit: str) -> Any:
+    def step(self, name: str, *, total: int | None, unit: str) -> Self:
         if name == "take over":
             self._path.unlink()
         return self
-
-    def advance(self, amount: int = 1) -> None:
-        """Show nothing."""
 
 
 def test_an_earlier_pack_that_is_removed_meanwhile_is_done_without(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import pytest
 from colabstage import publish_file, stage_dataset
 from colabstage.errors import CancelledError, DriveDisconnectedError
 from colabstage.io.files import local_lock
-from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.progress import Cancellation, Progress
 from colabstage.machine.mounts import run_watched
 from colabstage.stage.request import lock_path, make_request
 from tests.stage.on_drive import VERBS
@@ -151,7 +151,7 @@ def test_an_interrupt_reaches_work_on_a_mount(tmp_path: Path, drive: SimulatedDr
     assert steps == ["cleared up"]
 
 
-class _Stopping(NullProgress):
+class _Stopping(Progress):
     """Progress that somebody can stop."""
 
     def __init__(self) -> None:

@@ -58,13 +58,13 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 256, (ROWS, 32, 32), dtype=np.uint8)
     np.savez(source, x_train=x, y_train=np.arange(ROWS) % 10)
     places: dict[str, Any] = {"cache_dir": cache, "local_dir": local, "progress": False}
-    refused = pytest.raises(NotEnoughSpaceError, match=r"disk_limit=3.5 MB.*Leave\s+out executor=")
+    refused = pytest.raises(NotEnoughSpaceError, match=r"3\.5 MB(.|\n)*executor=")
     with ProcessPoolExecutor(1) as executor, refused:
         stage_dataset(source, disk_limit=LIMIT, executor=executor, **places)
     assert not [path for path in local.rglob("*") if path.is_file() and path.stat().st_size > 100_000]
     with tarfile.open(tmp_path / "data.tar.gz", "w:gz") as file:
         file.add(source, "data.npz")
-    with pytest.raises(NotEnoughSpaceError, match="as shows once it is here and unpacked"):
+    with pytest.raises(NotEnoughSpaceError, match="disk_limit"):
         stage_dataset(tmp_path / "data.tar.gz", disk_limit="1 GB", **places)
     with pytest.raises(OptionError, match="at once anyway"):
         stage_dataset(source, disk_limit=LIMIT, streaming=True, **places)
@@ -192,7 +192,7 @@ def test_a_pack_in_the_cache_gives_batches_while_it_is_copied(source: Path, gate
     assert data.ready.rows < data.ready.total == COUNT
     assert not data.path.exists()
     assert (data.report.origin, " copied." in str(data.report)) == ("cache", True)
-    with pytest.raises(OptionError, match=r"copied from the cache.*shuffle=\"auto\""):
+    with pytest.raises(OptionError, match='shuffle="auto"'):
         data.loader("train", BATCH, shuffle=True)
     loader = data.loader("train", BATCH, num_workers=0)
     assert "rows are shuffled in windows" in str(loader.plan)
@@ -226,7 +226,7 @@ def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_pa
     next(iter(data.loader("train", BATCH, num_workers=0)))
     threading.Timer(0.05, gate.open).start()
     data.cancel()
-    with pytest.raises(CancelledError, match="Call stage_dataset again"):
+    with pytest.raises(CancelledError, match="stage_dataset"):
         data.wait(progress=False)
     part = train.reader.arrival
     assert isinstance(part, PartialPack)

@@ -32,7 +32,7 @@ from colabstage.errors import (
     TargetNotWritableError,
     UnsafeArchiveError,
 )
-from colabstage.io.arguments import GOES_ON
+from colabstage.io.boundary import GOES_ON
 
 if TYPE_CHECKING:
     import numpy as np
@@ -221,7 +221,7 @@ def test_no_address_becomes_a_folder_of_the_current_one(
         partial(extract_archive, archive, place),
         partial(fetch_files, file, place),
     ):
-        with pytest.raises(OptionError, match=r"(path|target|published)=.* expected a path on this machine"):
+        with pytest.raises(OptionError, match=r"^(path|target|published)="):
             call(progress=False)
     assert sorted(tmp_path.iterdir()) == [file, archive]
 

@@ -15,9 +15,9 @@ from colabstage import list_datasets, purge_datasets
 from colabstage.errors import DriveNotMountedError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
-from tests.stage.conftest import OneStep
 from tests.stage.on_drive import SIZE, VERBS
 from tests.support.colab import simulated_colab
+from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from tests.stage.conftest import MakeImages
     from tests.stage.on_drive import Verb
     from tests.support.colab_machine import SimulatedColab
+
+
+@pytest.fixture(autouse=True)
+def invariants() -> None:
+    """What was begun on a Drive that is gone is out of reach."""
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import xxhash
 from colabstage.errors import TargetExistsError
 from colabstage.stage.places import BucketPlace, FolderPlace
 from colabstage.stage.publish import publish
-from tests.stage.conftest import OneStep
+from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,13 +25,6 @@ pytestmark = pytest.mark.usefixtures("moto_server")
 
 OLD, NEW = b"old" * 1000, b"new" * 1000
 NAME = "model.pt"
-
-
-class Quiet(OneStep):
-    """Shows nothing."""
-
-    def advance(self, amount: int = 1) -> None:
-        pass
 
 
 def manifest(content: bytes) -> bytes:
@@ -50,7 +43,7 @@ class Kept:
 
     def publish(self, content: bytes = NEW) -> Any:
         self.mine.write_bytes(content)
-        return publish(self.place, self.mine, NAME, progress=Quiet())
+        return publish(self.place, self.mine, NAME, progress=OneStep())
 
     def write(self, name: str, content: bytes) -> None:
         if self.service is None:
@@ -166,7 +159,7 @@ def test_several_at_once_leave_whole_versions(kept: Kept) -> None:
         mine = kept.mine.with_name(f"{content[0]}.pt")
         mine.write_bytes(content)
         try:
-            publish(kept.place, mine, NAME, progress=Quiet())
+            publish(kept.place, mine, NAME, progress=OneStep())
         except TargetExistsError as error:
             refused.append(error)
 

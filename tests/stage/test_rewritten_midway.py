@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from colabstage import stage_dataset
-from tests.stage.conftest import OneStep
+from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -394,7 +394,7 @@ def test_classes_that_parts_are_named_for_keep_their_names(
 
 def test_a_list_of_archives_with_something_else_is_refused(photos: Path, archive: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
-    with pytest.raises(ArchiveError, match=r"notes\.txt.*text file"):
+    with pytest.raises(ArchiveError, match=r"notes\.txt"):
         stage([archive, tmp_path / "notes.txt"])
 
 

@@ -13,6 +13,7 @@ from colabstage import fetch_files, pack_dataset, publish_file, stage_dataset
 from colabstage.errors import (
     ColabstageError,
 )
+from tests.support.steps import OneStep
 from tests.support.verbs import SIZE, make_source
 
 if TYPE_CHECKING:
@@ -28,23 +29,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class _Failing:
-    """A progress display whose own code fails; as `Progress`."""
+class _Failing(OneStep):
+    """A progress display whose own code fails."""
 
     def __init__(self, error: OSError) -> None:
         self._error = error
 
-    def step(self, name: str, *, total: int | None, unit: str) -> _Failing:
-        return self
-
     def advance(self, amount: int = 1) -> None:
         raise self._error
-
-    def __enter__(self) -> _Failing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOTCONN])

@@ -19,8 +19,8 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import is_made_here
 from colabstage.stage.publish import previous_path
 from colabstage.stage.purge import sweep_leftovers
-from tests.stage.conftest import OneStep
 from tests.support.faulty_mount import faulty_mount
+from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -72,21 +72,35 @@ def left_behind(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in found if path not in receipts.values()]
 
 
-def unvouched(folder: Path) -> list[str]:
-    """Return the packs and published files below a folder whose bytes are not those of the manifest beside them."""
+def unvouched(folder: Path, *, untouched: bool = False) -> list[str]:
+    """Return the packs and published files below a folder whose bytes are not those of the manifest beside them;
+    `untouched`: only of those that have the time of their manifest."""
     wrong = []
     for beside in folder.rglob("*.json"):
         path = beside.with_suffix("")
         if path.is_file():
             try:
                 manifest = json.loads(beside.read_text(encoding="utf-8"))
-            except ValueError:  # no manifest, so that the file beside it does not count
+                length = manifest["block_bytes"]
+            except (ValueError, TypeError, KeyError):  # no manifest, so that the file beside it does not count
                 continue
-            data, length = path.read_bytes(), manifest["block_bytes"]
+            if untouched and path.stat().st_mtime_ns != manifest.get("mtime_ns"):
+                continue
+            data = path.read_bytes()
             blocks = [data[start : start + length] for start in range(0, len(data), length)]
             if (len(data), [xxhash.xxh3_64_hexdigest(one) for one in blocks]) != (manifest["size"], manifest["hashes"]):
                 wrong.append(str(path.relative_to(folder)))
     return wrong
+
+
+def check_afterwards(folder: Path) -> None:
+    """Fail if a test has left a file that counts as whole and is not, or unfinished work of this process, which has
+    ended its calls and has let go of what the next one may take over."""
+    # A name says which process its owner is: `.colabstage-NAME.WORLD-PID-START.NUMBER.tmp`.
+    held = [str(one.relative_to(folder)) for one in folder.rglob(f".colabstage-*-{os.getpid()}-*.tmp")]
+    wrong = unvouched(folder, untouched=True)
+    assert not held, f"unfinished, and not let go: {held}"
+    assert not wrong, f"not as the manifest says: {wrong}"
 
 
 def differences(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:

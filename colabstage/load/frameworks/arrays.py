@@ -17,8 +17,8 @@ import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
-from colabstage.io.arguments import refuse_argument, takes, whole_number
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import refuse_argument, whole_number
+from colabstage.io.boundary import public
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.whole_imports import whole_imports
 from colabstage.load.arrival import order_of
@@ -385,8 +385,7 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     return np.take(table, np.where((wide >= 0) & (wide < classes), wide, classes), axis=0)
 
 
-@takes(ArrayOptions, remedies={"batch_size": 'Write to_keras(data["train"], 64); training depends on it.'})
-@typed()
+@public(ArrayOptions, remedies={"batch_size": 'Write to_keras(data["train"], 64); training depends on it.'})
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import MissingDependencyError, NotEnoughSpaceError, OptionError
-from colabstage.io.arguments import ONE_SPLIT, refuse_argument, takes
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import ONE_SPLIT, refuse_argument
+from colabstage.io.boundary import public
 from colabstage.io.units import format_bytes
 from colabstage.machine.resources import read_resources
 
@@ -25,8 +25,7 @@ _MEMORY_PART = 0.5
 _ROWS_AT_ONCE = 64
 
 
-@takes()
-@typed()
+@public()
 def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset:
     """Return a split as a `datasets.Dataset` in memory: rows are dicts with Pillow images, and labels have class names.
 

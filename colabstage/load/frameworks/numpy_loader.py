@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from colabstage.io.arguments import takes, whole_number
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import whole_number
+from colabstage.io.boundary import public
 from colabstage.io.progress import Demand
 from colabstage.load.ahead import Ahead, Iterated, Iteration
 from colabstage.load.frameworks.arrays import ArrayBatches
@@ -52,8 +52,7 @@ class NumpyLoader(Iterated):
         self._epoch = whole_number("epoch", epoch)
 
 
-@takes(ArrayOptions, remedies={"batch_size": 'Write to_numpy(data["train"], 64); training depends on it.'})
-@typed()
+@public(ArrayOptions, remedies={"batch_size": 'Write to_numpy(data["train"], 64); training depends on it.'})
 def to_numpy(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,

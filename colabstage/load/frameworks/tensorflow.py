@@ -15,8 +15,8 @@ from weakref import ref
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import takes, whole_number
-from colabstage.io.boundary import typed
+from colabstage.io.arguments import whole_number
+from colabstage.io.boundary import public
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.whole_imports import refuse_import, whole_imports
 from colabstage.load.frameworks.arrays import ArrayBatches
@@ -45,8 +45,7 @@ _ALIGNMENT_BYTES = 64
 _WIDEST_BYTES = 8
 
 
-@takes(ArrayOptions, remedies={"batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'})
-@typed()
+@public(ArrayOptions, remedies={"batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'})
 def to_tf_data(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,

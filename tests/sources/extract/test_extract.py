@@ -14,7 +14,7 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from colabstage.errors import (
 )
 from colabstage.io.progress import Cancellation
 from simulated_drive.knobs import DriveFaults, OpFault
+from tests.support.steps import OneStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +82,7 @@ def leftovers(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.endswith(".tmp")]
 
 
-class Noticing:
+class Noticing(OneStep):
     """A `Progress` that calls `notice` with all that is done so far."""
 
     def __init__(self, notice: Callable[[int], None]) -> None:
@@ -89,19 +90,10 @@ class Noticing:
         self._done = 0
         self._lock = threading.Lock()
 
-    def step(self, name: str, *, total: int | None, unit: str) -> Any:
-        return self
-
     def advance(self, amount: int = 1) -> None:
         with self._lock:
             self._done += amount
         self._notice(self._done)
-
-    def __enter__(self) -> Noticing:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing to close."""
 
 
 @pytest.mark.parametrize(
@@ -267,14 +259,13 @@ extract_archive(sys.argv[1], sys.argv[2], progress=Dying(int(sys.argv[3])))
 """
 _DYING = """
 import os, signal
-class Dying:
+from colabstage.options import Progress, ProgressStep
+class Dying(Progress, ProgressStep):
     def __init__(self, after): self.left = after
     def step(self, name, **facts): return self
     def advance(self, amount=1):
         self.left -= amount
         if self.left < 0: os.kill(os.getpid(), signal.SIGKILL)
-    def __enter__(self): return self
-    def __exit__(self, *error): pass
 """
 
 

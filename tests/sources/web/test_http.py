@@ -27,7 +27,7 @@ from colabstage.errors import (
     WebPageError,
 )
 from colabstage.io.files import RetryPolicy
-from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.progress import Cancellation, Progress
 from colabstage.sources.arriving import fetch_file
 from colabstage.sources.http_file import HttpFile, open_http
 from colabstage.sources.remote import Checksum, RemoteFile, TransientError, at_least_rate
@@ -820,7 +820,7 @@ def test_a_body_that_drips_is_given_up(
             fetch_file(
                 file,
                 tmp_path / "data.bin",
-                step=NullProgress().step("fetch", total=None, unit="B"),
+                step=Progress().step("fetch", total=None, unit="B"),
                 cancellation=Cancellation(),
                 policy=policy,
             )

@@ -1,0 +1,483 @@
+"""How work in progress is shown: in a panel in a notebook, as bars or lines of text elsewhere.
+
+A `Board` knows the progress of each step, and passes it to a drawing function a few times a second. Working threads
+only add to a number; one thread reads the numbers and draws, as long as a step is open. So a report costs one lock,
+however often it comes, and the display stays true when no report comes at all. It is not a widget: while a cell runs,
+its kernel is busy, so a button would not respond (before ipykernel 7), and widgets turn into their names when the page
+is loaded again.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import html
+import sys
+import threading
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from colabstage.errors import CancelledError, OptionError, printable, said_by
+from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set, logger_of
+from colabstage.io.given import show_value
+from colabstage.io.page import COLOURS, STYLE, in_notebook, left_aligned
+from colabstage.io.progress import Progress, ProgressStep
+from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from colabstage.io.progress import Cancellation
+
+log = logger_of(__name__)
+
+# "ended" is a step that closed without an error before all of it was done, such as the copy of an archive whose reader
+# failed.
+State = Literal["running", "done", "failed", "cancelled", "ended"]
+
+# Five updates a second look alive; drawing two rows takes well under 1 ms.
+_INTERVAL_S = 0.2
+# The rate is that of the last seconds: an average of the whole step would hide that a source has stalled.
+_WINDOW_S = 5.0
+_MARK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One step at one moment."""
+
+    name: str
+    """What the step is called."""
+    unit: str
+    """The unit of `total` and `done`; "B" for bytes."""
+    total: int | None
+    """How many there are; `None` if unknown."""
+    done: int
+    """How many are done."""
+    state: State
+    """Whether it runs, or how it ended."""
+    seconds: float
+    """Seconds since it was opened, or how long it took."""
+    rate: float
+    """Units per second: of the last seconds while it runs, of the whole step afterwards."""
+    idle_s: float = 0.0
+    """Seconds without a report."""
+    problem: str = ""
+    """What went wrong, if the step failed."""
+    note: str = ""
+    """Anything else to say about it."""
+
+    @property
+    def fraction(self) -> float | None:
+        """Return the part that is done, 0 to 1; `None` if the total is unknown."""
+        if not self.total:
+            return None if self.total is None else 1.0
+        return min(1.0, self.done / self.total)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return the seconds left at the present rate; `None` if the rate is 0 or the total unknown."""
+        if self.total is None or self.rate <= 0 or self.state != "running":
+            return None
+        return max(0.0, (self.total - self.done) / self.rate)
+
+
+class BoardStep(ProgressStep):
+    """One step of a `Board`."""
+
+    def __init__(self, board: Board, name: str, total: int | None, unit: str) -> None:
+        self._board = board
+        self._name, self._total, self._unit = name, total, unit
+        self._lock = threading.Lock()
+        self._began = self._changed = time.monotonic()
+        self._done = self._seen = self._before = 0
+        self._marks: deque[tuple[float, int]] = deque([(self._began, 0)])
+        self._final: Row | None = None
+        self._note = ""
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._note = text
+
+    def advance(self, amount: int = 1) -> None:
+        with self._lock:
+            self._done += amount
+
+    def start_at(self, amount: int) -> None:
+        with self._lock:
+            self._done += amount
+            self._before += amount
+            self._marks = deque((when, done + amount) for when, done in self._marks)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        with self._lock:
+            if self._final is not None:
+                return
+            state = self._ending(kind)
+            seconds = time.monotonic() - self._began
+            rate = (self._done - self._before) / seconds if seconds > 0 else 0.0
+            problem = str(error) or said_by(error) if error is not None and state == "failed" else ""
+            self._final = Row(
+                self._name, self._unit, self._total, self._done, state, seconds, rate, problem=problem, note=self._note
+            )
+        self._board.closed()
+
+    def _ending(self, kind: type[BaseException] | None) -> State:
+        if kind is not None:
+            return "cancelled" if issubclass(kind, (CancelledError, KeyboardInterrupt)) else "failed"
+        if self._total is None or self._done >= self._total:
+            return "done"
+        return "cancelled" if self._board.cancellation.cancelled else "ended"
+
+    @property
+    def open(self) -> bool:
+        """Return whether it is still running."""
+        return self._final is None
+
+    def look(self) -> Row:
+        """Return its present state."""
+        with self._lock:
+            if self._final is not None:
+                return self._final
+            now = time.monotonic()
+            while len(self._marks) > 1 and self._marks[1][0] < now - _WINDOW_S:
+                self._marks.popleft()
+            since, before = self._marks[0]
+            rate = (self._done - before) / (now - since) if now > since else 0.0
+            if now - self._marks[-1][0] >= _MARK_S:
+                self._marks.append((now, self._done))
+            if self._seen != self._done:
+                self._seen, self._changed = self._done, now
+            idle_s = now - self._changed
+            seconds = now - self._began
+            return Row(
+                self._name, self._unit, self._total, self._done, "running", seconds, rate, idle_s, note=self._note
+            )
+
+
+class Board(Progress):
+    """A `Progress` that shows all steps together, wherever `show` draws them.
+
+    `cancellation`: set by a button beside it.
+    """
+
+    def __init__(
+        self,
+        show: Callable[[tuple[Row, ...]], None],
+        *,
+        cancellation: Cancellation | None = None,
+        interval_s: float = _INTERVAL_S,
+    ) -> None:
+        """Keep `show`, which is called with all rows in order, by several threads but never by two at once."""
+        super().__init__(cancellation)
+        self._show = show
+        self._interval_s = interval_s
+        self._steps: list[BoardStep] = []
+        self._lock = threading.Lock()
+        self._drawing = threading.Lock()
+        self._stop: threading.Event | None = None
+        self._broken = False
+
+    def background(self) -> Self:
+        """Return this board: what it draws stays in place, whatever the caller prints."""
+        return self
+
+    def step(self, name: str, *, total: int | None, unit: str) -> BoardStep:
+        """Open a step and show it at once."""
+        step = BoardStep(self, name, total, unit)
+        with self._lock:
+            self._steps.append(step)
+        self._draw()
+        with self._lock:
+            if self._stop is None and step.open:
+                self._stop = threading.Event()
+                # With the caller's context, which tells a kernel to which cell this belongs.
+                run = contextvars.copy_context().run
+                threading.Thread(
+                    target=run, args=(self._keep_drawing, self._stop), name="colabstage-progress", daemon=True
+                ).start()
+        return step
+
+    def closed(self) -> None:
+        """Show how a step ended, and stop drawing if it was the last open one."""
+        with self._lock:
+            if self._stop is not None and not any(step.open for step in self._steps):
+                self._stop.set()
+                self._stop = None
+        self._draw()
+
+    def rows(self) -> tuple[Row, ...]:
+        """Return the present state of all steps, in the order in which they were opened."""
+        # Looked at outside the lock, so that opening a step never waits for drawing.
+        with self._lock:
+            steps = tuple(self._steps)
+        return tuple(step.look() for step in steps)
+
+    def _draw(self) -> None:
+        # One at a time: if two threads drew at once, the older state could win.
+        with self._drawing:
+            if self._broken:
+                return
+            try:
+                self._show(self.rows())
+            except Exception:
+                # Work of hours must not end because the page that showed it is gone.
+                self._broken = True
+                log.warning("Progress cannot be drawn any more; the work continues.", exc_info=True)
+
+    def _keep_drawing(self, stop: threading.Event) -> None:
+        while not stop.wait(self._interval_s):
+            self._draw()
+
+
+# More would push the rest of the notebook off the screen.
+_ROWS_SHOWN = 12
+# Shorter silences are normal on networks.
+_STALLED_S = 5.0
+
+_MARKS = {"running": "▸", "done": "✓", "failed": "✗", "cancelled": "■", "ended": "■"}
+_COLOURS = {"running": "accent", "done": "ok", "failed": "fail", "cancelled": "skip", "ended": "skip"}
+_ENDINGS = {"done": "took", "failed": "failed after", "cancelled": "cancelled after", "ended": "ended after"}
+_BAR = (
+    "<div role='progressbar' aria-valuemin='0' aria-valuemax='100' aria-valuenow='{percent:.0f}' style='width:7em;"
+    "height:.6em;border-radius:.3em;overflow:hidden;background:rgba(128,136,144,.25);"
+    "display:inline-block;vertical-align:middle;margin-right:.9em'>"
+    "<div style='height:100%;width:{percent:.1f}%;background:{colour}'></div></div>"
+)
+
+
+def panel_html(rows: Sequence[Row], note: str = "") -> str:
+    """Return the rows as a table with bars, and a note in plain text below; legible on light and dark pages."""
+    shown, hidden = _choose_rows(rows)
+    earlier = f"<div class='cs-muted'>{html.escape(_summary(hidden))}</div>" if hidden else ""
+    below = f"<div class='cs-muted'>{html.escape(note)}</div>" if note else ""
+    table = left_aligned(f"<table>{''.join(map(_row_html, shown))}</table>")
+    return f"{STYLE}<div class='cs-report cs-progress'>{earlier}{table}{below}</div>"
+
+
+def panel_text(rows: Sequence[Row]) -> str:
+    """Return the rows as lines of text, for programs that read a notebook without rendering it."""
+    shown, hidden = _choose_rows(rows)
+    return "\n".join([*([_summary(hidden)] if hidden else []), *map(row_text, shown)])
+
+
+def row_text(row: Row) -> str:
+    """Return a row as a line of text."""
+    parts = (f"{_MARKS[row.state]} {row.name}", _amount(row), _rate(row), _time(row), row.note)
+    return printable("  ".join(filter(None, parts)))
+
+
+def _choose_rows(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the rows to show, in order (all that run or failed, then the latest), and the others."""
+    # Failures stay in sight, however many steps come after them.
+    latest = sorted(range(len(rows)), key=lambda at: (rows[at].state not in ("running", "failed"), -at))
+    kept = set(latest[:_ROWS_SHOWN])
+    return [rows[at] for at in sorted(kept)], [row for at, row in enumerate(rows) if at not in kept]
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    states = [row.state for row in rows]
+    words = [f"{states.count(state)} {state}" for state in _MARKS if state in states]
+    return f"and {len(rows):,} earlier steps: {', '.join(words)}"
+
+
+def _row_html(row: Row) -> str:
+    colour = COLOURS[_COLOURS[row.state]]
+    bar = "" if row.fraction is None else _BAR.format(percent=100 * row.fraction, colour=colour)
+    # In one cell, where they wrap: separate columns would be wider than a phone's screen.
+    figures = " ".join(
+        f"<span style='min-width:min({width}em,{2 * width}vw)'>{html.escape(text)}</span>"
+        for text, width in ((_amount(row), 11), (_rate(row), 6.5), (_time(row), 0))
+        if text
+    )
+    below = "".join(
+        f"<tr class='cs-below'><td></td><td colspan='2'>{html.escape(text)}</td></tr>"
+        for text in (row.note, row.problem)
+        if text
+    )
+    return (
+        f"<tr class='cs-step cs-{row.state}'><td style='color:{colour};font-weight:600;padding-right:.4em'>"
+        f"{_MARKS[row.state]}</td><th style='white-space:normal'>{html.escape(row.name)}</th>"
+        f"<td class='cs-figures'>{bar}{figures}</td></tr>{below}"
+    )
+
+
+def _amount(row: Row) -> str:
+    if row.unit == "B":
+        done, total = format_bytes(row.done), "" if row.total is None else f" of {format_bytes(row.total)}"
+        return f"{done}{total}" if done != total.removeprefix(" of ") else done
+    if row.total is None or row.done == row.total:
+        return format_count(row.done, row.unit)
+    return f"{row.done:,} of {format_count(row.total, row.unit)}"
+
+
+def _rate(row: Row) -> str:
+    return format_rate(row.rate, 1.0, row.unit) if row.rate > 0 else ""
+
+
+def _time(row: Row) -> str:
+    if row.state != "running":
+        return f"{_ENDINGS[row.state]} {format_duration(row.seconds)}"
+    if row.total and row.done >= row.total:
+        return "finishing"
+    # An estimate from an outdated rate would be wrong.
+    if row.idle_s >= _STALLED_S:
+        return f"nothing for {format_duration(row.idle_s)}"
+    left = row.seconds_left
+    if left is None:
+        return ""
+    # No more digits than an estimate deserves.
+    return f"{max(1, round(left))} s left" if left < 99.5 else f"{format_duration(left)} left"
+
+
+_KEPT = "What is finished is kept, and the next call continues from there."
+_HOW_TO_STOP = f"To cancel, stop the cell. {_KEPT}"
+# No cell runs it, and only the user knows the name of the dataset.
+_HOW_TO_STOP_BACKGROUND = f"This continues while other cells run. To cancel it, call the dataset's cancel(). {_KEPT}"
+
+
+class NotebookProgress(Board):
+    """Show all steps in one panel, in the output of the cell that opened the first."""
+
+    def __init__(self) -> None:
+        """Start without showing anything, until the first step."""
+        super().__init__(self._draw_panel)
+        self._display_id = f"colabstage-{uuid.uuid4().hex}"
+        self._displayed = False
+        self._how_to_stop = _HOW_TO_STOP
+
+    def background(self) -> Self:
+        """Return this panel, which from now on says how to stop work that no cell runs."""
+        self._how_to_stop = _HOW_TO_STOP_BACKGROUND
+        return self
+
+    def _draw_panel(self, rows: Sequence[Row]) -> None:
+        import IPython.display
+
+        # Only some versions of it are typed.
+        display: Any = IPython.display.display
+        note = self._how_to_stop if any(row.state == "running" for row in rows) else ""
+        content = {"text/html": panel_html(rows, note), "text/plain": panel_text(rows)}
+        update, self._displayed = self._displayed, True
+        display(content, raw=True, display_id=self._display_id, update=update)
+
+
+class _TqdmStep(ProgressStep):
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        # tqdm's own update is not safe to call from several threads.
+        self._lock = threading.Lock()
+
+    def advance(self, amount: int = 1) -> None:
+        with self._lock:
+            self._bar.update(amount)
+
+    def start_at(self, amount: int) -> None:
+        with self._lock:
+            self._bar.initial += amount
+            self._bar.n += amount
+            self._bar.refresh()
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._bar.set_postfix_str(printable(text), refresh=False)
+
+    def remove(self) -> None:
+        """Remove the bar; its work continues unseen."""
+        with self._lock:
+            self._bar.leave = False
+            self._bar.close()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._bar.close()
+
+
+class TqdmProgress(Progress):
+    """One tqdm bar for each step, as text on stderr; in notebooks too, where tqdm's widgets do not survive a reload."""
+
+    def __init__(self) -> None:
+        """Start without a bar."""
+        self._steps: list[_TqdmStep] = []
+
+    def background(self) -> Progress:
+        """Remove the bars, and return lines of text: what the caller prints from now on would break a bar."""
+        for step in self._steps:
+            step.remove()
+        self._steps.clear()
+        return LineProgress()
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        from tqdm.std import tqdm
+
+        class Bar(tqdm):  # type: ignore[misc]
+            # tqdm's own thread is only needed for bars that skip updates; with `miniters=0` none are skipped.
+            monitor_interval = 0
+
+        scaled = unit == "B"
+        bar = Bar(
+            total=total,
+            desc=printable(name),
+            unit=unit if scaled else f" {unit}",
+            unit_scale=scaled,
+            unit_divisor=1000,
+            dynamic_ncols=True,
+            mininterval=0.2,
+            miniters=0,
+        )
+        self._steps.append(step := _TqdmStep(bar))
+        return step
+
+
+# Lines come no more often than this: one or two for a step of seconds, ten for a step of hours.
+_BETWEEN_LINES_S = 2.0
+
+
+class LineProgress(Board):
+    """Print a line at each tenth of a step, and one at its end."""
+
+    def __init__(self) -> None:
+        """Start without a line."""
+        super().__init__(self._print)
+        self._printed: dict[int, tuple[int, float]] = {}
+
+    def _print(self, rows: tuple[Row, ...]) -> None:
+        from tqdm.std import tqdm
+
+        for number, row in enumerate(rows):
+            printed, at_s = self._printed.get(number, (0, 0.0))
+            tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
+            if tenths > printed and (tenths > 10 or row.seconds - at_s >= _BETWEEN_LINES_S):
+                self._printed[number] = tenths, row.seconds
+                # Above the caller's own bar, not into it.
+                tqdm.write(row_text(row), file=sys.stderr)
+
+
+def resolve_progress(progress: bool | Progress) -> Progress:
+    """Turn the public `progress=` argument into a `Progress`.
+
+    `True` is a panel in notebooks and lines of text elsewhere, unless `COLABSTAGE_NO_PROGRESS` is set; `False` is
+    silence.
+
+    Raises:
+        OptionError: it is none of these.
+    """
+    if progress is True:
+        if is_set(NO_PROGRESS_VARIABLE):
+            return Progress()
+        if in_notebook():
+            return NotebookProgress()
+        # A process without a terminal may have no such stream at all: a daemon, or `pythonw`.
+        return Progress() if sys.stderr is None or sys.stderr.closed else TqdmProgress()
+    if progress is False:
+        return Progress()
+    given: object = progress  # annotations do not keep anybody from giving something else
+    if isinstance(given, Progress):
+        return given
+    msg = (
+        f"progress={show_value(given)} cannot show progress. Pass True, False, or an object of a class that derives "
+        "from colabstage.options.Progress."
+    )
+    raise OptionError(msg)
