@@ -35,7 +35,7 @@ import numpy as np
 
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import ImageOptions, place_image, reduction_factor, turn_upright
-from colabstage.images.headers import is_jpeg, read_jpeg_header
+from colabstage.images.headers import is_jpeg, lacks_end, read_jpeg_header
 from colabstage.images.resample import resample
 from colabstage.io.accelerated import find_simplejpeg
 from colabstage.io.stand_ins import stand_in
@@ -470,6 +470,9 @@ def _upright(image: Image.Image, data: bytes, *, luma: bool = False) -> Iterator
     """Load an image; `luma`: only the brightness of a colour JPEG, as the file stores it."""
     from PIL import Image
 
+    if is_jpeg(data) and lacks_end(data):
+        msg = "The JPEG data is truncated: zeros stand in the place of its end."
+        raise DecodeError(msg)
     try:
         turn = _TURNS.get(_orientation_left(image, data))
         if luma and image.format in ("JPEG", "MPO") and image.mode == "RGB":

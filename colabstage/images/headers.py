@@ -26,6 +26,8 @@ _STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
 END_BYTES = bytes((0xFF, _END))
 _XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
+# More zeros than programs align to behind the end.
+_PADDING_BYTES = 16
 # In so many of a WebP's bytes the kind of its pixels shows.
 _WEBP_HEAD_BYTES = 64
 
@@ -82,6 +84,12 @@ class JpegHeader:
 def is_jpeg(data: bytes) -> bool:
     """Return whether the bytes begin as every JPEG does."""
     return data[:3] == b"\xff\xd8\xff"
+
+
+def lacks_end(data: bytes) -> bool:
+    """Return whether a JPEG has zeros where its end should be, as downloads leave that reserve room and stop."""
+    zeros = len(data) - len(data.rstrip(b"\0"))
+    return zeros >= _PADDING_BYTES and data.rfind(END_BYTES, read_jpeg_header(data).frame_at) < 0
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader:

@@ -326,6 +326,8 @@ _CORNERS = (
 _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
 _RUN_LENGTHS = re.compile(r"\d+ \d+( \d+ \d+)*", re.ASCII)
 _BOX_LABELS = ("labelname", "name", "cell_type")
+_IMAGE_SIDES = (("height", "width"), ("image_height", "image_width"), ("img_height", "img_width"))
+_MOSTLY_INSIDE = 0.9
 _FOUR_NUMBERS = re.compile(r"[\[({]?\s*-?[\d.]+([\s,]+-?[\d.]+){3}\s*[\])}]?")
 
 
@@ -370,6 +372,12 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     whole = 'Or take the images without labels: layout="images".' if label is None else whole
     msg = f"Its column {why} {whole}"
     raise LayoutError(msg)
+
+
+def find_image_sides(columns: Mapping[str, Column]) -> list[str]:
+    """Return the names of the columns that may be height and width of the image that a box is in."""
+    known = {column.plain: name for name, column in columns.items() if column.is_numeric}
+    return next(([known[one] for one in sides] for sides in _IMAGE_SIDES if known.keys() >= {*sides}), [])
 
 
 def _corners_of(columns: Iterable[str]) -> tuple[str, ...]:
@@ -427,12 +435,16 @@ class PlacedBoxes(NamedTuple):
 
 
 def boxes_of_rows(
-    files: NDArray[np.int64], corners: Sequence[Column], label: Column, name: Sequence[str]
+    files: NDArray[np.int64],
+    corners: Sequence[Column],
+    label: Column,
+    name: Sequence[str],
+    sides: Sequence[Column] = (),
 ) -> PlacedBoxes:
     """Collect the boxes of every file, in the order of its rows; a row with empty cells means that its file has none.
 
     Numbers are pixels, or fractions of width and height if none is above 1 and some are not integers. `files`: the
-    number of the file of each row, of those called `name`.
+    number of the file of each row, of those called `name`; `sides`: columns that may be height and width of the image.
     """
     _, firsts, of_file = np.unique(files, return_index=True, return_inverse=True)
     places = np.stack([_numbers_of(column) for column in corners], axis=1)
@@ -460,7 +472,24 @@ def boxes_of_rows(
     found = np.ascontiguousarray(places[rows])
     # Integers up to 1 may be boxes of one pixel; only fractions show that parts of the image are meant.
     relative = bool(len(found)) and float(found.max()) <= 1 and bool(np.any(found != np.rint(found)))
-    return PlacedBoxes(starts, Boxes(offsets, found, {"labels": labels}, relative=relative), tuple(classes))
+    sizes = _stated_sizes(sides, places, of_file)
+    boxes = Boxes(offsets, found, {"labels": labels}, relative, None if sizes is None else sizes[starts])
+    return PlacedBoxes(starts, boxes, tuple(classes))
+
+
+def _stated_sizes(
+    sides: Sequence[Column], places: NDArray[np.float64], of_file: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    """Return height and width of the image of each row; `None` if no columns state them, or those of the boxes."""
+    if not sides:
+        return None
+    sizes = np.stack([_numbers_of(column) for column in sides], axis=1)
+    if not (np.array_equal(sizes, sizes[of_file]) and np.all((sizes >= 1) & (sizes < _LARGEST_SIDE))):
+        return None
+    ends = np.nan_to_num(places[:, [3, 2]])
+    inside = (ends <= sizes).all(axis=1)
+    are_of_boxes = np.array_equal(ends - np.nan_to_num(places[:, [1, 0]]), sizes)
+    return sizes.astype(np.int64) if inside.mean() > _MOSTLY_INSIDE and not are_of_boxes else None
 
 
 def _numbers_of(column: Column) -> NDArray[np.float64]:

@@ -495,7 +495,10 @@ def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
 
 
 def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> list[str]:
-    """Return a note if labels are integers that a loss cannot use as classes."""
+    """Return a note if labels are numbers that a loss cannot use: NaN, or integers that are no classes."""
+    missing = int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
+    if missing:
+        return [f"{missing:,} of {values.size:,} numbers in '{name}' are NaN, as missing labels are written."]
     is_whole = not classes and values.ndim == 1 and values.dtype == np.int64
     found = np.unique(values) if is_whole else values[:0]
     # Numbers that mostly differ are measurements, and those that count from 0 without a gap have names.

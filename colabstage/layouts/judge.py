@@ -296,6 +296,8 @@ class _ClassFolders:
 
     def parts(self) -> str:
         """Find folders that are called after parts of a dataset, or of each sample."""
+        if bare := sorted(filter(words.is_unlabelled, self.classes)):
+            return f"{listed(bare)} says that its {self.table.unit} have no label. Move it away."
         named = self._called_parts()
         if named:
             meant = "".join(
@@ -359,6 +361,9 @@ class _ClassFolders:
                 return False
             series.setdefault(found[1], []).append(int(found[2]))
         alone = len(series) == 1
+        if self.table.splits is not None:
+            # Each split may count from the beginning: train/cat/0.jpg, test/cat/0.jpg.
+            series = {word: sorted({*numbers}) for word, numbers in series.items()}
         return all(_is_series(numbers) and (alone or not re.search(r"\d", word)) for word, numbers in series.items())
 
     def _called_parts(self) -> list[str]:

@@ -131,6 +131,9 @@ def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tup
     is_foreground = _is_foreground(present.astype(np.int64), np.concatenate(kinds), masks.source.name)
     values = np.flatnonzero(present)
     notes = (f"All pixels of all masks have the value {values[0]}: there is one class.",) if len(values) == 1 else ()
+    classes = values[values != VOID]
+    if len(values) > 1 and len(classes) and classes[0] > 0:
+        notes = (f"The masks have the values {classes[0]} to {classes[-1]}, and no 0, where classes begin.",)
     return is_foreground, notes
 
 

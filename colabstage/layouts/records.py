@@ -7,6 +7,7 @@ Arrow, values of LMDB. What labels mean, and that all records have them or none,
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 # With more classes than this, the numbers are not class indices.
 _MAX_CLASSES = 1_000_000
+_OF_SERIES = re.compile(r"^(.*)-(\d+)-of-(\d+)(.*)$")
 Label = int | float | str | None
 
 
@@ -93,7 +95,11 @@ def records_state(
         targets=labels.targets,
         splits=known_splits(of_records or stated),
         classes=labels.classes,
-        notes=(*notes, *([] if values is None else note_on_numbers(field, values, labels.classes))),
+        notes=(
+            *notes,
+            *_missing_shards(shards),
+            *([] if values is None else note_on_numbers(field, values, labels.classes)),
+        ),
     )
     return Evidence(table, who, frozenset(shards))
 
@@ -106,6 +112,19 @@ def splits_of_field(where: str, name: str, cells: Sequence[str]) -> Sequence[str
     except LayoutError as error:
         msg = f"'{where}' has records of samples. {error}"
         raise BrokenDatasetError(msg) from error
+
+
+def _missing_shards(names: Sequence[str]) -> list[str]:
+    """Return a note for each series of shards, train-00000-of-00003, of which not all are there."""
+    series: dict[tuple[str, ...], set[str]] = {}
+    for name in names:
+        for before, number, count, after in _OF_SERIES.findall(name):
+            series.setdefault((before, count, after), set()).add(number)
+    return [
+        f"Only {len(found):,} of {int(count):,} files '{before}-…-of-{count}{after}' are there."
+        for (before, count, after), found in series.items()
+        if len(found) < int(count)
+    ]
 
 
 def all_have(values: Sequence[Any], names: Sequence[str], what: str) -> bool:

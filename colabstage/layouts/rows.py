@@ -19,7 +19,7 @@ import numpy as np
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import boxes_of_rows, find_box_columns
+from colabstage.layouts.boxes import boxes_of_rows, find_box_columns, find_image_sides
 from colabstage.layouts.columns import (
     Column,
     find_roles,
@@ -303,14 +303,20 @@ class TableSearch:
         is_bare = self.labels is None and self.kind.layout == TABLE.layout
         boxes = find_box_columns(found[0].columns) if is_bare else None
         roles = self._roles(found, notes) if boxes is None else find_roles(found[0].columns, labels=[boxes.label])
-        rows = self._rows_with_files(self._complete(found, roles, notes), roles)
-        notes += self._notes(rows, roles, () if boxes is None else boxes.corners)
+        complete = self._complete(found, roles, notes)
+        rows = self._rows_with_files(complete, roles)
         targets: Targets
         if boxes is not None:
+            sides = find_image_sides(found[0].columns)
+            sides = sides if all(one.columns.keys() >= {*sides} for one in complete) else []
             corners = [rows.column(name) for name in boxes.corners]
             # A row is a box here, and a sample is an image: the first row of each stands for it.
-            firsts, targets, classes = boxes_of_rows(rows.files, corners, rows.column(boxes.label), self.files.names)
+            firsts, targets, classes = boxes_of_rows(
+                rows.files, corners, rows.column(boxes.label), self.files.names, [rows.column(name) for name in sides]
+            )
+            notes += self._notes(rows, roles, (*boxes.corners, *(sides if targets.sizes is not None else ())))
         else:
+            notes += self._notes(rows, roles, ())
             firsts = list(range(len(rows.files)))
             targets, classes = self._targets(rows, roles, notes)
         groups = None if roles.group is None else rows.column(roles.group).cells

@@ -202,6 +202,8 @@ def known_splits(splits: Sequence[str]) -> tuple[str, ...] | None:
 Inputs = Images | Arrays
 Targets = Values | Arrays | Masks | Boxes | UnreadBoxes
 
+# Boxes in parts of an image end at 1, or a little beyond.
+_FAR_OUTSIDE = 2
 _UNITS = {"audio": "clips", "tokens": "rows", "arrays": "rows", "array_folder": "arrays"}
 
 
@@ -253,7 +255,9 @@ class SampleTable:
         # Pixels that small would be whole numbers.
         flat = boxes.boxes.reshape(-1)
         are_fractions = not boxes.relative and len(flat) and flat.max() <= 1 and (flat != np.rint(flat)).any()
-        if not len(turned) and not are_fractions:
+        # Of a few that reach far beyond the image, the boxes are wrong; of most, what they are counted in.
+        are_pixels = boxes.relative and len(flat) and float(np.median(boxes.boxes[:, 2:])) > _FAR_OUTSIDE
+        if not len(turned) and not are_fractions and not are_pixels:
             return
         first = int(turned[0]) if len(turned) else 0
         sample = boxes.owner(first)
@@ -263,6 +267,11 @@ class SampleTable:
             msg = (
                 f"{box}: it ends before it begins, as do {len(turned):,} of {len(boxes.boxes):,} in all; expected "
                 "x0 <= x1 and y0 <= y1. Correct the annotations, or take these out."
+            )
+        elif are_pixels:
+            msg = (
+                f"{box}, and most reach beyond 2: they look like pixels, and here they are parts of the image's width "
+                "and height. Divide them by these."
             )
         else:
             msg = (

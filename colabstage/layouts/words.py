@@ -51,6 +51,7 @@ _PARTS = frozenset({
     "fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target", "actor", "speaker",
     "subject", "participant", "patient",
 })  # fmt: skip
+_UNLABELLED = frozenset({"unlabeled", "unlabelled", "unsup", "unsupervised"})
 # What else parts of one sample are called; it counts only where the folders share stems.
 _OF_SAMPLES = _ROLES | _PARTS | {
     "anno", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain", "rainy",
@@ -189,6 +190,11 @@ def is_role(name: str) -> bool:
     words = set(_letters_of(name))
     is_named = not words.isdisjoint(_ROLES) and words <= _ROLES | SPLITS.keys()
     return is_named or name.lower() in _ROLES or _ROLE_ENDS.search(name) is not None
+
+
+def is_unlabelled(name: str) -> bool:
+    """Tell whether a folder's name says that its samples have no label: unlabeled2017, train_unsup."""
+    return not _UNLABELLED.isdisjoint(words_of(name))
 
 
 def is_part(name: str) -> bool:

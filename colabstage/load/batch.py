@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
     from colabstage.load.reading.memory import Block
     from colabstage.load.reading.reader import SplitReader
+
+T = TypeVar("T")
 
 # The form of boxes in a batch.
 Ragged = Literal["list", "pad"]
@@ -99,22 +101,24 @@ class Batcher:
         self,
         batches: Iterable[NDArray[np.intp]],
         cancellation: Cancellation,
+        make: Callable[[Group], T],
         inputs: Inputs | None = None,
-    ) -> Generator[Group]:
-        """Read the rows of each batch, group after group, once the file is in memory if it is to be. `cancellation`:
-        stops the reading, also inside a batch. `inputs`: what x is read by; the reader by default."""
+    ) -> Generator[T]:
+        """Read the rows of each batch, group after group, once the file is in memory if it is to be, and yield what
+        `make` makes of each. `cancellation`: stops the reading, also inside a batch. `inputs`: what x is read by; the
+        reader by default."""
         inputs = inputs or self.reader
         self.reader.warm_up(cancellation)
         # Whoever waits for a batch drops the one before it as soon as it comes, which the processor's caches may still
         # hold: so two buffers serve by turns, where the third would come from memory.
         patience = _PATIENCE if inputs.row_shape is not None and self._together == 1 else 0
-        made: deque[Group] = deque()
+        made: deque[T] = deque()
         waiting = iter(batches)
         with ThreadPool(self._workers, cancellation) as pool:
             while group := list(islice(waiting, self._together)):
                 rows = group[0] if len(group) == 1 else np.concatenate(group)
                 # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
-                made.append(Group(*self.read(rows, pool, inputs), group))
+                made.append(make(Group(*self.read(rows, pool, inputs), group)))
                 hand_over = patience > 0 and pool.urgent and len(rows) * inputs.row_bytes >= _LARGE_BYTES
                 if hand_over:
                     self._inputs.expect_return()

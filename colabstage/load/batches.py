@@ -6,14 +6,14 @@ import copy
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import LABELS
-from colabstage.load.batch import WHITE, is_image_shape, pad_boxes, target_array
+from colabstage.load.batch import WHITE, Ragged, is_image_shape, pad_boxes, target_array
 from colabstage.load.calling import apply_transform, collate_results
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-    from colabstage.load.batch import Group, Ragged
+    from colabstage.load.batch import Group
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import BatchPlace
 
@@ -64,6 +64,17 @@ class Form:
     dataset: dataset_h5
     ragged: Ragged = "list"
     label_offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ragged not in get_args(Ragged):
+            msg = f"ragged={self.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
+            raise OptionError(msg)
+        if self.ragged == "pad" and self.dataset.reader.has_free_rows and not self.dataset.reader.has_boxes:
+            msg = (
+                'ragged="pad" pads boxes; rows of any length are lists of tensors. Leave it out, and pad them by '
+                "batch_transform=lambda x, y: (torch.nn.utils.rnn.pad_sequence(x, batch_first=True), y)."
+            )
+            raise OptionError(msg)
 
     def tensors(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return what was read as tensors."""

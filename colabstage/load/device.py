@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.load.batch import Group
     from colabstage.load.reading.reader import SplitReader
 
 try:
@@ -529,11 +530,11 @@ class ResidentSplit:
         demand, stager = Demand(), make_stager(device, stream)
         batcher = Batcher(reader, workers=threads, allocate=pinned_block if device.type == "cuda" else None)
 
-        def tensors() -> Generator[tuple[torch.Tensor, torch.Tensor]]:
-            with closing(batcher.groups(blocks, demand)) as groups:
-                yield from ((torch.from_numpy(group.x), torch.from_numpy(target_array(group.y))) for group in groups)
+        def tensors(group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.from_numpy(group.x), torch.from_numpy(target_array(group.y))
 
-        with closing(stage_ahead(tensors(), stager, 1, "colabstage-device", demand)) as staged:
+        read = batcher.groups(blocks, demand, tensors)
+        with closing(stage_ahead(read, stager, 1, "colabstage-device", demand)) as staged:
             for start, block in zip(edges, staged, strict=False):
                 self._fill(len(reader), start, *stager.hand_out(block))
                 del block

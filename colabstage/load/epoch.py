@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.errors import OptionError
+from colabstage.io.arguments import whole_number
 from colabstage.load.reading.fields import resolve_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -252,9 +253,29 @@ def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool)
     return most if splits else -(-own // batch_size)
 
 
+def choose_seed(asked: int | None, draw: Callable[[], Any], *, fixed: bool) -> int:
+    """Return the seed; drawn, if it is not given, unless it must be `fixed`: alike on all ranks, or that in whose order
+    rows are brought here."""
+    if asked is not None:
+        return whole_number("seed", asked)
+    return 0 if fixed else int(draw())
+
+
 def drawn_by_sampler(order: Order) -> bool:
     """Return whether a sampler decides the order."""
     return isinstance(order.order if isinstance(order, ChosenRows) else order, SampledOrder)
+
+
+def order_of_some(
+    sampler: Iterable[int] | None, subset: NDArray[np.intp] | None, samples: int, *, shuffle: bool | None, seed: int
+) -> Order | None:
+    """Return the order of the rows of a sampler or a subset, by their numbers in the subset where there is one; `None`
+    for an order of all rows."""
+    if subset is None:
+        return None if sampler is None else sampler_order(sampler, samples, shuffle=shuffle, seed=seed)
+    if sampler is not None:
+        return sampler_order(sampler, len(subset), shuffle=shuffle, seed=seed)
+    return chosen_order("The Subset", subset, samples, shuffle=shuffle, seed=seed).order
 
 
 def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None, seed: int) -> Order:
@@ -285,12 +306,13 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None,
             raise OptionError(msg)
         return SampledOrder(sampler, samples, seed)
     # An iterator has one pass, and every epoch needs one.
-    return chosen_order(sampler if is_listed else list(sampler), samples, shuffle=shuffle, seed=seed)
+    return chosen_order("sampler=", sampler if is_listed else list(sampler), samples, shuffle=shuffle, seed=seed)
 
 
-def chosen_order(values: Any, samples: int, *, shuffle: bool | None, seed: int) -> ChosenRows:
-    """Return the order of some rows, shuffled or as they are listed; refused if nobody said which, `shuffle=None`."""
-    rows = _rows_of(values, samples)
+def chosen_order(name: str, values: Any, samples: int, *, shuffle: bool | None, seed: int) -> ChosenRows:
+    """Return the order of some rows, shuffled or as they are listed; refused if nobody said which, `shuffle=None`.
+    `name`: what they were given as."""
+    rows = given_rows(name, values, samples)
     if shuffle is None:
         msg = (
             f"You chose {len(rows):,} of the {samples:,} rows of 'train', but not the order in which they are visited. "
@@ -301,11 +323,13 @@ def chosen_order(values: Any, samples: int, *, shuffle: bool | None, seed: int) 
     return ChosenRows(RowOrder(len(rows), shuffle, seed), rows)
 
 
-def _rows_of(values: Any, samples: int) -> NDArray[np.intp]:
+def given_rows(name: str, values: Any, samples: int) -> NDArray[np.intp]:
+    """Return the rows that were given as `name`, an OptionError where there are no such rows."""
     try:
+        # Not by a cast, which makes rows 0 and 1 of a mask.
         return resolve_rows(np.asarray(values), samples)
     except (IndexError, TypeError, ValueError) as error:
-        msg = f"The chosen rows cannot be read. {error}"
+        msg = f"{name} has rows that cannot be read. {error}"
         raise OptionError(msg) from error
 
 
@@ -332,7 +356,7 @@ class SampledOrder:
         """Draw the rows of an epoch, as `Order`; an OptionError where they are not there, or others than it says."""
         if epoch not in self._drawn:
             # One more than its length shows one that never ends.
-            rows = _rows_of(self._draw(epoch), self.samples)
+            rows = given_rows("sampler=", self._draw(epoch), self.samples)
             # The plan counts batches by len(sampler), and ranks would part ways.
             if len(rows) != self.count:
                 found = f"{len(rows):,}" if len(rows) < self.count else "more"

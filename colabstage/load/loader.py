@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-import weakref
 from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Unpack, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -25,69 +23,50 @@ from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, ref
 from colabstage.io.boundary import public
 from colabstage.io.given import show_content
 from colabstage.io.pipeline import SOLO
-from colabstage.io.progress import Demand
 from colabstage.io.report import Report, facts
 from colabstage.io.units import format_count
-from colabstage.load.ahead import Ahead, Iterated, Iteration
-from colabstage.load.arrival import Announced, FirstEpochOrder, mixing_of, order_of
-from colabstage.load.augment import CroppedInputs, first_crop
-from colabstage.load.batch import Batcher, Ragged
-from colabstage.load.batches import Finish, Form, move_to, torch_dtype
+from colabstage.load.ahead import Iterated
+from colabstage.load.arrival import FirstEpochOrder, mixing_of, order_of
+from colabstage.load.augment import first_crop
+from colabstage.load.batches import Finish, Form, torch_dtype
 from colabstage.load.calling import check_batch_transform
 from colabstage.load.choosing import DeviceFacts, choose_loader, gather_facts
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.device import (
-    ResidentSplit,
-    StreamGuard,
-    copy_stream,
-    free_device_memory,
-    make_stager,
-    pinned_block,
-    split_group,
-    stage_ahead,
-    usable_device,
-)
+from colabstage.load.device import free_device_memory, usable_device
 from colabstage.load.epoch import (
-    BatchPlace,
     ChosenRows,
     RowOrder,
     Schedule,
     Shard,
+    choose_seed,
     choose_shard,
-    digest_of,
     drawn_by_sampler,
+    given_rows,
+    order_of_some,
     order_within,
-    sampler_order,
 )
 from colabstage.load.partial import lasting_layout
+from colabstage.load.pipeline import EpochPlace, Pipeline, Position
 from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
-from colabstage.load.reading.fields import resolve_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.load.augment import FirstCrop
-    from colabstage.load.batch import Group
-    from colabstage.load.device import Batches, CopyStream
     from colabstage.load.epoch import Order
     from colabstage.load.plan import LoaderArguments, LoaderPlan, Shuffle
-    from colabstage.load.reading.memory import KeptImages
     from colabstage.load.reading.reader import SplitReader
 
     _Base = DataLoader[Any]
 else:
     _Base = DataLoader
 
-_THREAD = "colabstage-loader"
 # Counting the classes of more rows would take as long as the first batch does.
 _MOST_MEASURED = 2**21
 # Below it, the counts of classes in a batch vary four times as much as chance has it.
 _LEAST_MIXING = 0.25
 _SEEDS = 2**62
-# Batches of floats that are handed over at once.
-_FEW_FLOATS = 8
 
 
 @public(
@@ -140,23 +119,30 @@ def make_loader(
         NotEnoughSpaceError: with `strategy="memory"` or `"device"`, when the split does not fit; nothing has been
             read.
     """
+    dataset, rows = _below_subsets(dataset)
     asked = read_options(LoaderOptions, options, arguments)
     check_argument("drop_last", asked.drop_last, "switch")
     if asked.batch_transform is not None:
         check_batch_transform("batch_transform", asked.batch_transform)
-    dataset, rows = _below_subsets(dataset)
-    dtype = torch_dtype(asked.dtype)
-    _check_ragged(asked.ragged, dataset)
-    shuffle: Shuffle = ("auto" if dataset.split == "train" else False) if asked.shuffle is None else asked.shuffle
+    finish, form = (
+        Finish(torch_dtype(asked.dtype), asked.batch_transform),
+        Form(dataset, asked.ragged, asked.label_offset),
+    )
+    in_train, layout = dataset.split == "train", dataset.reader.layout
     # Such a sampler gives each rank rows of its own.
     by_itself = isinstance(asked.sampler, DistributedSampler) and asked.rank is None
     shard = Shard() if by_itself else choose_shard(asked.rank, asked.world_size)
-    layout = dataset.reader.layout
     if layout is not None and shard.world_size > 1 and not layout.lasting:
         # Another rank may have waited until all was here, and must have the same order.
         layout = lasting_layout(dataset.reader.path, layout)
-    seed = _seed_of(asked.seed, fixed=shard.world_size > 1 or by_itself or layout is not None)
-    shown = _order_of_some(asked, dataset, rows, None if asked.shuffle is None else shuffle is not False, seed)
+    is_fixed = shard.world_size > 1 or by_itself or layout is not None
+    seed = choose_seed(asked.seed, lambda: torch.randint(_SEEDS, ()), fixed=is_fixed)
+    # Some rows of `train` are as often held out of the training as they are trained on.
+    unclear = asked.shuffle is None and in_train
+    shuffle: Shuffle = ("auto" if in_train else False) if asked.shuffle is None else asked.shuffle
+    shown = order_of_some(
+        asked.sampler, rows, len(dataset), shuffle=None if unclear else shuffle is not False, seed=seed
+    )
     some = shown if shown is None or rows is None else order_within(shown, rows)
     crop = None if asked.batch_transform is None else first_crop(asked.batch_transform)
     device = torch.device("cpu") if asked.device is None else usable_device(asked.device)
@@ -179,49 +165,41 @@ def make_loader(
         plan = _with_mixing(plan, dataset, order, batch_size * shard.world_size)
     # Now, so that an error comes where the loader is made. The caller's dataset continues to read from the file.
     reader = dataset.reader.into_memory() if plan.strategy == "memory" else dataset.reader
-    machine = _Machine(
-        plan,
-        reader,
-        Schedule(order, batch_size, asked.drop_last, shard),
-        Form(dataset, asked.ragged, asked.label_offset),
-        Finish(dtype, asked.batch_transform),
-        device,
-        seed,
-        crop if plan.decode is not None and plan.decode.name == "crops" else None,
+    schedule = Schedule(order, batch_size, asked.drop_last, shard)
+    is_cropped = crop is not None and plan.decode is not None and plan.decode.name == "crops"
+    pipeline = Pipeline(plan, reader, schedule, form, finish, device, seed, crop if is_cropped else None)
+    # What frameworks find, who count and evaluate the subset's own rows, by their numbers in it.
+    view: Any = BatchDataset.over(form, reader)
+    visited = order if rows is None or shown is None else shown
+    loader = Loader(
+        view if rows is None else Subset(view, rows.tolist()),
+        batch_size,
+        sampler=EpochSampler(visited) if shard.world_size == 1 else RankSampler(visited, shard),
+        drop_last=asked.drop_last,
+        # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
+        collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
     )
-    return _build(machine, rows, order if rows is None or shown is None else shown, drawn=asked.seed is None)
-
-
-def _check_ragged(ragged: object, dataset: dataset_h5) -> None:
-    if ragged not in get_args(Ragged):
-        msg = f"ragged={ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
-        raise OptionError(msg)
-    if ragged == "pad" and dataset.reader.has_free_rows and not dataset.reader.has_boxes:
-        msg = (
-            'ragged="pad" pads boxes; rows of any length are lists of tensors. Leave it out, and pad them by '
-            "batch_transform=lambda x, y: (torch.nn.utils.rnn.pad_sequence(x, batch_first=True), y)."
-        )
-        raise OptionError(msg)
+    loader._pipeline, loader._seed_drawn = pipeline, asked.seed is None
+    loader._position = Position(start := EpochPlace(0, 0), start)
+    return loader
 
 
 def _below_subsets(dataset: object) -> tuple[dataset_h5, NDArray[np.intp] | None]:
     """Return the dataset below torch's `Subset`s, and the rows that they leave of it; refuse any other."""
-    rows: NDArray[np.intp] | None = None
+    subsets: list[Subset[Any]] = []
     # More than once of a split of a split.
     while isinstance(dataset, Subset):
         _check_overrides(dataset, (Subset,))
-        try:
-            # Not by a cast, which makes rows 0 and 1 of a mask.
-            indices = resolve_rows(dataset.indices, len(dataset.dataset))  # type: ignore[arg-type]
-            rows = indices if rows is None else indices[resolve_rows(rows, len(indices))]
-        except (IndexError, TypeError, ValueError) as error:
-            msg = f"The Subset has rows that cannot be read. {error}"
-            raise OptionError(msg) from error
+        subsets.append(dataset)
         dataset = dataset.dataset
     if not isinstance(dataset, dataset_h5):
         remedy = f"{ONE_SPLIT} For other datasets use torch.utils.data.DataLoader."
         refuse_argument("dataset", dataset, "a dataset_h5 or a Subset of one", remedy=remedy)
     _check_overrides(dataset, (dataset_h5, BatchDataset))
+    rows: NDArray[np.intp] | None = None
+    for subset in reversed(subsets):
+        own = given_rows("The Subset", subset.indices, len(dataset) if rows is None else len(rows))
+        rows = own if rows is None else rows[own]
     return dataset, rows
 
 
@@ -245,27 +223,6 @@ def _check_overrides(dataset: object, known: tuple[type, ...]) -> None:
         raise OptionError(msg)
 
 
-def _seed_of(seed: int | None, *, fixed: bool) -> int:
-    """Return the seed; drawn, if it is not given, unless it must be `fixed`: alike on all ranks, or that in whose order
-    rows are brought here."""
-    if seed is None:
-        return 0 if fixed else int(torch.randint(_SEEDS, ()))
-    return whole_number("seed", seed)
-
-
-def _order_of_some(
-    asked: LoaderOptions, dataset: dataset_h5, rows: NDArray[np.intp] | None, shuffle: bool | None, seed: int
-) -> Order | None:
-    """Return the order of the rows of a subset or a sampler, by their numbers in `rows`, those of the subset; `None`
-    for an order of all rows. `shuffle`: whether it was asked for: some rows of `train` are as often held out of the
-    training as they are trained on."""
-    shuffle = shuffle if shuffle is not None or dataset.split == "train" else False
-    if asked.sampler is not None:
-        return sampler_order(asked.sampler, len(dataset) if rows is None else len(rows), shuffle=shuffle, seed=seed)
-    order = None if rows is None else sampler_order(rows, len(dataset), shuffle=shuffle, seed=seed)
-    return order.order if isinstance(order, ChosenRows) else None
-
-
 def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, order: FirstEpochOrder, together: int) -> LoaderPlan:
     """Say how even the classes are in batches of so many rows of the first epoch, and warn where they are not."""
     dtype = dataset.reader.target_dtype
@@ -284,213 +241,11 @@ def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, order: FirstEpochOrder, 
     return replace(plan, order=replace(plan.order, reason=f"{plan.order.reason}; {said}", mixing=mixing))
 
 
-def _build(machine: _Machine, rows: NDArray[np.intp] | None, shown: Order, *, drawn: bool) -> Loader:
-    """Make the loader. `rows`: those of a subset. `shown`: the order that frameworks find, who count and evaluate the
-    subset's own rows, by their numbers in it. `drawn`: whether nobody chose the seed."""
-    schedule, finish, shard = machine.schedule, machine.finish, machine.schedule.shard
-    view: Any = BatchDataset.over(machine.form, machine.reader)
-    loader = Loader(
-        view if rows is None else Subset(view, rows.tolist()),
-        schedule.batch_size,
-        sampler=EpochSampler(shown) if shard.world_size == 1 else RankSampler(shown, shard),
-        drop_last=schedule.drop_last,
-        # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
-        collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
+def _of_the_dataset(name: str) -> Any:
+    """Make an attribute that is the dataset's: it may be exchanged there or here, as with a stock loader."""
+    return property(
+        lambda self: getattr(self._form.dataset, name), lambda self, value: setattr(self._form.dataset, name, value)
     )
-    if machine.crop is not None:
-        # The crop is done by then; what follows it is not.
-        machine.finish = replace(finish, batch_transform=machine.crop.rest)
-    loader._machine = machine
-    loader._plan = machine.plan
-    loader._seed_drawn = drawn
-    loader._done = loader._next = _EpochPlace(0, 0)
-    return loader
-
-
-@dataclass(slots=True)
-class _EpochPlace:
-    """How far an epoch has been handed out."""
-
-    epoch: int
-    batches_done: int
-    ended: bool = False
-    """Whether its loop has received all of it."""
-
-    def end(self) -> None:
-        """Record that the loop has ended."""
-        self.ended = True
-
-
-@dataclass(eq=False)
-class _Machine:
-    """Make a loader's batches: `stage(ahead(scale(read(batches))))`."""
-
-    plan: LoaderPlan
-    reader: SplitReader
-    schedule: Schedule
-    form: Form
-    finish: Finish
-    device: torch.device
-    seed: int
-    crop: FirstCrop | None
-    stream: CopyStream | None = field(init=False)
-    """For the copies of all iterations: a new one each time would strand the memory that is kept for the old one."""
-    batcher: Batcher = field(init=False)
-    resident: ResidentSplit | None = field(init=False, default=None)
-    kept: list[KeptImages] = field(init=False, default_factory=list)
-    """Memory with decoded images, which goes with the loader."""
-
-    def __post_init__(self) -> None:
-        plan, reader = self.plan, self.reader
-        on_gpu = self.device.type == "cuda" and not self.in_loop
-        # One block with the consumer, one in the making, the others in between; with a GPU one that waits to be copied
-        # there, and two that are.
-        idle = plan.prefetch.value // plan.together + (5 if on_gpu else 2)
-        workers = max(1, plan.workers.value)
-        self.stream = copy_stream(self.device)
-        self.batcher = Batcher(
-            reader, workers=workers, together=plan.together, idle=idle, allocate=pinned_block if on_gpu else None
-        )
-        if plan.strategy == "device":
-            self.resident = ResidentSplit(reader, self.device, self.stream, workers)
-
-    @property
-    def in_loop(self) -> bool:
-        """Return whether tensors are made in the thread that iterates: that of the dataset's transforms."""
-        return self.form.dataset.per_sample or not self.plan.workers.value
-
-    def start(self, place: _EpochPlace, handed_out: Callable[[_EpochPlace], None]) -> Iteration[Any]:
-        """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out, and
-        `handed_out` is called with it each time."""
-        batches = self.schedule.rows_left(place.epoch, place.batches_done)
-        announced = self._announce(batches, place.epoch)
-        # One for each iteration: a new one must not be stopped by the end of the last.
-        source, unpack, hand_out = self._pipeline(batches, place.epoch, Demand())
-        finish, seed, first = self.finish, self.seed, place.batches_done
-
-        def take(batch: Any) -> Any:
-            # First: where code of the caller's fails and the loop continues, this batch is over.
-            place.batches_done += 1
-            handed_out(place)
-            if announced is not None:
-                announced.hand_out()
-            made = hand_out(batch)
-            if finish.batch_transform is None:
-                return finish.transform(made)
-            return finish.transform(made, BatchPlace(seed, place.epoch, batches[place.batches_done - 1 - first]))
-
-        waited, let_go = (None, None) if announced is None else (announced.waited, announced.close)
-        return Iteration(source, unpack, take, at_end=place.end, waited=waited, let_go=let_go)
-
-    def _pipeline(self, batches: Sequence[NDArray[np.intp]], epoch: int, demand: Demand) -> tuple[Any, Any, Any]:
-        """Return what gives groups of batches, takes a group apart, and makes a batch of a part of it."""
-        reader, finish, device = self.reader, self.finish, self.device
-        guard, sizes = StreamGuard(device), map(len, batches)
-        with_index = self.form.dataset.return_index
-        if self.form.dataset.per_sample and (self.resident is not None or self.crop is not None):
-            made_for = "samples on the device" if self.crop is None else "crops that are decoded alone"
-            msg = f"The dataset was given a transform after this loader was planned for {made_for}. Make a new loader."
-            raise OptionError(msg)
-
-        def unpack_tensors(group: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-            guard.begin()
-            return split_group(finish.scale(group), sizes)
-
-        # The device gathers by itself, and a thread would only stand between.
-        if self.resident is not None:
-            gathered = self.resident.groups(batches, self.plan.together, with_index=with_index)
-            return gathered, unpack_tensors, guard.take
-        if self.plan.keep is not None and self.plan.keep.most_bytes:
-            self.kept[:] = [reader.keep_images(self.plan.keep.most_bytes)]
-        crops = None if self.crop is None else CroppedInputs(reader, self.crop, self.seed, epoch)
-        groups = self.batcher.groups(batches, demand, crops)
-
-        def complete(batch: tuple[Any, Any], rows: NDArray[np.intp]) -> tuple[Any, ...]:
-            x, y = batch if crops is None else (batch[0], crops.move(batch[1], rows))
-            return (x, y, torch.from_numpy(rows.copy())) if with_index else (x, y)
-
-        def tensors(x: Any, y: Any, rows: NDArray[np.intp]) -> tuple[Any, ...]:
-            return complete(self.form.batch(x, y), rows)
-
-        # Of groups, one more is in the making, and one in the consumer's hands.
-        several = self.plan.together > 1
-        depth = max(1, self.plan.prefetch.value // self.plan.together - several)
-        if self.in_loop:
-            # What the dataset's transforms make has its device and dtype from here, in the thread they ran in.
-            source = Ahead(groups, depth, _THREAD, demand) if self.plan.workers.value else groups
-            return source, _parts, lambda part: finish.scale(move_to(tensors(*part), device))
-        if device.type == "cpu":
-            # Scaled in the thread: here it would take the consumer's time.
-            def finished(group: Group) -> list[tuple[Any, ...]]:
-                pairs = zip(self.form.batches(group), group.rows, strict=True)
-                return [complete(batch, rows) for batch, rows in pairs]
-
-            ready = _mapped(groups, finished)
-            if finish.dtype is not None:
-                # In few at a time, so that floats are made in memory that the consumer has just released.
-                depth = max(1, self.plan.prefetch.value // _FEW_FLOATS - 1) if several else depth
-                ready = _in_parts(ready, finish.scale)
-            return Ahead(ready, depth, _THREAD, demand), iter, _unchanged
-        whole = _mapped(groups, lambda group: tensors(group.x, group.y, np.concatenate(group.rows)))
-        stager = make_stager(device, self.stream)
-        # One thread gathers while another has batches copied: 1.15 times as fast on an H100 with 16 cores. With images
-        # of their own sizes, where threads that decode compete for Python's lock, it was 0.9 times.
-        dense = reader.row_shape is not None
-        read: Batches[Any] = Ahead(whole, 1, _THREAD, demand) if dense else whole
-        staged = stage_ahead(read, stager, depth, f"{_THREAD}-copy", demand)
-        return staged, lambda one: unpack_tensors(stager.hand_out(one)), guard.take
-
-    def _announce(self, batches: list[NDArray[np.intp]], epoch: int) -> Announced | None:
-        """Say which rows are read now and in the next epoch, where some of them have to be brought here first."""
-        reader = self.reader
-        if reader.arrival is None or reader.arrival.complete:
-            return None
-        return Announced(reader.arrival, reader.split, batches, lambda: self.schedule.rows_left(epoch + 1, 0))
-
-    def identity(self, epoch: int) -> dict[str, int]:
-        """Return what a loader must share that continues where this one was in this epoch."""
-        order = self.schedule.order
-        # What orders the first epoch alone says nothing of a position in a later one: a state from there continues in a
-        # loader of the same pack that came in another way, or was here from the beginning.
-        if epoch and isinstance(order, FirstEpochOrder):
-            order = order.later
-        shared = {"batch_size": self.schedule.batch_size, "samples": len(self.form.dataset)}
-        return {"seed": self.seed, **order.identity(), **shared, "world_size": self.schedule.shard.world_size}
-
-    def with_seed(self, seed: int) -> _Machine:
-        """Return a machine of the same parts whose order and random numbers follow from another seed."""
-        other = copy.copy(self)
-        other.seed, other.schedule = seed, replace(self.schedule, order=self.schedule.order.with_seed(seed))
-        return other
-
-    def drawn(self, epoch: int) -> dict[str, int]:
-        """Return a digest of what a sampler drew: it may draw from generators that nobody can restore."""
-        order = self.schedule.order
-        return {"order": digest_of(order.rows(epoch, Shard()))} if drawn_by_sampler(order) else {}
-
-
-def _parts(group: Group) -> Iterator[tuple[Any, Any, NDArray[np.intp]]]:
-    return iter(list(group.parts()))
-
-
-def _in_parts(groups: Generator[list[Any]], change: Callable[[Any], Any]) -> Generator[list[Any]]:
-    """Yield a few batches at a time, changed."""
-    with closing(groups):
-        for group in groups:
-            group.reverse()
-            while group:
-                yield [change(group.pop()) for _ in range(min(_FEW_FLOATS, len(group)))]
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
-
-
-def _mapped(groups: Generator[Group], change: Callable[[Group], Any]) -> Generator[Any]:
-    """Yield groups, each changed in the thread that makes it."""
-    with closing(groups):
-        # Not a loop: its variable would keep a batch alive while the next one is made.
-        yield from map(change, groups)
 
 
 class BatchDataset(dataset_h5):
@@ -510,23 +265,8 @@ class BatchDataset(dataset_h5):
         view.__dict__.update({**vars(form.dataset), "reader": reader, "_form": form})
         return view
 
-    @property
-    def transform(self) -> Callable[[Any], Any] | None:
-        """Return the dataset's: it may be exchanged there or here, as with a stock loader."""
-        return self._form.dataset.transform
-
-    @transform.setter
-    def transform(self, change: Callable[[Any], Any] | None) -> None:
-        self._form.dataset.transform = change
-
-    @property
-    def target_transform(self) -> Callable[[Any], Any] | None:
-        """Return the dataset's, as `transform`."""
-        return self._form.dataset.target_transform
-
-    @target_transform.setter
-    def target_transform(self, change: Callable[[Any], Any] | None) -> None:
-        self._form.dataset.target_transform = change
+    transform = _of_the_dataset("transform")
+    target_transform = _of_the_dataset("target_transform")
 
     def __getitem__(self, index: int | slice) -> Any:
         """Return one sample, as of the dataset; of a slice the list of its samples."""
@@ -601,47 +341,34 @@ class Loader(Iterated, _Base):
         dataset: where from.
     """
 
-    # Not public: Ignite passes each public attribute to the constructor.
-    _plan: LoaderPlan
-    # None of a loader that a framework built of another one's parts: that is a plain DataLoader.
-    _machine: _Machine | None = None
+    # Not public: Ignite passes each public attribute to the constructor. `None` of a loader that a framework built of
+    # another one's parts: that is a plain DataLoader.
+    _pipeline: Pipeline | None = None
     _seed_drawn = False
-    _done: _EpochPlace
-    _next: _EpochPlace
-    # Whether `_done` follows the iterations; not once somebody has set another position.
-    _follows = False
+    _position: Position
 
     def __len__(self) -> int:
         """Count the batches in an epoch, of this rank."""
-        return super().__len__() if self._machine is None else self._machine.schedule.batches
+        return super().__len__() if self._pipeline is None else self._pipeline.plan.batches
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # the base promises a class of its own
         """Start the next epoch, or continue where `load_state_dict` said."""
         # It is a plain DataLoader, which frameworks build by this class's constructor.
-        if self._machine is None:
+        if self._pipeline is None:
             return super().__iter__()
         sampler: Any = self.sampler
         asked, sampler.asked = sampler.asked, None
         # A framework calls set_epoch with the epoch that comes anyway, which must not lose a resumed position.
-        if asked is not None and asked != self._next.epoch:
-            self._next = _EpochPlace(asked, 0)
-        place, loader = self._next, weakref.ref(self)
+        position = self._position
+        if asked is not None and asked != position.next.epoch:
+            position.next = EpochPlace(asked, 0)
+        place = position.next
         if place.batches_done == len(self):
-            self._done, self._follows = place, True
-            self._next = _EpochPlace(place.epoch + 1, 0)
+            position.begin()
             return self._rest_of(place)
+        return self._begun(self._pipeline.start(position))
 
-        def handed_out(by: _EpochPlace) -> None:
-            # An iterator may outlive its loader; and whoever has set another position since meant that one.
-            if (owner := loader()) is not None and owner._follows:
-                owner._done = by
-
-        iteration = self._machine.start(place, handed_out)
-        self._done, self._follows = place, True
-        self._next = _EpochPlace(place.epoch + 1, 0)
-        return self._begun(iteration)
-
-    def _rest_of(self, place: _EpochPlace) -> Iterator[Any]:
+    def _rest_of(self, place: EpochPlace) -> Iterator[Any]:
         """Give nothing of an epoch that is over; but all of the epoch that has been set since the iteration began:
         Lightning sets it that late where it resumes, and a stock loader's sampler honours it as well."""
         sampler: Any = self.sampler
@@ -649,13 +376,13 @@ class Loader(Iterated, _Base):
         if asked is None or asked == place.epoch:
             place.end()
             return
-        self._next = _EpochPlace(asked, 0)
+        self._position.next = EpochPlace(asked, 0)
         yield from self
 
     @property
     def plan(self) -> LoaderPlan:
         """Return how batches are loaded, and why."""
-        return self._plan
+        return self._made_by.plan
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`: from its first batch, or where `load_state_dict` said, if that is this
@@ -665,9 +392,8 @@ class Loader(Iterated, _Base):
             OptionError: a negative number, or none.
         """
         epoch = whole_number("epoch", epoch)
-        if epoch != self._next.epoch:
-            self._next = _EpochPlace(epoch, 0)
-        self._done, self._follows = self._next, False
+        place = self._position.next
+        self._position.move_to(place if epoch == place.epoch else EpochPlace(epoch, 0))
 
     def state_dict(self) -> dict[str, int]:
         """Tell where the loader is: seed, epoch and batches handed out, and what else a resumed loader must share.
@@ -678,7 +404,8 @@ class Loader(Iterated, _Base):
         step, so one rank's serves all.
         """
         # Only the loop's end tells that nothing of the epoch is left to ask for.
-        done = _EpochPlace(self._done.epoch + 1, 0) if self._done.ended else self._done
+        done = self._position.done
+        done = EpochPlace(done.epoch + 1, 0) if done.ended else done
         state = {**self._made_by.identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
         return {**state, **self._made_by.drawn(done.epoch)} if done.batches_done else state
 
@@ -697,12 +424,12 @@ class Loader(Iterated, _Base):
         if not isinstance(given, Mapping):
             msg = f"The state is {show_content(given)}; expected what state_dict() of a loader returned."
             raise OptionError(msg)
-        machine, seed = self._made_by, state.get("seed")
+        pipeline, seed = self._made_by, state.get("seed")
         if self._seed_drawn and isinstance(seed, int | np.integer):
-            machine = machine.with_seed(whole_number("seed", seed))
-        shared_alike = machine.schedule.steps_as(state)
+            pipeline = pipeline.with_seed(whole_number("seed", seed))
+        shared_alike = pipeline.schedule.steps_as(state)
         epoch = whole_number("epoch", state.get("epoch"))
-        ours = {**machine.identity(epoch), **(machine.drawn(epoch) if "order" in state else {})}
+        ours = {**pipeline.identity(epoch), **(pipeline.drawn(epoch) if "order" in state else {})}
         theirs = {name: state[name] for name in state if name not in _PLACE}
         # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
         # loader has not: its rows came in an order of which this one knows nothing.
@@ -716,35 +443,34 @@ class Loader(Iterated, _Base):
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."
             raise OptionError(msg)
-        if machine is not self._machine:
-            self._machine = machine
+        if pipeline is not self._pipeline:
+            self._pipeline = pipeline
             # Frameworks draw the epoch's rows by the sampler.
             sampler: Any = self.sampler
-            sampler.order = sampler.order.with_seed(machine.seed)
-        self._done = self._next = _EpochPlace(epoch, done)
-        self._follows = False
+            sampler.order = sampler.order.with_seed(pipeline.seed)
+        self._position.move_to(EpochPlace(epoch, done))
 
     def close(self) -> None:
         """End the iterations that run, and release decoded images that are kept. The loader can be iterated again."""
         self._end_iterations()
-        if self._machine is not None:
-            self._machine.kept.clear()
+        if self._pipeline is not None:
+            self._pipeline.kept.clear()
 
     def __copy__(self) -> Loader:
         """Return another one over the same parts, with a place of its own."""
         copied = type(self).__new__(type(self))
         # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
-        copied.__dict__.update(self.__dict__, _running=(), _follows=False)
-        if self._machine is not None:
+        copied.__dict__.update(self.__dict__, _running=())
+        if self._pipeline is not None:
             # Frameworks set the epoch by the sampler.
             sampler, batches = copy.copy(self.sampler), copy.copy(self.batch_sampler)
             batches.sampler = sampler  # type: ignore[union-attr]  # a BatchSampler, as in every loader with a batch_size
-            copied.__dict__.update(sampler=sampler, batch_sampler=batches)
-            copied.__dict__.update(_done=replace(self._done), _next=replace(self._next))
+            position = Position(replace(self._position.done), replace(self._position.next))
+            copied.__dict__.update(sampler=sampler, batch_sampler=batches, _position=position)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._machine is None:
+        if self._pipeline is None:
             return super().__reduce_ex__(protocol)
         msg = (
             "A Loader cannot be pickled, nor copied deeply: it has threads of this process. Send its dataset, "
@@ -756,24 +482,24 @@ class Loader(Iterated, _Base):
         return f"Loader of {self.dataset!r}\n  {self._described}"
 
     def _repr_html_(self) -> str:
-        known = facts([("plan", self._described)] if self._machine is None else self.plan.facts)
+        known = facts([("plan", self._described)] if self._pipeline is None else self.plan.facts)
         return Report("Loader", (known,), (repr(self.dataset),))._repr_html_()
 
     @property
     def _described(self) -> str:
-        return "as another framework built it" if self._machine is None else str(self.plan)
+        return "as another framework built it" if self._pipeline is None else str(self.plan)
 
     @property
-    def _made_by(self) -> _Machine:
+    def _made_by(self) -> Pipeline:
         """Return what makes the batches."""
-        if self._machine is None:
+        if self._pipeline is None:
             msg = (
-                "Another framework built this loader from the parts of one, so it has no state. Save the epoch and the "
-                "number of batches, and continue with loader.set_epoch(epoch) and what the framework has for skipping "
-                "batches: with Accelerate skip_first_batches(loader, done)."
+                "Another framework built this loader from the parts of one, so it has no plan and no state. Save the "
+                "epoch and the number of batches, and continue with loader.set_epoch(epoch) and what the framework has "
+                "for skipping batches: with Accelerate skip_first_batches(loader, done)."
             )
             raise OptionError(msg)
-        return self._machine
+        return self._pipeline
 
 
 # What of a state is the position and not the order.

@@ -160,8 +160,9 @@ TORCH_REMEDIES = {
     "decode": "Leave it out: crops are cut while images are decoded wherever batch_transform begins with one.",
     "generator": "Write seed=generator.initial_seed().",
     "pin_memory": 'Write device="cuda": batches come through pinned memory.',
+    "persistent_workers": "Leave it out: num_workers= counts threads, and no processes have to be kept.",
     **dict.fromkeys(
-        ("batch_sampler", "collate_fn", "worker_init_fn", "timeout", "multiprocessing_context", "persistent_workers"),
+        ("batch_sampler", "collate_fn", "worker_init_fn", "timeout", "multiprocessing_context"),
         f"A stock loader has it and reads whole batches too: {STOCK_LOADER}.",
     ),
 }

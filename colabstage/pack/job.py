@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import LayoutError, OptionError, SourceChangedError
+from colabstage.errors import DecodeError, LayoutError, OptionError, SourceChangedError
 from colabstage.images.decode import ImageFacts, check_kept, decode_image, decode_sized, fit_pixels, probe_image
 from colabstage.images.geometry import ImageOptions
 from colabstage.images.resample import can_torch_resize, expects_torch
@@ -38,6 +38,7 @@ from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
     gains_by_torch,
+    has_files,
     image_options,
     needs_facts,
     plan_pack,
@@ -245,6 +246,8 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     elif needs_facts(table, options):
         # Items of a Python dataset are taken in order, each once, and the first ones are kept for packing.
         facts = look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
+        if not facts and not has_files(table):
+            _say_why_none(table.inputs.source)
     table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts)))
     has_torch = gains_by_torch(table, options) and expects_torch()
     release_freed_memory()  # of listing and sorting, as planning takes some for each sample again
@@ -266,6 +269,15 @@ def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False)
         skip_broken=True,
         in_caller=in_caller,
     )
+
+
+def _say_why_none(source: SampleSource) -> None:
+    """Raise what is wrong with the first of images of which none says what form their pixels have."""
+    try:
+        read_each(source, [0], lambda _, content: _image_facts(content), readers=1)
+    except DecodeError as error:
+        msg = f"'{source.name(0)}' cannot be used, and neither can the others that were examined: {error}"
+        raise DecodeError(msg) from error
 
 
 def _spread(source: SampleSource) -> list[int]:

@@ -12,7 +12,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from colabstage.errors import ColabstageError, DamagedPackError, OptionError, RunInUseError, WorkersLostError, said_by
+from colabstage.errors import (
+    ColabstageError,
+    DamagedPackError,
+    OptionError,
+    RunInUseError,
+    WorkersLostError,
+    kind_of,
+    said_by,
+)
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import public, typed_errors
 from colabstage.io.display import resolve_progress
@@ -280,6 +288,7 @@ class Run:
         self.steps += 1
         self._summed += 1
         for name, value in values.items():
+            _check_number(name, value)
             # Added up where it is: to read a number of a GPU waits for all that was queued.
             number = value.detach() if isinstance(value, torch.Tensor) else value
             self._sums[name] = self._sums[name] + number if name in self._sums else number
@@ -515,6 +524,8 @@ class Run:
         )
 
     def _row(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        for name, value in values.items():
+            _check_number(name, value)
         numbers = {
             name: float(value.detach() if isinstance(value, torch.Tensor) else value) for name, value in values.items()
         }
@@ -618,6 +629,15 @@ class _Shown:
             self._display = display(run, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._display.update(run)
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Refuse what cannot become part of a row of means, before it is added up and a whole epoch is trained."""
+    count = value.numel() if isinstance(value, torch.Tensor) else getattr(value, "size", 1)
+    if not hasattr(value, "__float__") or count != 1:
+        what = kind_of(value) if count == 1 else f"{kind_of(value)} of {count:,} numbers"
+        msg = f"{name}= is {what}; expected a number, or a tensor of one number, such as loss.mean()."
+        raise OptionError(msg)
 
 
 def _show_saved(saved: Saved) -> str:

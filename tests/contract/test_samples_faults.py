@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.options import image_masks
+from colabstage.options import Boxes, Images, SampleTable, TreeFiles, image_masks
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
 
@@ -174,12 +174,38 @@ BOXES = [
     row("images made smaller than their boxes", files("train/a{0..5}.png", {
         "train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\n" + "".join(f"a{i},Cardiomegaly,{691 + i},1375,1653,1831\n" for i in range(6))}),
         right=[refused("outside")]),
+    row("a table of boxes states another size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,640,480,{c},1,2,30,40"), right=[refused("480 x 640")]),
+    row("a table of boxes states the size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,64,48,{c},1,2,30,40"), right=[found("train: boxes cat 2, dog 2")]),
+    row("width and height of the boxes", table("filename,class,xmin,ymin,xmax,ymax,width,height", "{i}.jpg,{c},0,0,30,40,30,40"), right=[found("train: boxes cat 2, dog 2")]),
     row("VIA's CSV", files("{0..3}.jpg", {
         "via_export_csv.csv": "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,region_attributes\n" + "".join(
             f'{i}.jpg,1234,"{{}}",1,0,"{{""name"":""rect"",""x"":5,""y"":6,""width"":20,""height"":10}}","{{""type"":""cat""}}"\n' for i in range(4))}),
         right=[found("train: boxes cat 4"), refused("via_export_csv", but_not=r"labels=\['file_attributes'\]")]),
     row("LabelMe's flags", files("{0..5}.jpg", {f"{i}.json": {**LABELME, "flags": {"good": i % 2 == 0, "bad": i % 2 == 1}, "imagePath": f"{i}.jpg"} for i in range(6)}),
         right=[found("train: bad 3, good 3"), noted("flags"), refused("flags")]),
+]
+
+# A quote that is not closed makes one cell of the rows up to the next one.
+OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
+TABLES = [
+    row("a quote that stays open", table("image,label,note", '{i}.jpg,{c},"a') | {"labels.csv": b'image,label,note\n0.jpg,cat,b\n1.jpg,dog,"a\n2.jpg,cat,b\n3.jpg,dog,b\n'}, right=OPEN),
+    row("two quotes that stay open", table("image,label,note", "") | {"labels.csv": b'image,label,note\n0.jpg,cat,b\n1.jpg,dog,"a\n2.jpg,cat,b\n3.jpg,dog,"b\n'}, right=OPEN),
+    row("quotes within their lines", table("image,label,note", '{i}.jpg,{c},"a" 5" tall'), right=[found("train: cat 2, dog 2")]),
+    *(row(f"pixels: {name}", files("", {"train.csv": "label," + ",".join(columns) + "\n" + ("1," + ",".join("3" * 16) + "\n") * 4}), right=[refused("follows")])
+      for name, columns in {
+          "one is missing": [f"pixel{i + (i > 7)}" for i in range(16)], "from the last": [f"pixel{15 - i}" for i in range(16)],
+          "sorted as text": sorted(f"pixel{i}" for i in range(16)), "by columns": [f"{y}x{x}" for x in range(4) for y in range(4)]}.items()),
+    row("pixels above 255", files("", {"train.csv": "label," + ",".join(f"pixel{i}" for i in range(16)) + "\n" + ("1," + ",".join(["300"] * 16) + "\n") * 4}),
+        right=[refused(r"train\.csv\[0\].*255")]),
+]
+
+FOLDERS = [
+    *(row(f"a folder {name!r}", files(f"{{cat,dog,{name}}}/{{0..3}}.jpg"), right=[refused(name)]) for name in ("unlabeled", "unsup")),
+    row("numbered alike in each split", files("{train,test}/{cat,dog}/{0..9}.jpg"), right=[found("train: cat 10, dog 10; test: cat 10, dog 10")]),
+    row("a JPEG that ends in zeros", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG")[:1500] + bytes(3000)}), right=[refused(r"cat/4\.jpg")]),
+    row("a JPEG with zeros behind it", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG") + bytes(3000)}), right=[found("train: cat 5, dog 4")]),
+    row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
+        (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("2 of 3"), refused("of-00003")]),
 ]
 
 SECOND = [found("train: 6 masks with 368 pixels"), refused("_1|mask2|_2")]
@@ -190,6 +216,8 @@ MASKS = [
         layout="pairs", right=SECOND),
     row("a second mask in two folders", masks("images/scan{}.png", "masks/scan{}_mask.png", "masks/scan{}_mask2.png"), layout="pairs", right=SECOND),
     row("a second mask by number", masks("images/scan{}.png", "masks/scan{}.png", "masks/scan{}_2.png"), layout="pairs", right=SECOND),
+    row("masks without 0", {f"images/{i}.png": image(i, size=(16, 16)) for i in range(4)} | {f"masks/{i}.png": grey(1 + np.eye(16, dtype=np.uint8)) for i in range(4)},
+        right=[noted("1 to 2"), refused("1 to 2")]),
     *(row(f"image_masks({name!r})", pairs(images, labels), layout=image_masks(name), right=[found("train: 6 masks with 96 pixels")])
       for images, labels, name in [
           ("original_images/00{}.jpg", "label_images_semantic/00{}.png", "label_images_semantic"), ("images/{}.png", "vessels/{}.png", "vessels"),
@@ -237,6 +265,7 @@ ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
     *(row(f"an array beside {name}", files("", {"X.npy": X, name: content}), right=[noted(re.escape(name)), refused(re.escape(name)), found("train: 0 4, 1 4.*")])
       for name, content in NAMED.items()),
+    row("labels that are missing", files("", {"x.npz": npz(X=np.ones((12, 8)), y=np.where(FROM_1 == 1, np.nan, FROM_1))}), right=[noted("4 of 12"), refused("4 of 12")]),
     row("labels from 1 in .npz", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1)}), right=FROM_ONE),
     row("labels from 1 in .h5", files("", {"x.h5": h5(images=np.zeros((12, 8, 8, 3), np.uint8), labels=FROM_1)}), right=FROM_ONE),
     row("labels from 1 in shards", files("", {"train-0.tar": tar({f"{i}.{end}": content for i in range(12) for end, content in (("png", image(i)), ("cls", str(FROM_1[i]).encode()))})}),
@@ -249,19 +278,24 @@ ARRAYS = [
         right=ONE_EACH),
 ]
 
+NO_LANGUAGE: dict[str, dict[str, Any]] = {
+    "C-MAPSS": {"{train,test}_FD001.txt": NUMBERS * 60, "RUL_FD001.txt": "112\n98\n"},
+    "UCI HAR": {"{train,test}/X_{train,test}.txt": ("  2.8858451e-001 -2.0294171e-002" * 8 + "\n") * 30, "{train,test}/y_{train,test}.txt": "5\n" * 30},
+    "UCR": {"ECG200_{TRAIN,TEST}.txt": ("  -1.0  " + "  0.5021" * 96 + "\n") * 9},
+    "UTF-16": {"train.txt": ("to be or not to be\n" * 900).encode("utf-16")}, "Latin 1": {"train.txt": ("café\n" * 900).encode("latin-1")},
+    "reviews": {"train.jsonl": '{"text": "well done, a fine film", "label": 1}\n' * 900},
+    "YOLO labels alone": {"labels/{train,val}/{0..39}.txt": "0 0.5123 0.5321 0.2511 0.2522\n" * 3, "data.yaml": "names: [a]\n"},
+}
 TEXTS = [
-    row(f"numbers as text: {name}", files("", made), right=[refused("txt")])
-    for name, made in {
-        "C-MAPSS": {"{train,test}_FD001.txt": NUMBERS * 60, "RUL_FD001.txt": "112\n98\n"},
-        "UCI HAR": {"{train,test}/X_{train,test}.txt": ("  2.8858451e-001 -2.0294171e-002" * 8 + "\n") * 30, "{train,test}/y_{train,test}.txt": "5\n" * 30},
-        "UCR": {"ECG200_{TRAIN,TEST}.txt": ("  -1.0  " + "  0.5021" * 96 + "\n") * 9},
-        "YOLO labels alone": {"labels/{train,val}/{0..39}.txt": "0 0.5123 0.5321 0.2511 0.2522\n" * 3, "data.yaml": "names: [a]\n"},
-    }.items()
+    row(f"no language: {name}", files("", made), right=[refused("txt|jsonl")])
+    for name, made in NO_LANGUAGE.items()
 ]
 # fmt: on
 
 
-@pytest.mark.parametrize(("made", "right", "options"), [*BOXES, *MASKS, *PARTS, *PIXELS, *ARRAYS, *TEXTS])
+@pytest.mark.parametrize(
+    ("made", "right", "options"), [*BOXES, *TABLES, *FOLDERS, *MASKS, *PARTS, *PIXELS, *ARRAYS, *TEXTS]
+)
 def test_files_are_read_rightly_or_refused(
     tmp_path: Path, made: dict[str, bytes], right: list[Callable[[Packed], bool]], options: dict[str, Any]
 ) -> None:
@@ -269,6 +303,23 @@ def test_files_are_read_rightly_or_refused(
     packed = pack(write_files(tmp_path / "set", made), tmp_path / "out.h5", **options)
     is_right = any(one(packed) for one in right)
     assert is_right, str(packed)
+
+
+@pytest.mark.parametrize(
+    ("box", "relative", "named"), [((0.1, 0.1, 0.5, 0.5), False, "0.5"), ((10, 5, 50, 40), True, "50")]
+)
+def test_boxes_in_other_units_are_refused(tmp_path: Path, box: tuple[float, ...], relative: bool, named: str) -> None:
+    """Parts of the image where pixels are expected, and pixels where parts are, as in TensorFlow's records."""
+
+    def layout(tree: Any) -> SampleTable:
+        """Two images with a box each."""
+        boxes = Boxes(np.arange(3), np.array([box, box], float), {"labels": np.zeros(2, np.int64)}, relative=relative)
+        return SampleTable(
+            "mine", tuple(tree.entries.names), Images(TreeFiles(tree, tree.entries)), boxes, classes=("a",)
+        )
+
+    packed = pack(write_files(tmp_path / "set", files("{0..1}.jpg")), tmp_path / "out.h5", layout=layout)
+    assert refused(named)(packed), str(packed)
 
 
 def test_twelve_bits_are_scaled_by_prepare(tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ def test_the_lightest_of_equals_wins() -> None:
     assert choose(trials[:3]) is trials[0]
     assert choose(trials[1:3]) is trials[1]
     assert choose(trials[2:]).processes == 4
+    # Whatever it seemed to be.
+    assert choose([Trial({}, batch_s=0.5, problem="ended early"), *trials[:1]]) is trials[0]
 
 
 def test_rounds_halve() -> None:

@@ -373,7 +373,7 @@ def test_a_profile_says_that_images_are_kept_and_leaves_them(tmp_path: Path) -> 
     loader = make_loader(dataset, 4)
     assert any("kept for later epochs" in note for note in profile_loader(loader, budget_s=0.5).notes)
     list(loader)
-    kept: Any = loader._machine.kept  # type: ignore[union-attr]
+    kept: Any = loader._pipeline.kept  # type: ignore[union-attr]
     (before,) = kept
     profile_loader(loader, budget_s=0.5)
     assert kept == [before]

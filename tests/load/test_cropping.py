@@ -165,9 +165,7 @@ def test_an_epoch_is_resumed_with_the_same_crops(make_pack: Callable[..., Path])
 def test_the_plan_says_what_is_decoded(make_pack: Callable[..., Path]) -> None:
     """And why, for what can and what cannot be cropped while it is decoded."""
     dataset = dataset_h5(make_pack())
-    assert "decode: crops, because batch_transform begins with" in str(
-        make_loader(dataset, 4, batch_transform=CROP).plan
-    )
+    assert "decode: crops" in str(make_loader(dataset, 4, batch_transform=CROP).plan)
     reasons = [
         (make_loader(dataset, 4), "does not begin with a RandomResizedCrop"),
         (make_loader(dataset_h5(make_pack(), transform=len), 4, batch_transform=CROP), "own transform takes whole"),

@@ -166,7 +166,7 @@ def test_images_that_are_resized_on_read_are_resized_by_torch(
 
 
 @pytest.mark.fuse
-@pytest.mark.filterwarnings("ignore:.*every sample is fetched through it:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*in_memory=True:UserWarning")
 @pytest.mark.parametrize("chunks", [None, (1, 256, 256, 3)])
 def test_a_mount_that_dies_between_two_batches_is_named(tmp_path: Path, chunks: tuple[int, ...] | None) -> None:
     """The file is not called damaged, whichever engine asks HDF5: the mount is named, and how to mount it again."""
@@ -191,7 +191,7 @@ def test_a_file_on_a_slow_mount_warns_and_is_not_mapped(make_file: Callable[...,
         shutil.copy(sample.path, drive.cloud / "MyDrive" / "data.h5")
         drive.mount(tmp_path / "drive")
         path = tmp_path / "drive" / "MyDrive" / "data.h5"
-        with pytest.warns(UserWarning, match="every sample is fetched through it"):
+        with pytest.warns(UserWarning, match="in_memory=True"):
             dataset = dataset_h5(path)
         assert dataset.engine.name == "h5py"
         np.testing.assert_array_equal(dataset.read_batch([3, -1, 3])[0], sample.x[[3, -1, 3]])

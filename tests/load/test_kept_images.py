@@ -106,7 +106,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 def memory_of(loader: Any) -> KeptImages:
     """What a loader keeps."""
-    kept: KeptImages = loader._machine.kept[0]
+    kept: KeptImages = loader._pipeline.kept[0]
     return kept
 
 
@@ -143,8 +143,8 @@ def test_batches_are_the_same_whatever_is_kept(
         # Of crops those alone of which one has needed nearly all by now.
         assert len(memory) >= (COUNT - 1 if "batch_transform" not in arguments else COUNT // 2)
     assert "not kept, as asked" in str(usual.plan)
-    assert usual._machine is not None
-    assert not usual._machine.kept
+    assert usual._pipeline is not None
+    assert not usual._pipeline.kept
 
 
 @given(data=st.data())

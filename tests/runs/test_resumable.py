@@ -214,6 +214,16 @@ def test_a_second_session_is_refused_and_may_take_over(data: Path, tmp_path: Pat
     assert versions(tmp_path)[0].session == 2
 
 
+@pytest.mark.parametrize("value", ["0.5", None, torch.ones(4)], ids=["text", "nothing", "four numbers"])
+def test_what_is_no_number_is_refused_at_its_step(tmp_path: Path, data: Path, value: object) -> None:
+    """Not at the end of the epoch, which would be lost."""
+    with resumable(tmp_path, progress=False, **make_parts(data)) as run:
+        with pytest.raises(OptionError, match="accuracy"):
+            run.step(accuracy=value)
+        with pytest.raises(OptionError, match="accuracy"):
+            run.log(accuracy=value)
+
+
 class _Clock:
     """A clock that passes as fast as it is waited for."""
 

@@ -153,7 +153,7 @@ def _categories(found: list[CocoFile]) -> dict[Any, str]:
             # Splits that were exported separately may number categories differently, which would mix up classes.
             if names.setdefault(number, name) != name:
                 what = f"it calls the category {show(number)} '{show(name)}', and another file '{show(names[number])}'"
-                raise broken(file.name, what)
+                raise broken(file.name, what, "one numbering in all, or one of the files alone, by only=")
     return names
 
 

@@ -292,7 +292,7 @@ def pixels_state(source: Source) -> Found:
         # A .csv.gz shows its header only unpacked.
         packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
         head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
-        columns = _read_columns(head)
+        columns = _read_columns(entry.name, head)
         if columns is not None:
             found.append(_read_rows(packed or open_member(source.tree, entry), entry, columns))
             continue
@@ -335,8 +335,8 @@ def pixels_state(source: Source) -> Found:
     return Evidence(table, "a table of pixels", frozenset(one.name for one in found))
 
 
-def _read_columns(head: bytes) -> _PixelColumns | None:
-    """Return the roles of columns according to the header; `None` where a table has no pixels."""
+def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
+    """Return the roles of columns according to the header of a table; `None` where it has no pixels."""
     header, _, rest = head.partition(b"\n")
     names = [name.strip().strip('"').lower() for name in decode_text(header).split(",")]
     numbers = [number for number, name in enumerate(names) if _PIXEL_COLUMN.fullmatch(name)]
@@ -349,9 +349,20 @@ def _read_columns(head: bytes) -> _PixelColumns | None:
     # The pixels of a row are cut out as one slice.
     if shape is None or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         return None
+    places = [tuple(map(int, re.findall(r"\d+", names[number]))) for number in numbers]
+    odd = next((at for at in range(1, len(places)) if not _follows(*places[at - 1 : at + 1])), None)
+    if odd is not None:
+        first, second = (names[numbers[at]] for at in (odd - 1, odd))
+        raise broken(table, f"'{second}' follows '{first}'", "the columns of all pixels, in their order")
     label = next((names.index(name) for name in _LABELS if name in names), None)
     usage = names.index("usage") if "usage" in names else None
     return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, label, usage)
+
+
+def _follows(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Tell whether a pixel is the next one: a number, or a row and a column."""
+    *row, column = one
+    return other == (*row, column + 1) or (len(row) == 1 and other[:-1] == (row[0] + 1,))
 
 
 def _shape(count: int) -> tuple[int, ...] | None:

@@ -72,12 +72,13 @@ def parse_table(name: str, content: bytes) -> Table:
     columns = _split_evenly(plain, delimiter) if '"' not in text and "\0" not in text else None
     if columns is not None:
         return _make_table(name, columns)
-    rows: list[list[str]] = []
-    fault = ""
-    try:
-        rows.extend(row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if any(row))
-    except csv.Error as error:
-        fault = f"'{name}' cannot be read as a table after row {len(rows)}: {error}."
+    rows, fault = _read_rows(text, delimiter, strict=True)
+    if fault:
+        loose, trouble = _read_rows(text, delimiter, strict=False)
+        # A quote too many is harmless within its line; else it swallows the rows up to the next one.
+        if not trouble and not any("\n" in cell or "\r" in cell for row in loose[len(rows) :] for cell in row):
+            rows, fault = loose, ""
+    fault = fault and f"'{name}' cannot be read as a table after row {len(rows)}: {fault}."
     width = len(rows[0]) if rows else 0
     # A row that is too long or too short shifts its cells into other columns.
     odd = next((number for number, row in enumerate(rows) if len(row) != width), None)
@@ -125,6 +126,17 @@ def _column_of(content: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64
             break
     texts = [code.to_bytes(_SHORT, "little").rstrip(b"\0").decode() for code in known.tolist()]
     return name, NumberedCells(texts, numbers)
+
+
+def _read_rows(text: str, delimiter: str, *, strict: bool) -> tuple[list[list[str]], str]:
+    """Return the rows that are not empty, up to a fault, and the fault; if not `strict`, quotes need not match."""
+    rows: list[list[str]] = []
+    try:
+        found = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict)
+        rows.extend(row for row in found if any(row))
+    except csv.Error as error:
+        return rows, str(error)
+    return rows, ""
 
 
 def _make_table(name: str, columns: Iterable[tuple[str, Sequence[str]]], fault: str = "") -> Table:

@@ -32,6 +32,7 @@ from colabstage.layouts.words import (
     SPLIT_ORDER,
     folder_of,
     is_note,
+    label_names,
     split_name,
     split_of_path,
     split_of_word,
@@ -391,7 +392,10 @@ def why_no_text(source: Source) -> str:
     texts = _with(source, () if _with(source, _TOKENS) else _TEXTS)
     as_text = 'layout="tokens" takes it as text to learn from.'
     for entry in texts[:_LOOKED_AT]:
-        head = decode_text(source.head(entry, _HEAD_BYTES))
+        content = source.head(entry, _HEAD_BYTES)
+        if why := _why_not_utf8(entry.name, content):
+            return f"{why} {as_text}"
+        head = decode_text(content)
         lines = [line for line in head.splitlines()[:_LINES] if line]
         naming = [line for line in lines if any(map(_IMAGE_NAME.fullmatch, _CELL.split(line)))]
         if 2 * len(naming) > len(lines):
@@ -399,6 +403,12 @@ def why_no_text(source: Source) -> str:
                 f"'{entry.name}' names images in its lines ('{naming[0][:60]}') that are not in '{source.label}'. Give "
                 "the folder that holds both, and save a list as a table in it, with path,label as its first line; "
                 f"{as_text}"
+            )
+        labels = _fields_of_labels(lines[0]) if lines and entry.name.lower().endswith(".jsonl") else []
+        if labels:
+            return (
+                f"'{entry.name}' has {listed(labels)} beside the text of each line, as for classifying text, which is "
+                f"not read automatically. Give pack_dataset an object whose items are (tokens, label); {as_text}"
             )
         words = [word for word in _CELL.split(head) if word]
         if words and _MOSTLY * len(words) < sum(NUMBER.fullmatch(word) is not None for word in words):
@@ -415,3 +425,30 @@ def why_no_text(source: Source) -> str:
             "layout=token_blocks() reads all text as one stream, to predict the next token."
         )
     return ""
+
+
+def _why_not_utf8(name: str, head: bytes) -> str:
+    """Return why the beginning of a file is no text in UTF-8, and the line that converts it; "" where it is."""
+    try:
+        # The last character may be cut.
+        (head[:-4] if len(head) == _HEAD_BYTES else head).decode("utf-8")
+    except UnicodeDecodeError:
+        is_wide = head[:2] in (b"\xff\xfe", b"\xfe\xff")
+    else:
+        if b"\0" not in head:
+            return ""
+        is_wide = True
+    encoding = "utf-16" if is_wide else "latin-1"
+    return (
+        f"'{name}' is no text in UTF-8, and its bytes would be the tokens. If it is {encoding}: text = "
+        f"open('{name}', encoding='{encoding}').read(); open('{name}', 'w', encoding='utf-8').write(text)."
+    )
+
+
+def _fields_of_labels(line: str) -> list[str]:
+    """Return the fields of a line of a .jsonl that are called as labels are."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return []
+    return label_names(found) if isinstance(found, dict) else []

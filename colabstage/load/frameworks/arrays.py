@@ -24,7 +24,7 @@ from colabstage.io.whole_imports import whole_imports
 from colabstage.load.arrival import order_of
 from colabstage.load.batch import WHITE, Batcher, pad_boxes, target_array
 from colabstage.load.choosing import choose_loader, gather_facts
-from colabstage.load.epoch import RowOrder, Shard, chosen_order
+from colabstage.load.epoch import RowOrder, Shard, choose_seed, chosen_order
 from colabstage.load.plan import ArrayOptions, LoaderOptions
 from colabstage.load.reading.reader import SplitReader
 
@@ -92,22 +92,19 @@ class ArrayBatches:
         inputs into memory now."""
         options = options or ArrayOptions()
         self._dataset, reader = _resolved(source, split)
-        if options.seed is not None:
-            whole_number("seed", options.seed)
         if not self.per_sample:
             _check_arrays(reader)
         # As in `make_loader`: what `predict` returns for a held-out split is compared with labels in the file's order.
         self.shuffled = reader.split == "train" if options.shuffle is None else options.shuffle
         self._one_hot, self._dtype = _class_count(options.one_hot, reader), _float_dtype(options.dtype)
         self._weights = _weights_of(options.sample_weight, len(reader))
-        layout, seed = reader.layout, options.seed
-        if seed is None:
-            # As rows are brought here in the order of seed 0. Keras's own function seeds numpy's generator.
-            seed = 0 if layout is not None else int(np.random.randint(_SEEDS))  # noqa: NPY002
+        layout = reader.layout
+        # Keras's own function seeds numpy's generator.
+        seed = choose_seed(options.seed, lambda: np.random.randint(_SEEDS), fixed=layout is not None)  # noqa: NPY002
         chosen: ChosenRows | None = None
         if options.rows is not None:
             shuffle = options.shuffle if reader.split == "train" else self.shuffled
-            chosen = chosen_order(options.rows, len(reader), shuffle=shuffle, seed=seed)
+            chosen = chosen_order("rows=", options.rows, len(reader), shuffle=shuffle, seed=seed)
         self._chosen = chosen
         self._visits: Order = chosen or RowOrder(len(reader), self.shuffled, seed)
         if not self._visits.count:

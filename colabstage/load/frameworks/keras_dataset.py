@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 # Before training, Keras takes one or two batches to learn their shapes, and its prefetching takes two or three more.
 _LOOK_BATCHES = 4
-# It counts the batches so often before it begins a pass; whoever does so once, in the middle, goes on with it.
-_KERAS_COUNTS = 3
 # Longer than most training steps, and short enough that no thread is left when training stops.
 _LINGER_S = 1.0
 
@@ -37,8 +35,8 @@ class EpochTracker:
     """Tell passes over the data apart.
 
     A pass is the next epoch, unless Keras has only looked at the first batches before it. A second request for a batch
-    begins a pass, and so does a request after `announce` that does not continue the one before, or that comes after
-    as few as Keras looks at. Not thread-safe.
+    begins a pass. So does a request after the batches were counted, as Keras does when it begins a pass, if Keras has
+    begun or ended an epoch since the request before, or if it does not continue that one. Not thread-safe.
     """
 
     def __init__(self, batches: int, *, by_turn: bool) -> None:
@@ -49,11 +47,17 @@ class EpochTracker:
         self._batches = batches
         self._by_turn = by_turn
         self._asked: set[int] = set()
-        self._announced = 0
+        # Since the last request. Either alone happens inside a pass: a callback counts batches, and an epoch of
+        # `steps_per_epoch` ends.
+        self._counted = self._at_edge = False
 
-    def announce(self) -> None:
-        """Record that Keras may be about to begin a pass."""
-        self._announced += 1
+    def count(self) -> None:
+        """Record that the batches are counted."""
+        self._counted = True
+
+    def mark_edge(self) -> None:
+        """Record that Keras begins or ends an epoch."""
+        self._at_edge = True
 
     def begin(self) -> None:
         """Begin a pass: the next epoch, unless nothing of this one was requested."""
@@ -69,12 +73,11 @@ class EpochTracker:
         """Return the epoch and the batch that a request for batch `number` means."""
         done = len(self._asked)
         in_turn = number == done and max(self._asked, default=-1) == done - 1
-        may_be_look = self._announced > 0 and done <= _LOOK_BATCHES and done < self._batches
         # The first number of a pass is drawn, and may be the one after those that were looked at.
-        begins = self._announced >= _KERAS_COUNTS and may_be_look
-        if begins or number in self._asked or (self._announced and not in_turn):
-            self.start_epoch(self.epoch + (not may_be_look))
-        self._announced = 0
+        if number in self._asked or (self._counted and (self._at_edge or not in_turn)):
+            was_look = self._counted and done <= _LOOK_BATCHES and done < self._batches
+            self.start_epoch(self.epoch + (not was_look))
+        self._counted = self._at_edge = False
         turn = len(self._asked)
         self._asked.add(number)
         return self.epoch, turn if self._by_turn else number
@@ -120,7 +123,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
     def num_batches(self) -> int:
         """Count the batches in an epoch, as `len`. Keras asks before it begins a pass."""
         with self._lock:
-            self._tracker.announce()
+            self._tracker.count()
         return len(self._batches)
 
     def __getitem__(self, index: int) -> Batch:
@@ -154,9 +157,16 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         with self._lock:
             self._tracker.start_epoch(epoch)
 
+    def on_epoch_begin(self) -> None:
+        """Record that an epoch begins. Keras calls this."""
+        with self._lock:
+            self._tracker.mark_edge()
+
     def on_epoch_end(self) -> None:
         """Release what was read ahead; it is read again if the pass continues. Keras calls this."""
-        self.close()
+        with self._lock:
+            self._tracker.mark_edge()
+            self._end()
 
     def close(self) -> None:
         """Release what was read ahead. The dataset can be used again."""

@@ -89,10 +89,10 @@ def to_tf_data(
         refuse_import("tensorflow", "to_tf_data needs", error)
     whole_number("epoch", epoch)
     batches = ArrayBatches(dataset, batch_size, ArrayOptions(**arguments), split=split)
-    return begun_late(dataset_of(tf, batches, count(epoch).__next__))
+    return _dataset_of(tf, batches, count(epoch).__next__)
 
 
-def dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) -> Any:
+def _dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) -> Any:
     """Make the `tf.data.Dataset` of these batches. `next_epoch` returns the epoch of an iterator, in a thread of
     TensorFlow, when its first element is taken; TensorFlow keeps it for the life of the process, so it must not refer
     to `batches`."""
@@ -115,16 +115,10 @@ def dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) ->
     # `map` begins another batch whenever one is taken, so batches that are read at once count as prefetched. A longer
     # queue would hold memory that has left the processor's cache, and add a thread.
     beyond = batches.plan.prefetch.value - read_at_once
-    return made.prefetch(beyond) if beyond > 0 else made
-
-
-def begun_late(made: Any) -> Any:
-    """Return a dataset of the same batches whose iterators cost nothing until something is taken.
-
-    TensorFlow prepares every function of a dataset for each iterator, which takes the time of a few batches, and `fit`
-    makes two iterators for each epoch and uses one. `concatenate` begins its second part when the first has ended.
-    """
-    # An explicit empty queue, because TensorFlow would otherwise append its own and prefetch more than was asked for.
+    made = made.prefetch(beyond) if beyond > 0 else made
+    # TensorFlow prepares every function of a dataset for each iterator, which takes the time of a few batches, and
+    # `fit` makes two for each epoch and uses one. `concatenate` begins its second part when the first has ended. An
+    # explicit empty queue, because TensorFlow would otherwise append its own and prefetch more than was asked for.
     return made.take(0).concatenate(made).prefetch(0)
 
 

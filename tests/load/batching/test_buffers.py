@@ -5,11 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from colabstage import dataset_h5, make_loader
+from colabstage.load.reading import memory
 from colabstage.load.reading.memory import BufferPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SHAPE = (64, 64, 64)  # 262,144 bytes: above what the pool leaves to malloc
 
@@ -64,3 +70,24 @@ def test_a_forked_child_does_not_write_into_its_parent() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert int(array.max()) == 1
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("options", "most"), [({"num_workers": 0}, 2), ({"prefetch_factor": 2}, 8)])
+def test_memory_of_dropped_batches_is_used_again(
+    make_file: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], most: int
+) -> None:
+    """Epochs need memory for the batches in flight: in the loop one that is used and one that is made; of a thread two
+    more wait, and others may be on their way back."""
+    mapped: list[int] = []
+    map_memory = memory.map_memory
+
+    def counted(nbytes: int) -> Any:
+        mapped.append(nbytes)
+        return map_memory(nbytes)
+
+    monkeypatch.setattr(memory, "map_memory", counted)
+    # Of 72 KB each: above what the pool leaves to malloc.
+    loader = make_loader(dataset_h5(make_file("pack", 1600).path), 200, **options)
+    assert sum(len(y) for _ in range(4) for _x, y in loader) == 4 * 1600
+    assert 0 < len(mapped) <= most

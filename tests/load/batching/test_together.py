@@ -48,22 +48,6 @@ def test_batches_are_those_gathered_one_by_one(small: Path) -> None:
         assert y.dtype == torch.int64
 
 
-@pytest.mark.parametrize("done", [1, 31, 32, 33, 62, 63])
-def test_resuming_in_the_middle_of_a_group(small: Path, done: int) -> None:
-    """Wherever an epoch was left, the same batches follow."""
-    loader = make_loader(dataset_h5(small), BATCH, seed=1)
-    taken = iter(loader)
-    for _ in range(done):
-        next(taken)
-    state = loader.state_dict()
-    resumed = make_loader(dataset_h5(small), BATCH, seed=1)
-    resumed.load_state_dict(state)
-    rest, again = list(taken), list(resumed)
-    assert len(rest) == len(again) == 63 - done
-    rest, again = rest + list(loader), again + list(resumed)
-    assert all(torch.equal(x, y) for (x, _), (y, _) in zip(rest, again, strict=True))
-
-
 def test_each_batch_is_the_callers_own(small: Path) -> None:
     """Batches of a group can be changed without the others seeing it, and one that is sent is sent alone."""
     first, second, *_ = list(make_loader(dataset_h5(small), BATCH, shuffle=False))

@@ -102,7 +102,7 @@ def test_what_cannot_lie_on_a_device_is_refused(
     with pytest.raises(OptionError, match="of one shape"):
         make_loader(dataset_h5(make_encoded(5)), 5, strategy="device")
     make_sparse_h5(tmp_path / "huge.h5", (2**30, 2**12))
-    with pytest.raises(NotEnoughSpaceError, match=r"4\.\d+ TB of the device's memory, of which .* are free"):
+    with pytest.raises(NotEnoughSpaceError, match=r"4\.\d+ TB"):
         make_loader(dataset_h5(tmp_path / "huge.h5"), 5, strategy="device")
 
 

@@ -104,12 +104,12 @@ class Counting(Sampler[int]):
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        ([0, 23], "Index 23 is out of range"),
+        ([0, 23], "sampler=.*23"),
         ([0.5], "float64"),
-        (7, "sampler=7 cannot be iterated over"),
-        (["a"], "rows cannot be read"),
-        (Counting([1, 2], 3), r"gave 2 rows, and len\(sampler\) is 3"),
-        (Counting([1, 99], 2), "Index 99 is out of range"),
+        (7, "sampler=7"),
+        (["a"], "sampler="),
+        (Counting([1, 2], 3), r"2 rows.*len\(sampler\) is 3"),
+        (Counting([1, 99], 2), "sampler=.*99"),
     ],
 )
 def test_what_is_no_sampler_is_refused(dataset: dataset_h5, sampler: Any, message: str) -> None:

