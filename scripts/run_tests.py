@@ -6,6 +6,9 @@ tests run in parallel; those that measure the machine run alone afterwards.
 A few failed tests are tried a second time, because many wait for other processes on a machine that may be busy. pytest
 names them in its summary: each that then passes shows a fault of the test or a rare one of colabstage.
 
+Where memory has room they write there: to wait for a disk takes longer than to make a pack of a few images.
+Tests marked `disk`, and the longer forms of `make test-all`, write to the disk.
+
 With `--until`, which `.ci/run` gives, nothing goes on beyond that moment: what still runs then is interrupted early
 enough for pytest to report what failed so far, and the run fails.
 """
@@ -21,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +41,9 @@ PASS_TIMEOUT_S = 1500
 # Reserved at the end of the time: for pytest to report when it is interrupted, and for tests that run alone.
 REPORT_S = 15
 ALONE_S = 60
+# A folder in memory, and what must be free there: several times what a run was seen to take.
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 6 << 30
 NO_TESTS = 5  # pytest's exit code when the marks select nothing
 # More failures than four are not caused by a busy machine.
 OPTIONS = ("-q", "--reruns=1", "--reruns-delay=2", "--max-suite-reruns=4", "--durations=15", "--durations-min=5")
@@ -50,14 +56,20 @@ LEFT_OUT = (
 )
 
 
+def has_room_in_memory() -> bool:
+    """Tell whether the files of a run fit into memory beside its processes."""
+    free = psutil.disk_usage(str(MEMORY)).free if MEMORY.is_dir() else 0
+    return bool(min(free, psutil.virtual_memory().available) > MEMORY_BYTES)
+
+
 @contextmanager
-def own_folder() -> Iterator[Path]:
+def own_folder(parent: Path | None = None) -> Iterator[Path]:
     """Provide a folder for everything that a pass writes, and leave nothing behind: no process, mount or file.
 
     Killed tests leave running clients and dead mounts; in the folder that pytest shares among runs, these make a later
     run fail when it cleans up.
     """
-    folder = Path(tempfile.mkdtemp(prefix="tests-"))
+    folder = Path(tempfile.mkdtemp(prefix="tests-", dir=parent))
     try:
         yield folder
     finally:
@@ -72,12 +84,13 @@ def own_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_pass(python: Path, selection: list[str], until: float, **environment: str) -> bool:
+def run_pass(python: Path, selection: list[str], until: float, *, in_memory: bool, **environment: str) -> bool:
     """Run the tests that pytest's options select, but not beyond `until` on the clock of `time.monotonic`; return
-    whether all passed. `environment`: variables to set besides."""
-    with own_folder() as folder:
+    whether all passed. `in_memory`: whether to write there. `environment`: variables to set besides."""
+    with own_folder() as disk, own_folder(MEMORY) if in_memory else nullcontext(disk) as folder:
         # A short name: the sockets that tests make below it may have 107 characters in all.
         own = ["-o", f"cache_dir={folder}/cache", f"--basetemp={folder}/t"]
+        environment |= {"TMPDIR": str(folder), "TESTS_ON_DISK": str(disk)}
         command = [str(python), "-P", "-m", "pytest", *OPTIONS, *own, *selection]
         start = time.monotonic()
         with subprocess.Popen(
@@ -97,7 +110,7 @@ def run_pass(python: Path, selection: list[str], until: float, **environment: st
     return exit_code in (0, NO_TESTS)
 
 
-def run_environment(folder: str, options: list[str], marks: str, until: float) -> bool:
+def run_environment(folder: str, options: list[str], marks: str, until: float, *, in_memory: bool) -> bool:
     """Run in one environment what runs in parallel."""
     # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk. A
     # process without tests takes some from another, because a few tests take a hundred times as long as most.
@@ -105,7 +118,7 @@ def run_environment(folder: str, options: list[str], marks: str, until: float) -
     print(f"\n== {folder}: in parallel", flush=True)
     selection = [*options, *processes, "-m", f"not alone{marks}", "tests"]
     # OpenMP's threads spin while they wait, which takes the cores from the processes beside.
-    return run_pass(ROOT / folder / "bin/python", selection, until, OMP_WAIT_POLICY="PASSIVE")
+    return run_pass(ROOT / folder / "bin/python", selection, until, in_memory=in_memory, OMP_WAIT_POLICY="PASSIVE")
 
 
 def main() -> int:
@@ -117,19 +130,26 @@ def main() -> int:
     start = time.monotonic()
     until = math.inf if arguments.until is None else start + arguments.until - time.time()
     options, marks = (["--hypothesis-profile=long"], "") if arguments.all else ([], " and not long")
-    passed = [run_environment(".venv", options, marks, until - ALONE_S)]
+    in_memory = has_room_in_memory()
+    passed = [run_environment(".venv", options, marks, until - ALONE_S, in_memory=in_memory and not arguments.all)]
     # Given all files, pytest would also import those without such tests, and their libraries.
     files = [
         f"{path}" for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")
     ]
     print("\n== .venv: alone", flush=True)
-    passed.append(run_pass(ROOT / ".venv/bin/python", [*options, "-m", f"alone{marks}", *files], until))
+    passed.append(
+        run_pass(ROOT / ".venv/bin/python", [*options, "-m", f"alone{marks}", *files], until, in_memory=False)
+    )
     if arguments.all:
         if (ROOT / ".venv313/.installed").exists():
-            passed.append(run_environment(".venv313", [], " and not long and not torch and not gpu", until))
+            marks = " and not long and not torch and not gpu"
+            passed.append(run_environment(".venv313", [], marks, until, in_memory=in_memory))
         else:
             print("\nThere is no Python 3.13 here, so nothing was tested on it.", flush=True)
-        passed += [run_environment(image, [], " and not long", until) for image in (".venv-colab", ".venv-kaggle")]
+        passed += [
+            run_environment(image, [], " and not long", until, in_memory=in_memory)
+            for image in (".venv-colab", ".venv-kaggle")
+        ]
     print(f"\n{LEFT_OUT if arguments.all else ADDED}")
     print(f"{'All passed' if all(passed) else 'Tests failed: see above'}, in {time.monotonic() - start:.0f} s")
     return 0 if all(passed) else 1

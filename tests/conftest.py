@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -24,7 +25,6 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
-    from pathlib import Path
 
     from tests.nurseries import Nurseries
 
@@ -53,7 +53,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
 
 
 _numbers = itertools.count()
-_folder = pytest.StashKey["Path"]()
+_folder = pytest.StashKey[Path]()
 
 
 @pytest.fixture
@@ -61,11 +61,14 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A folder of the test's own, removed if the test passes.
 
     pytest's own would look through all folders of the run for a free name, and keep what every test wrote: tens of
-    seconds, and gigabytes.
+    seconds, and gigabytes. `scripts/run_tests.py` has it in memory, but for tests with the mark `disk`.
     """
+    below = tmp_path_factory.getbasetemp()
+    if request.node.get_closest_marker("disk"):
+        below = Path(os.environ.get("TESTS_ON_DISK", below.parent), below.name)
     name = re.sub(r"\W", "_", request.node.name)[:30]
-    folder = tmp_path_factory.getbasetemp() / f"{name}{next(_numbers)}"
-    folder.mkdir(mode=0o700)
+    folder = below / f"{name}{next(_numbers)}"
+    folder.mkdir(mode=0o700, parents=True)
     request.node.stash[_folder] = folder
     return folder
 
@@ -174,7 +177,6 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 

@@ -39,7 +39,7 @@ NOTHING_DONE = "Nothing was changed."
 
 _WILD = frozenset("*?[")
 # A call that names no path says nothing else about disks and mounts.
-_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE})
+_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EPERM})
 
 
 def public(

@@ -50,7 +50,7 @@ class PackJournal(Closing):
     """
 
     def __init__(
-        self, path: Path, *, fingerprint: str, samples: int, stamp: Callable[[int], str], keep_skipped: bool = True
+        self, path: Path, *, fingerprint: str, samples: int, stamp: Callable[[int], str], keep_skipped: bool
     ) -> None:
         """Open the journal, keeping what an earlier run with the same fingerprint finished.
 

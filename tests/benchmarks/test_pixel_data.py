@@ -39,9 +39,9 @@ def test_a_wrong_byte_or_target_is_found(shape: Shape, tmp_path: Path) -> None:
     checker = Checker(tmp_path, shape)
     wrong = x.copy()
     wrong[3].reshape(-1)[-1] += 1
-    with pytest.raises(ValueError, match="not what was written"):
+    with pytest.raises(ValueError, match="written"):
         checker.add(wrong, y)
-    with pytest.raises(ValueError, match="not what was written"):
+    with pytest.raises(ValueError, match="written"):
         checker.add(x, np.roll(y, 1, axis=0))
 
 

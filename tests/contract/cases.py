@@ -25,6 +25,7 @@ from colabstage import (
     stage_dataset,
 )
 from colabstage.errors import ColabstageError, SourceNotFoundError, TargetExistsError
+from colabstage.layouts.detect import catalogue
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import contents
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     Call = Callable[[Path], object]
     # What a reader gets, of each thing that is whole or not by itself.
     Found = dict[str, object]
+
+# It reads what all packages declare: once, and not in each process that is forked from here.
+catalogue()
 
 COUNT = 4
 THEIRS = ["mine", "out/mine.txt"]

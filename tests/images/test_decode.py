@@ -284,7 +284,7 @@ def test_decode_into_a_slot_of_a_batch() -> None:
 def test_decode_into_a_wrong_slot_is_refused() -> None:
     """An image that does not fit its slot is an error with both shapes, and the slot stays as it was."""
     slot = np.zeros((8, 8, 3), np.uint8)
-    with pytest.raises(DecodeError, match=r"61 x 83 x 3 uint8 .* 8 x 8 x 3 uint8"):
+    with pytest.raises(DecodeError, match=r"61 x 83 x 3 .* 8 x 8 x 3 "):
         decode_image_into(encode(photograph(), "PNG"), ImageOptions(), slot)
     assert not slot.any()
 

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import zipfile
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+@cache
 def picture(value: int = 0, side: int = 64) -> bytes:
     """A small image that no other number gives."""
     file = io.BytesIO()

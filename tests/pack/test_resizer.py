@@ -108,11 +108,11 @@ def test_torch_that_was_expected_and_cannot_be_used_is_replaced_by_pillow(
     """The file says that it is Pillow's; unfinished work of Pillow's goes on."""
     monkeypatch.setattr(job, "expects_torch", lambda: True)
     monkeypatch.setattr(job, "can_torch_resize", lambda: False)
-    victim = many / "class1" / "01999.bmp"
+    victim = many / "class1" / "01001.bmp"
     whole = victim.read_bytes()
     try:
         victim.write_bytes(b"no image")
-        with pytest.raises(DecodeError, match="01999"):
+        with pytest.raises(DecodeError, match="01001"):
             pack(many, tmp_path / "pack.h5")
     finally:
         victim.write_bytes(whole)
@@ -126,12 +126,12 @@ def test_work_of_one_resizer_is_not_continued_by_the_other(
     tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With torch an interrupted pack goes on; where torch has gone it begins again, and is Pillow's to the last row."""
-    victim = many / "class1" / "01999.bmp"
+    victim = many / "class1" / "01001.bmp"
     whole = victim.read_bytes()
     try:
         victim.write_bytes(b"no image")
         for name in ("torch.h5", "pillow.h5"):
-            with pytest.raises(DecodeError, match="01999"):
+            with pytest.raises(DecodeError, match="01001"):
                 pack(many, tmp_path / name)
     finally:
         victim.write_bytes(whole)

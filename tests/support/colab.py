@@ -28,7 +28,6 @@ from tests.support.colab_machine import (
     PracticeDrive,
     Preset,
     SimulatedColab,
-    check_preset,
     environment,
     make_machine,
 )
@@ -101,9 +100,6 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
 
     def flush_and_unmount(timeout_ms: int = _DAY_MS) -> None:
         colab.calls.append("drive.flush_and_unmount")
-        if colab.marker("/var/colab/mp").exists():
-            msg = "google.colab.drive is unsupported in this environment."
-            raise NotImplementedError(msg)
         _ = os.environ["CLOUDSDK_CONFIG"]
         if colab.drive is None or colab.drive.mountpoint is None:
             print("Drive not mounted, so nothing to flush and unmount.")
@@ -236,11 +232,7 @@ def simulated_colab(
             kernel), `kaggle` (which carries some of Colab's variables), `local` (no `google.colab` at all).
         drive: what `drive.mount` mounts; unmounted at the end.
         knobs: what goes wrong.
-
-    Raises:
-        OptionError: `preset` is no such word.
     """
-    check_preset(preset)
     root = root.resolve()
     colab = SimulatedColab(root=root, preset=preset, drive=drive, knobs=knobs or ColabKnobs())
     make_machine(preset, root)

@@ -14,9 +14,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from colabstage.errors import OptionError
 from colabstage.io.environment import SYSTEM_ROOT_VARIABLE
 
 if TYPE_CHECKING:
@@ -34,17 +33,6 @@ _TELLTALES = re.compile(
 )
 # The form they have since 2026, because programs take the date out of it; before, it was `release-colab_20250902-…`.
 _RELEASE = "release-colab-external-images_20260909-060100_RC00"
-
-
-def check_preset(preset: str) -> None:
-    """Refuse a word that names no preset.
-
-    Raises:
-        OptionError: the message lists the presets.
-    """
-    if preset not in get_args(Preset):
-        msg = f"{preset!r} is not a practice machine. Available: {', '.join(get_args(Preset))}."
-        raise OptionError(msg)
 
 
 def variables_of(preset: Preset, root: Path) -> dict[str, str]:
@@ -204,16 +192,8 @@ class SimulatedColab:
             self.leaving = None
 
     def practice_drive(self) -> PracticeDrive:
-        """Return the Drive.
-
-        Raises:
-            OptionError: the machine was made without one.
-        """
-        if self.drive is None:
-            msg = (
-                "This practice machine has no Drive to mount. Pass one: simulated_colab(root, drive=SimulatedDrive(…))."
-            )
-            raise OptionError(msg)
+        """Return the Drive of a machine that was made with one."""
+        assert self.drive is not None, "pass one: simulated_colab(root, drive=SimulatedDrive(…))"
         return self.drive
 
     def request_auth(self, kind: str, *, timeout_s: float | None) -> bool:

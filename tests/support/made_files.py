@@ -9,6 +9,7 @@ import io
 import json
 import struct
 import zlib
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".bmp": "BMP"}
 
 
+@cache
 def image(seed: int, *, size: tuple[int, int] = (48, 64), form: str = "PNG") -> bytes:
     """Return an image in RGB that no other seed gives."""
     buffer = io.BytesIO()

@@ -217,7 +217,7 @@ def test_a_file_of_another_length_than_listed_is_an_error(tmp_path: Path, conten
     (tmp_path / "1.jpg").write_bytes(b"123")
     tree = FolderTree(tmp_path)
     (tmp_path / "1.jpg").write_bytes(content)
-    with pytest.raises(SourceReadError, match=r"1\.jpg.*3 bytes.*changed or was cut"):
+    with pytest.raises(SourceReadError, match=r"1\.jpg.*3 bytes"):
         tree.read(tree.entries[0])
 
 

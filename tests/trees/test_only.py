@@ -157,7 +157,7 @@ def test_a_split_zip_has_the_line_that_joins_it(tmp_path: Path) -> None:
     at = raw.index(b"PK\5\6")
     raw[at + 4 : at + 8] = b"\1\0\1\0"
     for begin in (0, 500):
-        with pytest.raises(ArchiveError, match=r"zip -s 0 .?f\.zip"):
+        with pytest.raises(ArchiveError, match=r"zip -s 0.*f\.zip"):
             open_archive(RecordingBytes(bytes(raw[begin:]), label="x/f.zip"), spool=tmp_path)
 
 

@@ -110,7 +110,7 @@ def test_a_missing_path_on_a_drive_mentions_what_drives_do(tmp_path: Path) -> No
     (tmp_path / "MyDrive").mkdir()
     with pytest.raises(SourceNotFoundError, match="Shared with me"):
         recognise(tmp_path / "MyDrive" / "x.zip")
-    with pytest.raises(SourceNotFoundError, match="Is Google Drive mounted"):
+    with pytest.raises(SourceNotFoundError, match="mounted"):
         recognise(tmp_path / "drive" / "MyDrive" / "x.zip")
 
 
@@ -123,7 +123,7 @@ def test_a_device_is_neither_file_nor_folder() -> None:
 def test_a_table_among_archives_has_the_line(tmp_path: Path) -> None:
     """It is no archive, and is read all the same, from its folder."""
     (tmp_path / "train.csv").write_text("id,label\n")
-    with pytest.raises(ArchiveError, match=r"train\.csv' is a text file\. .* \['FOLDER', 'train\.zip'\]"):
+    with pytest.raises(ArchiveError, match=r"train\.csv'.* \['FOLDER', 'train\.zip'\]"):
         open_tree(tmp_path / "train.csv", spool=tmp_path)
 
 
@@ -146,5 +146,5 @@ def test_a_relative_path_is_looked_up_from_here(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
     assert recognise(Path("data")) == "folder"
-    with pytest.raises(SourceNotFoundError, match=r"folder 'data' is empty"):
+    with pytest.raises(SourceNotFoundError, match="'data' is empty"):
         recognise(Path("data/kitti.zip"))

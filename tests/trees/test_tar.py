@@ -140,7 +140,7 @@ def test_a_damaged_header_is_not_taken_for_the_end(tar_bytes: TarBytes, tmp_path
     content[2 * 1024 + 10] ^= 1
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         assert archive.getnames() == ["0.jpg", "1.jpg"]
-    with pytest.raises(CorruptArchiveError, match="damaged at byte 2,048"):
+    with pytest.raises(CorruptArchiveError, match="byte 2,048"):
         TarTree(RecordingBytes(bytes(content)), spool=tmp_path)
 
 
@@ -153,7 +153,7 @@ def test_a_long_tail_of_zeros_is_noticed(tar_bytes: TarBytes, tmp_path: Path) ->
 
 def test_archives_joined_with_cat_are_refused(tar_bytes: TarBytes, tmp_path: Path) -> None:
     """tar shows only the first of them; missing half of the data without a word is worse than an error."""
-    with pytest.raises(CorruptArchiveError, match="several archives were joined"):
+    with pytest.raises(CorruptArchiveError, match="several archives"):
         TarTree(RecordingBytes(tar_bytes({"a": b"1"}) + tar_bytes({"b": b"2"})), spool=tmp_path)
 
 

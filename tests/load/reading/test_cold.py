@@ -69,6 +69,7 @@ def test_reading_rows_equals_h5py(make_file: Callable[..., Any], kind: str) -> N
                 np.testing.assert_array_equal(reader.read_x(rows, pool=pool), sample.x[rows])
 
 
+@pytest.mark.disk
 def test_a_cold_file_is_read_through_before_the_first_batch(large: Path, drop_cache: DropCache) -> None:
     """The choice says so; after the first batch all of the file is in memory, and all batches are right."""
     drop_cache(large)
@@ -82,6 +83,7 @@ def test_a_cold_file_is_read_through_before_the_first_batch(large: Path, drop_ca
         np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), values[index.numpy()])
 
 
+@pytest.mark.disk
 def test_leaving_during_the_first_pass_ends_it(large: Path, drop_cache: DropCache) -> None:
     """An iteration that is ended while the file is read through stops there, between two blocks."""
     drop_cache(large)
@@ -92,6 +94,7 @@ def test_leaving_during_the_first_pass_ends_it(large: Path, drop_cache: DropCach
     assert "100% of it in memory" not in SplitReader(large).engine.reason
 
 
+@pytest.mark.disk
 def test_a_file_that_does_not_stay_in_memory_is_read_by_rows(large: Path, drop_cache: DropCache) -> None:
     """When the pass was in vain, rows are read from the disk from then on, and the reader says why."""
     drop_cache(large)

@@ -46,6 +46,7 @@ def test_a_file_just_written_is_resident(tmp_path: Path) -> None:
     assert resident_part(mapped(path)) > 0.99
 
 
+@pytest.mark.disk
 def test_the_estimate_follows_what_is_read(cold: Path) -> None:
     """A dropped file is not in memory, one read to its middle is there by half and what is read ahead, then all."""
     data, half = mapped(cold), PAGES // 2 * mmap.PAGESIZE
