@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
 from colabstage.layouts.columns import show
+from colabstage.layouts.evidence import labels_of_samples
 from colabstage.layouts.table import Boxes, Masks, Values
 
 if TYPE_CHECKING:
@@ -75,15 +77,25 @@ class _Pair(NamedTuple):
         return bool(same.any(axis=1).all())
 
 
-def first_contradicted(one: SampleTable, other: SampleTable) -> str:
-    """Return an image of which the second table states boxes that the first does not have, or has of another class; ""
-    where there is none.
+def first_contradicted(one: SampleTable, other: SampleTable) -> str | None:
+    """Return a sample of which the second table states something else than the first; `None` where there is none.
 
-    Classes may have other names. What the second does not state contradicts nothing: conversions leave out crowds.
+    Boxes may agree: the first has all that the second states, of classes that may have other names. What the second
+    does not state contradicts nothing: conversions leave out crowds. Other targets never do; a sample that both have is
+    returned, if there is one, of different labels if there is one.
     """
+    if isinstance(one.targets, Boxes) and isinstance(other.targets, Boxes):
+        return _first_of_other_boxes(one, other)
+    known = dict(itertools.zip_longest(one.keys, labels_of_samples(one)))
+    both = [key for key in other.keys if key in known]
+    labels = zip(other.keys, labels_of_samples(other), strict=False)
+    return next((key for key, label in labels if key in known and known[key] != label), (both or other.keys)[0])
+
+
+def _first_of_other_boxes(one: SampleTable, other: SampleTable) -> str | None:
     pairs = list(_pairs(one, other))
-    lost = next((pair.image for pair in pairs if not pair.has_all()), "")
-    if lost:
+    lost = next((pair.image for pair in pairs if not pair.has_all()), None)
+    if lost is not None:
         return lost
     # What each class of the second is called by the first, in most boxes.
     counts: Counter[tuple[int, int]] = Counter()
@@ -94,7 +106,7 @@ def first_contradicted(one: SampleTable, other: SampleTable) -> str:
         called.setdefault(label, own)
     are_merged = len(set(called.values())) < len(called)
     each = ((pair, [called[label] for label in pair.second.tolist()]) for pair in pairs)
-    return next((pair.image for pair, wanted in each if are_merged or not pair.has_all(wanted)), "")
+    return next((pair.image for pair, wanted in each if are_merged or not pair.has_all(wanted)), None)
 
 
 class _Stated(NamedTuple):

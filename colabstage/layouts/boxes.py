@@ -435,16 +435,18 @@ class PlacedBoxes(NamedTuple):
 
 
 def boxes_of_rows(
-    files: Sequence[int], corners: Sequence[Column], label: Column, name: Sequence[str], sides: Sequence[Column] = ()
+    files: NDArray[np.int64],
+    corners: Sequence[Column],
+    label: Column,
+    name: Sequence[str],
+    sides: Sequence[Column] = (),
 ) -> PlacedBoxes:
     """Collect the boxes of every file, in the order of its rows; a row with empty cells means that its file has none.
 
     Numbers are pixels, or fractions of width and height if none is above 1 and some are not integers. `files`: the
     number of the file of each row, of those called `name`; `sides`: columns that may be height and width of the image.
     """
-    firsts: dict[int, int] = {}
-    for row, file in enumerate(files):
-        firsts.setdefault(file, row)
+    _, firsts, of_file = np.unique(files, return_index=True, return_inverse=True)
     places = np.stack([_numbers_of(column) for column in corners], axis=1)
     filled = np.array(list(map(any, zip(label.cells, *(one.cells for one in corners), strict=True))), np.bool_)
     fine = np.isfinite(places).all(axis=1) & (places[:, 2:] >= places[:, :2]).all(axis=1)
@@ -458,10 +460,10 @@ def boxes_of_rows(
         )
         raise LayoutError(msg)
     # Files in the order of their first rows, and the rows of each in theirs.
-    of_file = np.array([firsts[file] for file in files], np.int64)
+    of_file = firsts[of_file.reshape(-1)]
     rows = np.flatnonzero(filled)
     rows = rows[np.argsort(of_file[rows], kind="stable")]
-    starts = list(firsts.values())
+    starts = np.sort(firsts).tolist()
     offsets = np.concatenate([[0], np.searchsorted(of_file[rows], starts, side="right")]).astype(np.int64)
     numbered = {word: int(word) for word in label.filled if word.isascii() and word.isdecimal() and len(word) < 40}
     classes = sorted(label.filled, key=lambda word: (word not in numbered, numbered.get(word, 0), word))
@@ -500,4 +502,4 @@ def _numbers_of(column: Column) -> NDArray[np.float64]:
             return math.nan
 
     known = {cell: number(cell) for cell in column.distinct}
-    return np.array([known[cell] for cell in column.cells], np.float64)
+    return column.as_values(known, np.float64)

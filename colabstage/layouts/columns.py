@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -21,8 +22,9 @@ from colabstage.layouts import words
 from colabstage.layouts.table import Values, class_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from numpy import typing as npt
     from numpy.typing import NDArray
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
@@ -53,6 +55,38 @@ def show(value: object) -> str:
     return text if len(text) <= _CELL_SHOWN else f"{text[:_CELL_SHOWN]}…"
 
 
+class NumberedCells(Sequence[str]):
+    """Cells as numbers of the different ones, of which there may be few: a table has millions of cells, and texts of
+    their own would be most of the time and memory that it takes."""
+
+    def __init__(self, known: list[str], numbers: NDArray[np.integer[Any]]) -> None:
+        self.known = known
+        """The different cells; each occurs."""
+        self.numbers = numbers
+
+    @classmethod
+    def of(cls, cells: Iterable[str]) -> NumberedCells:
+        """Return the same cells by number."""
+        index: dict[str, int] = {}
+        numbers = [index.setdefault(cell, len(index)) for cell in cells]
+        return cls(list(index), np.array(numbers, np.intp))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        found = self.numbers[index].tolist()
+        return [self.known[number] for number in found] if isinstance(index, slice) else self.known[found]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.known.__getitem__, self.numbers.tolist())
+
+
 class Column:
     """N cells of text, and what the distinct ones say of it."""
 
@@ -67,7 +101,13 @@ class Column:
     @cached_property
     def distinct(self) -> frozenset[str]:
         """Return the different cells."""
-        return frozenset(self.cells)
+        return frozenset(self.cells.known if isinstance(self.cells, NumberedCells) else self.cells)
+
+    def as_values(self, value_of: Mapping[str, Any], dtype: npt.DTypeLike) -> NDArray[Any]:
+        """Return the value of each cell, `(N,)`, given those of the different ones."""
+        cells = self.cells if isinstance(self.cells, NumberedCells) else NumberedCells.of(self.cells)
+        values = np.array([value_of[cell] for cell in cells.known], dtype)
+        return values.take(cells.numbers)
 
     @cached_property
     def filled(self) -> frozenset[str]:
@@ -112,7 +152,7 @@ class Column:
         """Return the cells as numbers, NaN for empty ones; words for yes are 1, for no 0."""
         is_flag = self.kind == "flag"
         known = {cell: float(cell.lower() in words.YES if is_flag else cell or "nan") for cell in self.distinct}
-        return np.fromiter(map(known.__getitem__, self.cells), np.float64, len(self.cells))
+        return self.as_values(known, np.float64)
 
 
 # --- which column is what ---------------------------------------------------------------------------------------------
@@ -171,6 +211,14 @@ def split_of_cell(column: str, cell: str) -> str:
     if flags is not None or not read.split or read.rest:
         raise _odd_split(column, f"says which split a row belongs to, and one row says '{show(cell)}'")
     return read.split
+
+
+def splits_of_column(column: Column) -> list[str]:
+    """Return the split of each row, by a column that is called as one of splits; nothing where it has other words."""
+    if _split_column([column]) is None:
+        return []
+    known = {cell: split_of_cell(column.name, cell) for cell in column.distinct}
+    return [known[cell] for cell in column.cells]
 
 
 def _split_column(columns: Sequence[Column]) -> Column | None:
@@ -417,7 +465,7 @@ def _exact(column: Column) -> NDArray[np.int64]:
             f"'{column.name}' has the label {show(large)}, which does not fit into 64 bits. Write such labels as words."
         )
         raise LayoutError(msg)
-    return np.fromiter(map(known.__getitem__, column.cells), np.int64, len(column))
+    return column.as_values(known, np.int64)
 
 
 def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:

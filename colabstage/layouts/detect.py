@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from colabstage.errors import (
     ColabstageError,
     EmptySourceError,
@@ -32,7 +34,7 @@ from colabstage.layouts.agreement import first_contradicted, state_of
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.class_lists import is_class_list
 from colabstage.layouts.clips import ClipOptions, clip_rows
-from colabstage.layouts.columns import NUMBER, show
+from colabstage.layouts.columns import NUMBER
 from colabstage.layouts.evidence import (
     IMAGE_FOLDER,
     Evidence,
@@ -48,6 +50,7 @@ from colabstage.layouts.evidence import (
     refuse,
     require_files,
     required,
+    take_rows,
 )
 from colabstage.layouts.folders import folders_state, second_copy
 from colabstage.layouts.formats import (
@@ -70,7 +73,7 @@ from colabstage.layouts.lookup import Lookup
 from colabstage.layouts.names import names_may_say, names_state, nothing_states, splits_of_folders
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, Values
+from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import only_line
 
@@ -158,44 +161,12 @@ class Case:
         """Return what boxes of KITTI, Pascal VOC, COCO, YOLO, or of a tool state, whichever there are."""
         require_files(self.images, self.source, "images")
         reasons = []
-        for place, (name, state) in enumerate(_BOXES):
+        for name, state in _BOXES:
             found = gather(lambda: state(self))  # noqa: B023 - called at once
-            if isinstance(found, Evidence):
-                return self._unless_contradicted(found, place)
-            if found.claims:
+            if isinstance(found, Evidence) or found.claims:
                 return found
             reasons.append(f"{name}: {found.error}")
         return Miss(LayoutError(f"'{self.source.label}' has no boxes beside its images. {' '.join(reasons)}"))
-
-    def _unless_contradicted(self, found: Evidence, place: int) -> Found:
-        """Return boxes, unless what is left states others, in the format at `place` or one after it."""
-        rest, used = self.source, found.used
-        for _, state in _BOXES[place:]:
-            # Both may number classes by one list.
-            rest = rest.without({name for name in used if not is_class_list(name)})
-            other = gather(lambda: state(Case(rest)))  # noqa: B023 - called at once
-            name = first_contradicted(found.table, other.table) if isinstance(other, Evidence) else ""
-            if isinstance(other, Evidence) and name:
-                return self._contradiction(found, other, name)
-            used = other.used if isinstance(other, Evidence) else frozenset()
-            found = replace(found, used=found.used | used)
-        return found
-
-    def _contradiction(self, one: Evidence, other: Evidence, name: str) -> Miss:
-        """Refuse two pieces of evidence that differ in a sample."""
-        both = " and ".join(f"{state_of(each.table, name)} by {each.named}" for each in (one, other))
-        ways = [self._alone(one, other), self._alone(other, one)]
-        remedy = f"Take one of them: {' or '.join(filter(None, ways))}." if any(ways) else "Move the files of one away."
-        return refuse(f"'{name}' has {both}. {remedy}")
-
-    def _alone(self, one: Evidence, other: Evidence) -> str:
-        """Return the argument that takes what one piece of evidence used, and not what the other did; "" for none."""
-        parts = [f"**/*{ending}" for ending in self.images.endings[0]]
-        for ending in sorted({posixpath.splitext(name)[1] for name in one.used}):
-            own = sorted(name for name in one.used if name.endswith(ending))
-            is_shared = any(name.endswith(ending) for name in other.used)
-            parts += own if is_shared else [f"**/*{ending}"]
-        return only_line(self.source.tree, *parts) if len(parts) <= _MOST_PARTS else ""
 
     def state_audio(self, options: ClipOptions = _AS_THEY_ARE, labels: Sequence[str] | None = None) -> Found:
         """Return what tables, or otherwise folders, state of clips, as rows of one length."""
@@ -239,7 +210,48 @@ def _as_clips(found: Found, options: ClipOptions) -> Found:
     return replace(found, table=replace(found.table, inputs=inputs)).noting(note)
 
 
-Rival = Callable[[Case, Evidence], "Found | None"]
+class Rival(NamedTuple):
+    """What may state the same samples otherwise."""
+
+    who: str
+    layout: str
+    """The layout that takes it, for messages; "" for none."""
+    state: Callable[[Case, Evidence], Found | None]
+    """Returns what it states beside the evidence that was found; `None` where that says nothing else."""
+
+    def compare(self, case: Case, found: Evidence) -> Found:
+        """Return the evidence, with the files of both where they agree; else the refusal that names both."""
+        other = gather(lambda: self.state(case, found) or _NOTHING)
+        if not other.claims:
+            return found
+        who, shown = self.who, ""
+        if isinstance(other, Evidence):
+            name = first_contradicted(found.table, other.table)
+            if name is None:
+                return replace(found, used=found.used | other.used)
+            who = other.named if other.used else self.who
+            shown = f" ('{name}': {state_of(found.table, name)}, {state_of(other.table, name)})"
+        return refuse(
+            f"The {found.table.unit} of '{case.source.label}' have labels by {found.named} and by {who}{shown}. "
+            f"{self._remedy(case, found, other)}"
+        )
+
+    def _remedy(self, case: Case, found: Evidence, other: Found) -> str:
+        layouts = filter(None, (found.table.layout, self.layout))
+        ways = [*(f'layout="{layout}"' for layout in layouts), "layout=file_names(PATTERN), from colabstage.options"]
+        if isinstance(other, Evidence) and self.layout == found.table.layout:
+            ways = [*filter(None, (_alone(case, found, other), _alone(case, other, found)))]
+        return f"Take one of them: {' or '.join(ways)}." if ways else "Move the files of one away."
+
+
+def _alone(case: Case, one: Evidence, other: Evidence) -> str:
+    """Return the argument that takes what one piece of evidence used, and not what the other did; "" for none."""
+    parts = [f"**/*{ending}" for ending in case.images.endings[0]]
+    for ending in sorted({posixpath.splitext(name)[1] for name in one.used}):
+        own = sorted(name for name in one.used if name.endswith(ending))
+        is_shared = any(name.endswith(ending) for name in other.used)
+        parts += own if is_shared else [f"**/*{ending}"]
+    return only_line(case.source.tree, *parts) if len(parts) <= _MOST_PARTS else ""
 
 
 class Layout(NamedTuple):
@@ -255,8 +267,7 @@ class Layout(NamedTuple):
     """"auto" looks for it only if the tree has files with one of these; empty if extensions do not decide."""
     archive: str = ""
     """"auto" also looks for it if the tree itself is read from archives of this kind."""
-    rivals: tuple[tuple[str, str, Rival], ...] = ()
-    """What may state the same samples otherwise: what it is, its layout, and what it states."""
+    rivals: tuple[Rival, ...] = ()
 
     def may_fit(self, source: Source) -> bool:
         """Tell whether "auto" has to look for it: most trees have no files of most layouts."""
@@ -266,33 +277,22 @@ class Layout(NamedTuple):
 
     def weighed(self, case: Case) -> Found:
         """Return what it states for "auto", unless something else states the same samples otherwise."""
-        found = gather(lambda: (self.weigh or self.state)(case))
-        if isinstance(found, Miss):
-            return found
-        stated = found
-        for who, layout, rival in self.rivals:
-            other = gather(lambda: rival(case, stated) or _NOTHING)  # noqa: B023 - called at once
-            if other.claims:
-                ways = " or ".join(f'layout="{name}"' for name in (stated.table.layout, layout) if name)
-                both = (
-                    f"{stated.named} and by {who}{'' if isinstance(other, Miss) else _shown(stated.table, other.table)}"
-                )
-                return refuse(
-                    f"The {stated.table.unit} of '{case.source.label}' have labels by {both}. Say what is meant: "
-                    f"{ways}; or, for classes in paths, layout=file_names(PATTERN), from colabstage.options."
-                )
+        return self._compared(case, self.weigh or self.state, self.rivals)
+
+    def named(self, case: Case) -> Found:
+        """Return what it states where it is named, unless another file of the same layout states otherwise."""
+        return self._compared(case, self.state, [rival for rival in self.rivals if rival.layout == self.name])
+
+    def _compared(self, case: Case, state: Callable[[Case], Found], rivals: Sequence[Rival]) -> Found:
+        found = gather(lambda: state(case))
+        for rival in rivals:
+            found = rival.compare(case, found) if isinstance(found, Evidence) else found
         return found
 
 
-def _shown(one: SampleTable, other: SampleTable) -> str:
-    """Write what two tables state of one sample; "" where they have none in common, or are one."""
-    names = {*other.keys} if other is not one else {}
-    are_boxes = isinstance(one.targets, Boxes) and isinstance(other.targets, Boxes)
-    name = first_contradicted(one, other) if are_boxes else next((key for key in one.keys if key in names), "")
-    return f" ('{name}': {state_of(one, name)}, {state_of(other, name)})" if name else ""
-
-
 _NOTHING = Miss(LayoutError(""))
+# What is there and was not read.
+_UNREAD_LABELS = refuse("")
 
 
 # --- what "auto" weighs: stronger evidence against weaker that says something else ------------------------------------
@@ -303,11 +303,8 @@ def _is_voc(case: Case) -> bool:
     return any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
 
 
-def _rows_beside(case: Case, found: Evidence) -> Found | None:
-    rows = case.rows if case.source.ending_in(words.TABLES) else None
-    if isinstance(rows, Evidence) and isinstance(rows.table.targets, Boxes):
-        return rows if first_contradicted(found.table, rows.table) else None
-    return rows
+def _rows_beside(case: Case, _: Evidence) -> Found | None:
+    return case.rows if case.source.ending_in(words.TABLES) else None
 
 
 def _masks_beside(case: Case, found: Evidence) -> Found | None:
@@ -315,7 +312,7 @@ def _masks_beside(case: Case, found: Evidence) -> Found | None:
 
 
 def _sounds_beside(case: Case, found: Evidence) -> Found | None:
-    return found if 2 * len(case.source.ending_in(words.SOUNDS)) > len(found.table) else None
+    return _UNREAD_LABELS if 2 * len(case.source.ending_in(words.SOUNDS)) > len(found.table) else None
 
 
 def _names_beside(case: Case, found: Evidence) -> Found | None:
@@ -335,8 +332,7 @@ def _other_names(case: Case, found: Evidence) -> Found | None:
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
-    """Return evidence whose images are in folders that look like classes, whose samples both would be: the masks are in
-    the same, or in none."""
+    """Find folders that look like classes, whose images both would label: the masks are in the same, or in none."""
     targets, keys = found.table.targets, found.table.keys
     assert isinstance(targets, Masks)
     depth = len(words.shared_folders(keys))
@@ -349,7 +345,7 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
         tops, of_masks = ({next(itertools.filterfalse(_is_no_class, one), "") for one in side} for side in sides)
         of_masks = tops if of_masks == {""} else set()
     # A folder for each image is not a class.
-    return found if tops == of_masks and "" not in tops and 1 < len(tops) <= len(keys) / 2 else None
+    return _UNREAD_LABELS if tops == of_masks and "" not in tops and 1 < len(tops) <= len(keys) / 2 else None
 
 
 def _is_no_class(folder: str) -> bool:
@@ -367,44 +363,36 @@ def _classes_beside_numbers(case: Case, found: Evidence) -> Found | None:
 
 
 def _weigh_rows(case: Case) -> Found:
-    """Weigh a table: with the folders of the images, and their names."""
     found = case.rows
-    if isinstance(found, Miss):
-        return _without_rows(case, found) if found.claims else found
-    return _unless_more_in_folders(case, found) or _as_folders_say(case, found)
+    return _without_rows(case, found) if isinstance(found, Miss) and found.claims else found
 
 
-def _unless_more_in_folders(case: Case, found: Evidence) -> Miss | None:
-    """Refuse a table of a few images where most others are in folders that look like classes: those of a test alone."""
+def _classes_of_others(case: Case, found: Evidence) -> Found | None:
+    """Return folders that look like classes, where most images are in them and a table names a few others: those of a
+    test alone."""
     named = {key.partition("#")[0] for key in found.table.keys}
     if 2 * len(named) >= len(case.images):
         return None
+    folders = _judged_folders(case)
+    rest = [] if isinstance(folders, Miss) else [key for key in folders.table.keys if key not in named]
+    return folders if len(rest) > len(named) else None
+
+
+def _judged_folders(case: Case) -> Found:
     weighed = _weigh_folders(case)
-    by_folder = case.judge(weighed) if isinstance(weighed, Evidence) else weighed
-    rest = [] if isinstance(by_folder, Miss) else [key for key in by_folder.table.keys if key not in named]
-    if isinstance(by_folder, Miss) or len(rest) <= len(named):
-        return None
-    return refuse(
-        f"{found.named} labels {len(named):,} images, and {len(rest):,} others are in folders that look like classes "
-        f'(\'{rest[0]}\'). Say what is meant: layout="table" or layout="image_folder".'
-    )
+    return case.judge(weighed) if isinstance(weighed, Evidence) else weighed
 
 
-def _weigh_boxes(case: Case) -> Found:
-    """Weigh boxes: with the folders of the images, and their names."""
-    return _as_folders_say(case, case.state_boxes())
+def _beside(state: Callable[[Case], Found]) -> Callable[[Case, Evidence], Found | None]:
+    """Return what some boxes state, apart from what has been used."""
 
+    def rival(case: Case, found: Evidence) -> Found | None:
+        # Both may number classes by one list.
+        rest = case.source.without({name for name in found.used if not is_class_list(name)})
+        other = state(Case(rest))
+        return other if isinstance(other, Evidence) else None
 
-def _as_folders_say(case: Case, found: Found) -> Found:
-    """Return what was written down, unless folders or names contradict it."""
-    odd = _labelled_otherwise(case, found) if isinstance(found, Evidence) else None
-    if not isinstance(found, Evidence) or odd is None:
-        return found
-    name, label, what = odd
-    return refuse(
-        f"By {found.named} '{name}' is '{show(label)}', but {what} is that of another label. Say which is right: "
-        f'layout="{found.table.layout}" or layout="image_folder"; or layout="file_names" for what files are called.'
-    )
+    return rival
 
 
 def _rows_apart(case: Case, found: Evidence) -> Found | None:
@@ -420,8 +408,7 @@ def _without_rows(case: Case, found: Miss) -> Found:
         if any(map(words.is_label_name, headers)):
             return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
         return near(f"The images have masks, and the table beside them no labels: {found.error}")
-    weighed = _weigh_folders(case)
-    by_folder = case.judge(weighed) if isinstance(weighed, Evidence) else weighed
+    by_folder = _judged_folders(case)
     # Without a column of splits, rows that were meant for a test would be trained on.
     is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
     if isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split) and case.rows_agree(by_folder):
@@ -432,8 +419,8 @@ def _without_rows(case: Case, found: Miss) -> Found:
     return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
 
 
-def _labelled_otherwise(case: Case, found: Evidence) -> tuple[str, str, str] | None:
-    """Return a file, its label, and what of it is called like another label; nothing where there is none."""
+def _called_otherwise(case: Case, found: Evidence) -> Found | None:
+    """Return what a sample's folder or name states, where that is another label than it has."""
     # Patients and parts also have numbers as names, so numbers do not contradict a label.
     classes = {_bare(name) for name in found.table.classes if not NUMBER.fullmatch(name)}
     names = gather(lambda: names_state(case.source)) if classes else _NOTHING
@@ -442,10 +429,12 @@ def _labelled_otherwise(case: Case, found: Evidence) -> tuple[str, str, str] | N
         by_name = dict(zip(names.table.keys, class_of_samples(names.table), strict=True))
     if not by_name and classes.isdisjoint(_bare(words.folder_of(f"{folder}/")) for folder in case.images.folders[0]):
         return None
-    for name, labels in zip(found.table.keys, labels_of_samples(found.table), strict=False):
-        for other, what in ((words.folder_of(name), "its folder"), (by_name.get(name, ""), "its name")):
-            if labels and _bare(other) in classes and _bare(other) not in map(_bare, labels):
-                return name, labels[0], what
+    for row, (name, labels) in enumerate(zip(found.table.keys, labels_of_samples(found.table), strict=False)):
+        called = {IMAGE_FOLDER.layout: words.folder_of(name), "file_names": by_name.get(name, "")}
+        for layout, other in called.items() if labels else ():
+            if _bare(other) in classes and _bare(other) not in map(_bare, labels):
+                table = replace(take_rows(found.table, np.array([row])), targets=Values(np.zeros(1, np.int64)))
+                return Evidence(replace(table, layout=layout, classes=(other,)), "what they are called", is_guess=True)
     return None
 
 
@@ -491,6 +480,10 @@ def _weigh_records(case: Case) -> Found:
     return rows if isinstance(rows, Evidence) else tfrecord.tfrecord_state(case.source)
 
 
+def _records_beside(_: Case, found: Evidence) -> Found | None:
+    return _UNREAD_LABELS if found.table.layout == TABLE.layout else None
+
+
 def _weigh_text(case: Case) -> Found:
     why = tokens.why_no_text(case.source)
     return near(why) if why else tokens.tokens_state(case.source)
@@ -511,26 +504,30 @@ def _state_coco_classes(case: Case) -> Found:
     return coco.coco_state(case.source, images, case.lookup, classes=True)
 
 
+_CALLED = Rival("what they are called", IMAGE_FOLDER.layout, _called_otherwise)
+_BY_MASKS = Rival("masks", "pairs", _masks_beside)
+
 LAYOUTS: tuple[Layout, ...] = (
     Layout(
         croissant.NAME,
         lambda case: case.described,
-        lambda case: _as_folders_say(case, case.described),
-        croissant.EXTENSIONS,
+        extensions=croissant.EXTENSIONS,
         rivals=(
-            ("boxes", DETECTION, lambda case, _: case.state_boxes()),
-            ("masks", "pairs", lambda case, _: case.masks),
-            ("a table", TABLE.layout, _rows_apart),
+            _CALLED,
+            Rival("boxes", DETECTION, lambda case, _: case.state_boxes()),
+            Rival("masks", "pairs", lambda case, _: case.masks),
+            Rival("a table", TABLE.layout, _rows_apart),
         ),
     ),
     Layout(
         DETECTION,
         Case.state_boxes,
-        _weigh_boxes,
         extensions=(".txt", ".xml", ".json"),
         rivals=(
-            ("a table", TABLE.layout, _rows_beside),
-            ("masks", "pairs", _masks_beside),
+            *(Rival(f"boxes ({name})", DETECTION, _beside(state)) for name, state in _BOXES),
+            _CALLED,
+            Rival("a table", TABLE.layout, _rows_beside),
+            _BY_MASKS,
         ),
     ),
     Layout("coco_classes", _state_coco_classes, extensions=(".json",)),
@@ -540,9 +537,7 @@ LAYOUTS: tuple[Layout, ...] = (
         lambda case: tfrecord.tfrecord_state(case.source),
         _weigh_records,
         tfrecord.EXTENSIONS,
-        rivals=(
-            ("TFRecords beside them", "tfrecord", lambda _, found: found if found.table.layout == "table" else None),
-        ),
+        rivals=(Rival("TFRecords beside them", "tfrecord", _records_beside),),
     ),
     Layout("lmdb", lambda case: lmdb.lmdb_state(case.source), None, lmdb.EXTENSIONS),
     Layout("arrow", lambda case: arrow.arrow_state(case.source), None, arrow.EXTENSIONS),
@@ -551,14 +546,19 @@ LAYOUTS: tuple[Layout, ...] = (
         lambda case: case.rows,
         _weigh_rows,
         words.TABLES,
-        rivals=(("masks", "pairs", _masks_beside), ("folders", IMAGE_FOLDER.layout, _classes_beside_numbers)),
+        rivals=(
+            Rival("folders that look like classes", IMAGE_FOLDER.layout, _classes_of_others),
+            _CALLED,
+            _BY_MASKS,
+            Rival("folders", IMAGE_FOLDER.layout, _classes_beside_numbers),
+        ),
     ),
     Layout(
         "pairs",
         lambda case: case.masks,
         rivals=(
-            ("the images' names", "file_names", _names_beside),
-            ("folders that look like classes", "", _classes_of_masks),
+            Rival("the images' names", "file_names", _names_beside),
+            Rival("folders that look like classes", "", _classes_of_masks),
         ),
     ),
     Layout("images", lambda case: nothing_states(case.source), _weigh_nothing),
@@ -566,7 +566,10 @@ LAYOUTS: tuple[Layout, ...] = (
         "image_folder",
         lambda case: case.folders,
         _weigh_folders,
-        rivals=(("sound", AUDIO.layout, _sounds_beside), ("the images' names", "file_names", _other_names)),
+        rivals=(
+            Rival("sound", AUDIO.layout, _sounds_beside),
+            Rival("the images' names", "file_names", _other_names),
+        ),
     ),
     Layout("arrays", lambda case: arrays.arrays_state(case.source, published.published_arrays(case.source))),
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
@@ -596,7 +599,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
             return _weigh_all(case)
         if isinstance(layout, TableFile):
             return layout(tree)
-        return required(gather(lambda: next(one for one in catalogue() if one.name == layout).state(case))).told()
+        return required(next(one for one in catalogue() if one.name == layout).named(case)).told()
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
         hint = "" if layout == "auto" else _how_to_give(case.source)

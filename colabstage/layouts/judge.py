@@ -57,6 +57,8 @@ _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 _TARS = (".tar", ".tgz", ".tar.gz")
 # Layouts whose samples are rows that name files.
 _OF_ROWS = ("table", "croissant")
+# Those whose samples are records of shards.
+_OF_SHARDS = ("webdataset", "tfrecord", "lmdb", "arrow")
 # A stem with its last number.
 _NUMBERED = re.compile(r"(.*?)(\d+)\D*")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
@@ -92,9 +94,11 @@ def judge(
             f"The {table.unit} of '{source.label}' may have the classes {listed(table.classes)}, by {found.who}, but "
             f'{why} layout="{table.layout}" takes them anyway.'
         )
-    checks = (_spelled_twice, _split_twice, _split_misspelt, _boxes_lost)
-    why = next((why for check in checks if (why := check(table))), "") or _left_over(source, found)
+    checks = (_spelled_twice, _split_twice, _split_misspelt, _untrained, _boxes_lost)
+    why = next((why for check in checks if (why := check(table))), "")
+    why = why or _sets_in_folders(source, found) or _left_over(source, found)
     if why:
+        why = f"{why[0].upper()}{why[1:]}"
         return refuse(f'{why} layout="{table.layout}" takes the {table.unit} as they are.')
     if by_folders and (stem := _ClassFolders(table).numbered_alike()):
         found = found.noting(
@@ -152,6 +156,41 @@ def _split_twice(table: SampleTable) -> str:
             return (
                 f"'{name}' is in the splits '{split_of[name]}' and '{split}', so it would be trained and tested on. "
                 "Take it out of one."
+            )
+    return ""
+
+
+def _sets_in_folders(source: Source, found: Evidence) -> str:
+    """Find shards in folders of different words that are no splits: languages, categories, datasets of their own."""
+    # Of a list of sources all are meant.
+    if found.table.layout not in _OF_SHARDS or len(source.tree.parts()) > 1:
+        return ""
+    folders: dict[tuple[str, ...], str] = {}
+    for folder in sorted(map(posixpath.dirname, found.used)):
+        folders.setdefault(tuple(word for part in folder.split("/") for word in words.split_name(part).rest), folder)
+    names = sorted(filter(None, folders.values()))
+    if len(folders) < 2:
+        return ""
+    return (
+        f"The {found.table.unit} of '{source.label}' are in shards in the folders {listed(names)}, which may be "
+        f"datasets of their own. Take one: {only_line(source.tree, names[0])}."
+    )
+
+
+def _untrained(table: SampleTable) -> str:
+    """Find a split most of whose classes are not in `train`: tested classes must be trained."""
+    targets, classes = table.targets, table.classes
+    labels = targets.values.tolist() if isinstance(targets, Values) and targets.values.ndim == 1 and classes else []
+    # Below 0 labels are kept secret.
+    pairs = {(split, label) for split, label in zip(table.splits or (), labels, strict=False) if label >= 0}
+    known = {label for split, label in pairs if split == "train"}
+    for odd in sorted({split for split, _ in pairs}) if known else ():
+        own = {label for split, label in pairs if split == odd}
+        if 2 * len(own & known) < len(own):
+            names, trained = (listed([classes[label] for label in sorted(one)]) for one in (own, known))
+            return (
+                f"most classes of the split '{odd}' ({names}) are not in 'train' ({trained}). Call them as those of "
+                "'train', or move them away."
             )
     return ""
 
@@ -224,7 +263,7 @@ def _why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
             "labels beside the images, or their class in the files' names: layout=file_names(PATTERN)."
         )
     folders = _ClassFolders(table)
-    return folders.parts() or folders.depth() or folders.same_stems() or folders.strange_split()
+    return folders.parts() or folders.depth() or folders.same_stems() or _untrained(table)
 
 
 class _ClassFolders:
@@ -386,20 +425,6 @@ class _ClassFolders:
                 beside = f", and {listed(flat)} beside it hold {self.table.unit} directly" if flat else ""
                 what = f"'{name}' holds the folders {listed(inside)}, which may be the classes as well{beside}"
                 return f"{what}. {self._say(outer=name)}"
-        return ""
-
-    def strange_split(self) -> str:
-        """Find a split most of whose classes are not in `train`: tested classes must be trained."""
-        pairs = set(zip(self.table.splits or (), self.labels.tolist(), strict=False))
-        known = {label for split, label in pairs if split == "train"}
-        for odd in sorted({split for split, _ in pairs}) if known else ():
-            own = {label for split, label in pairs if split == odd}
-            if 2 * len(own & known) < len(own):
-                names, trained = (listed([self.classes[label] for label in sorted(one)]) for one in (own, known))
-                return (
-                    f"most classes of the split '{odd}' ({names}) are not in 'train' ({trained}). Name its folders as "
-                    "those of 'train', or move it away."
-                )
         return ""
 
 

@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+# In place of the number of a file: a name leads to none, or to several.
+NONE, SEVERAL = -1, -2
+
+
+def only(numbers: Sequence[int]) -> int:
+    """Return the one number; `NONE` or `SEVERAL` otherwise."""
+    return numbers[0] if len(numbers) == 1 else SEVERAL if numbers else NONE
+
+
 class Lookup:
     """One index of names, for all that names them.
 
@@ -34,14 +43,14 @@ class Lookup:
         return dict(zip(self.names, range(len(self.names)), strict=True))
 
     @cached_property
-    def _by_base(self) -> dict[str, tuple[int, ...]]:
-        return _numbers_by([name[name.rfind("/") + 1 :] for name in self.names])
+    def _by_base(self) -> _Index:
+        return _Index([name[name.rfind("/") + 1 :] for name in self.names])
 
     @cached_property
-    def _by_stem(self) -> dict[str, tuple[int, ...]]:
+    def _by_stem(self) -> _Index:
         # As `posixpath.splitext`, in a tenth of its time.
         bases = (name[name.rfind("/") + 1 :] for name in self.names)
-        return _numbers_by([base[:dot] if (dot := base.rfind(".")) > 0 else base for base in bases])
+        return _Index([base[:dot] if (dot := base.rfind(".")) > 0 else base for base in bases])
 
     def __len__(self) -> int:
         return len(self.names)
@@ -51,18 +60,20 @@ class Lookup:
         base = normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
         return base in self._by_base or base in self._by_stem
 
-    def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, Sequence[int]], int]:
-        """Return the numbers of the files that each of many names may mean, if any; and how many of the names have the
-        file's extension."""
+    def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, int], int]:
+        """Return the number of the file that each of many names means, if any, `SEVERAL` where that cannot be said; and
+        how many of the names have the file's extension."""
         names, bases = list(written), self._by_base
         # In nearly all tables each is the base name of one file.
-        found: dict[str, Sequence[int]] = {
-            name: bases[name] for name in names if name in bases and len(bases[name]) == 1
+        found = {
+            name: number
+            for name, number in zip(names, map(bases.last.get, names), strict=True)
+            if number is not None and name not in bases.several
         }
         whole = len(found)
         for name in names if len(found) < len(names) else ():
             if name not in found and name and (numbers := self.search(name, folder)):
-                found[name] = numbers
+                found[name] = only(numbers)
                 base = self.names[numbers[0]].rpartition("/")[2]
                 whole += name.endswith(base) or normal(name).endswith(base)
         return found, whole
@@ -79,8 +90,8 @@ class Lookup:
         if "/" not in written and "\\" not in written and not split:
             # The common case in nearly all tables: a base name of exactly one file.
             numbers = self._by_base.get(written) or self._by_stem.get(written)
-            if numbers is None or len(numbers) == 1:
-                return numbers or ()
+            if len(numbers) < 2:
+                return numbers
         folder = normal(folder)
         parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".")]
         if ".." in parts:
@@ -91,8 +102,8 @@ class Lookup:
                 return [self._whole[whole]]
         # A written folder is stronger evidence than the row's split.
         split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split(part)), split)
-        found = self._nearest(parts, folder, self._by_base.get(parts[-1], ()), split) if parts else ()
-        return found or (self._nearest(parts, folder, self._by_stem.get(parts[-1], ()), split) if parts else ())
+        found = self._nearest(parts, folder, self._by_base.get(parts[-1]), split) if parts else ()
+        return found or (self._nearest(parts, folder, self._by_stem.get(parts[-1]), split) if parts else ())
 
     def _nearest(self, parts: list[str], folder: str, numbers: Sequence[int], split: str) -> Sequence[int]:
         """Return the files with the right base name whose folders agree best with the written path."""
@@ -124,13 +135,25 @@ class Lookup:
         return not other or same_split(other, split)
 
 
-def _numbers_by(keys: list[str]) -> dict[str, tuple[int, ...]]:
-    """Return the places of each of many keys, nearly all of which are different."""
-    found: dict[str, tuple[int, ...]] = dict(zip(keys, zip(range(len(keys))), strict=True))
-    if len(found) < len(keys):
-        several: dict[str, list[int]] = {}
-        for number, key in enumerate(keys):
-            if found[key] != (number,):
-                several.setdefault(key, []).append(number)
-        found |= {key: (*numbers, *found[key]) for key, numbers in several.items()}
-    return found
+class _Index:
+    """The places of names in a list, nearly all of which are different."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.last = dict(zip(names, range(len(names)), strict=True))
+        """The last place of each."""
+        self.several: dict[str, list[int]] = {}
+        """All places of those that have more than one."""
+        if len(self.last) < len(names):
+            for number, name in enumerate(names):
+                if self.last[name] != number:
+                    self.several.setdefault(name, []).append(number)
+            for name, numbers in self.several.items():
+                numbers.append(self.last[name])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.last
+
+    def get(self, name: str) -> Sequence[int]:
+        """Return the places of a name."""
+        found = self.several.get(name)
+        return found if found is not None else (self.last[name],) if name in self.last else ()

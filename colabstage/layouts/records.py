@@ -12,20 +12,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from colabstage.errors import LayoutError
 from colabstage.io.units import counted
 from colabstage.layouts.columns import (
     MISSING,
     MOST_DIGITS,
     NUMBER,
     WHOLE,
+    Column,
     check_kept_apart,
     class_numbers,
     note_on_numbers,
+    splits_of_column,
 )
 from colabstage.layouts.evidence import Evidence
 from colabstage.layouts.faults import broken
 from colabstage.layouts.shards import split_of_shard
-from colabstage.layouts.table import Boxes, BrokenDatasetError, SampleTable, Values, class_indices, offsets_of
+from colabstage.layouts.table import (
+    Boxes,
+    BrokenDatasetError,
+    SampleTable,
+    Values,
+    class_indices,
+    known_splits,
+    offsets_of,
+)
+from colabstage.layouts.words import same_split
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,11 +69,12 @@ def records_state(
     shard_of: NDArray[np.integer[Any]],
     field: str = "label",
     notes: Sequence[str] = (),
+    stated: Sequence[str] = (),
 ) -> Evidence:
     """Return what records state, each named as its content is.
 
     `who`: what states the labels. `shard_of`: the number of the file of each record, in `shards`. `field`: the name of
-    the field of the labels.
+    the field of the labels. `stated`: the split of each record, where a field says it.
     """
     splits = [split_of_shard(name) or "" for name in shards]
     odd = next((name for name, split in zip(shards, splits, strict=True) if not split), None)
@@ -69,13 +82,18 @@ def records_state(
         other = next(name for name, split in zip(shards, splits, strict=True) if split)
         what = f"'{other}' is called after a split and it is not, so nothing says which its samples are of"
         raise broken(odd, what, f"a split in the name of each, or some of them alone, only={other!r}")
+    of_records = tuple([splits[number] for number in shard_of.tolist()]) if all(splits) else ()
+    for number, split in enumerate(stated if of_records else ()):
+        if not same_split(split, of_records[number]):
+            what = f"it is in '{shards[shard_of[number]]}' and in the split '{split}'"
+            raise broken(inputs.source.name(number), what, "one split")
     values = labels.targets.values if isinstance(labels.targets, Values) else None
     table = SampleTable(
         layout=layout,
         keys=[inputs.source.name(number) for number in range(len(inputs))],
         inputs=inputs,
         targets=labels.targets,
-        splits=tuple([splits[number] for number in shard_of.tolist()]) if all(splits) else None,
+        splits=known_splits(of_records or stated),
         classes=labels.classes,
         notes=(
             *notes,
@@ -84,6 +102,16 @@ def records_state(
         ),
     )
     return Evidence(table, who, frozenset(shards))
+
+
+def splits_of_field(where: str, name: str, cells: Sequence[str]) -> Sequence[str]:
+    """Return the split of each record, by a field that is called as those of splits are; nothing where it has other
+    words."""
+    try:
+        return splits_of_column(Column(name, cells))
+    except LayoutError as error:
+        msg = f"'{where}' has records of samples. {error}"
+        raise BrokenDatasetError(msg) from error
 
 
 def _missing_shards(names: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ any fault in it from there on is an error, and never a reason to use weaker evid
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -30,12 +31,16 @@ from colabstage.layouts.columns import (
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near
 from colabstage.layouts.formats.tables import parse_table
+from colabstage.layouts.lookup import NONE, SEVERAL, only
 from colabstage.layouts.samples import TreeFiles
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values, known_splits
+from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from colabstage.layouts.columns import ColumnRoles
     from colabstage.layouts.evidence import FileKind
@@ -62,8 +67,8 @@ class LeadingTable:
 
     table: Table
     path: Column
-    leads: dict[str, Sequence[int]]
-    """The numbers of the files that each cell of that column may mean, if any."""
+    leads: dict[str, int]
+    """The number of the file that each cell of that column means, if any; `SEVERAL` where it may mean several."""
     has_header: bool
 
     @property
@@ -74,7 +79,7 @@ class LeadingTable:
     @property
     def files(self) -> set[int]:
         """Return the numbers of the files."""
-        return {number for numbers in self.leads.values() for number in numbers}
+        return set(self.leads.values()) - {SEVERAL}
 
     @property
     def split(self) -> str:
@@ -90,7 +95,7 @@ class LeadingTable:
 class _Rows(NamedTuple):
     """The rows of some tables whose files exist."""
 
-    files: list[int]
+    files: NDArray[np.int64]
     splits: list[str]
     """The split in the row or in its table's name; "" for none."""
     places: list[tuple[LeadingTable, list[int]]]
@@ -102,7 +107,7 @@ class _Rows(NamedTuple):
         # Of one whole table it is the table's own, with what is known of it.
         if len(parts) == 1 and len(parts[0][1]) == len(parts[0][0]):
             return parts[0][0]
-        return Column(name, [column.cells[row] for column, rows in parts for row in rows])
+        return Column(name, [cells[row] for column, rows in parts for cells in [list(column.cells)] for row in rows])
 
 
 @dataclass
@@ -198,7 +203,7 @@ class TableSearch:
         A label column never is one: "2" may be a class, and also the stem of 2.png.
         """
         folder = posixpath.dirname(table.name)
-        found: dict[Column, tuple[tuple[bool, int, bool], dict[str, Sequence[int]]]] = {}
+        found: dict[Column, tuple[tuple[bool, int, bool], dict[str, int]]] = {}
         for column in sorted(table.columns, key=lambda column: -len(column.distinct)):
             # What a program writes to number the rows leads to files only by chance: they are in another order.
             numbers = words.is_index_name(column.name) and list(column.cells) == list(map(str, range(len(column))))
@@ -211,7 +216,7 @@ class TableSearch:
             hits = len(cells) if len(leads) == len(cells.distinct) else sum(map(leads.__contains__, cells.cells))
             # Half of the rows, because tables name missing files; or half of the files, as tables of boxes repeat few.
             if leads and (2 * hits > len(cells) or 2 * len(leads) > len(self.lookup)):
-                reached = len({number for numbers in leads.values() for number in numbers})
+                reached = len(set(leads.values()))
                 # Whole names beat stems, which any number may be; then more files; then what is called a path.
                 found[column] = (2 * whole > len(leads), reached, column.plain in words.PATHS), leads
         if not found:
@@ -241,7 +246,8 @@ class TableSearch:
                 f"{row}). Write one above it, such as path,label, or path,xmin,ymin,xmax,ymax,class for boxes; or say "
                 "which column is the label: layout=table_rows(labels=['column2'])."
             )
-        return LeadingTable(bare, bare.columns[table.columns.index(best)], leads | {best.name: first}, has_header=False)
+        path, leads = bare.columns[table.columns.index(best)], leads | {best.name: only(first)}
+        return LeadingTable(bare, path, leads, has_header=False)
 
     def _is_path_instead(self, column: Column, chosen: Column) -> bool:
         """Tell whether a column has what is written as files, where only stems of another lead to some: a count of 2 is
@@ -314,7 +320,7 @@ class TableSearch:
             firsts = list(range(len(rows.files)))
             targets, classes = self._targets(rows, roles, notes)
         groups = None if roles.group is None else rows.column(roles.group).cells
-        chosen = self.files.take(np.array([rows.files[row] for row in firsts], np.int64))
+        chosen = self.files.take(rows.files[np.array(firsts, np.int64)])
         table = SampleTable(
             layout=self.kind.layout,
             keys=_numbered_apart(chosen.names),
@@ -358,34 +364,35 @@ class TableSearch:
 
     def _rows_with_files(self, found: list[LeadingTable], roles: ColumnRoles) -> _Rows:
         """Return the rows whose file exists."""
-        made = _Rows([], [], [])
+        files, splits, places = [np.zeros(0, np.int64)], list[str](), []
         for table in found:
-            folder, of_table = posixpath.dirname(table.name), table.split
+            folder, cells = posixpath.dirname(table.name), table.path.cells
             split = None if roles.split is None else table.columns[roles.split]
-            known = {} if split is None else {cell: split_of_cell(split.name, cell) for cell in split.distinct}
-            rows = []
-            stated = of_table if len(found) > 1 else ""
-            by_split = self.lookup.has_splits and (split is not None or bool(of_table))
-            for row, cell in enumerate(table.path.cells):
-                own = known[split.cells[row]] if split is not None else ""
-                there = table.leads.get(cell, ())
-                # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
-                # counts wherever its file lies: fast.ai holds rows of one folder out.
-                if by_split and there:
-                    there = self.lookup.search(cell, folder, split=own or of_table) or (there if own else ())
-                if len(there) > 1:
-                    names = listed([self.files.names[number] for number in there])
-                    msg = (
-                        f"'{show(cell)}' in '{table.name}' may be {names}. Write the folder before the name, or move "
-                        "the copies away."
-                    )
-                    raise LayoutError(msg)
-                if there:
-                    rows.append(row)
-                    made.files.append(there[0])
-                    made.splits.append(own or stated)
-            made.places.append((table, rows))
-        return made
+            own = [table.split if len(found) > 1 else ""] * len(cells)
+            if split is not None:
+                known = {cell: split_of_cell(split.name, cell) for cell in split.distinct}
+                own = [known[cell] for cell in split.cells]
+            leads = np.fromiter(map(table.leads.get, cells, itertools.repeat(NONE)), np.int64, len(cells))
+            # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
+            # counts wherever its file lies: fast.ai holds rows of one folder out.
+            for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_splits else ():
+                if stated := own[row] or table.split:
+                    of_split = only(self.lookup.search(cells[row], folder, split=stated))
+                    leads[row] = leads[row] if of_split == NONE and split is not None else of_split
+            if SEVERAL in leads:
+                row = int(np.argmax(leads == SEVERAL))
+                there = self.lookup.search(cells[row], folder, split=own[row] or table.split)
+                names = listed([self.files.names[number] for number in there])
+                msg = (
+                    f"'{show(cells[row])}' in '{table.name}' may be {names}. Write the folder before the name, or move "
+                    "the copies away."
+                )
+                raise LayoutError(msg)
+            rows = np.flatnonzero(leads >= 0)
+            files.append(leads[rows])
+            splits += take_strings(own, rows)
+            places.append((table, rows.tolist()))
+        return _Rows(np.concatenate(files), splits, places)
 
     def _splits(
         self, stated: list[str], chosen: FileEntries, found: list[LeadingTable], notes: list[str]
@@ -405,8 +412,9 @@ class TableSearch:
         # A column called "class" has one, although its name may contain a space or a comma.
         separator = "" if self.separator is None and roles.is_one_class else self.separator
         targets, classes = make_targets(columns, separator=separator, sample=lambda row: names[rows.files[row]])
-        firsts: dict[int, int] = {}
-        again = [(first, row) for row, file in enumerate(rows.files) if (first := firsts.setdefault(file, row)) != row]
+        _, firsts, of_rows = np.unique(rows.files, return_index=True, return_inverse=True)
+        of_rows = firsts[of_rows.reshape(-1)]
+        again = [(int(of_rows[row]), row) for row in np.flatnonzero(of_rows != np.arange(len(of_rows))).tolist()]
         differ = [(one, row) for one, row in again if any(column.cells[row] != column.cells[one] for column in columns)]
         # Several people may have labelled one image; if the user names a column, that is meant.
         if differ and classes and targets.values.ndim == 1 and (self.labels is None or self.described is not None):
@@ -441,7 +449,7 @@ class TableSearch:
             (roles.group, f"Samples with the same '{roles.group}' stay in one split."),
             (missing, f"{left_out(missing, 'rows', which)}."),
         )
-        rest = len(self.files) - len(set(rows.files))
+        rest = len(self.files) - len(np.unique(rows.files))
         return [note for fits, note in said if fits] + left_out_notes((rest, self.kind.noun, "that no row names"))
 
 

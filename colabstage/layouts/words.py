@@ -285,6 +285,8 @@ FLAGS = {
     "is_dev": ("dev", "train"), "is_test": ("test", "train"), "is_testing": ("test", "train"),
     "is_train": ("train", "test"), "is_training": ("train", "test"), "is_training_image": ("train", "test"),
 }  # fmt: skip
+# Names of fields that say of each record which split it is of.
+SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS})
 
 
 def plain_name(column: str) -> str:

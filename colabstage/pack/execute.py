@@ -110,8 +110,11 @@ class PackReport:
     """How many samples an earlier, interrupted run had already put in place."""
     readers: int
     """The largest number of reads in flight."""
+    found: tuple[tuple[str, str], ...]
+    """What was found in a source of files, in words by name: layout, classes, examples."""
     notes: tuple[str, ...]
-    """What else the user should know."""
+    """Everything else that the user should know: of the source, of its samples, and of what showed when all had been
+    read."""
     files: tuple[Path | str, ...] = ()
     """All shards, where the pack consists of shards."""
     animated: tuple[str, ...] = ()
@@ -122,9 +125,6 @@ class PackReport:
     """What resized the images, `"torch"` or `"pillow"`; `None` where they were not resized."""
     odd_boxes: OddBoxes = field(default_factory=OddBoxes)
     """How many boxes a model may refuse or misread."""
-    learnt: tuple[str, ...] = ()
-    """Notes on what shows when all samples have been read: masks of one value, and images that are there several times,
-    with two labels or in two splits."""
     takeover: Takeover | None = None
     """What was taken over of an earlier pack of the same source; `None` where there was none to take from."""
     unit: str = "samples"
@@ -134,7 +134,9 @@ class PackReport:
         total = sum(self.samples.values())
         rate = format_rate(total - self.resumed, self.packing_s, self.unit)
         stored = f"{format_count(total, self.unit)} in {format_bytes(self.nbytes)} ({self.encoding}: {self.reason})"
-        lines = [f"{stored} in {format_duration(self.seconds)}, {rate}", *self.notes]
+        found = "; ".join(f"{name} {words}" for name, words in self.found)
+        shown = [f"Found: {found}."] if found else []
+        lines = [f"{stored} in {format_duration(self.seconds)}, {rate}", *shown, *self.notes]
         if self.resizer == "torch":
             lines.append("resized by torch, within one grey level of Pillow")
         if self.resumed:
@@ -292,12 +294,12 @@ class _PackRun:
             packing_s=packing_s,
             resumed=resumed,
             readers=result.readers,
+            found=self.job.found,
             notes=(),
             animated=_names_of(work, journal, "frames"),
             reduced=_names_of(work, journal, "bits"),
             resizer=plan.resizer,
             odd_boxes=odd,
-            learnt=learnt,
             takeover=takeover,
             unit=table.unit,
         )

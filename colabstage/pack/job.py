@@ -219,12 +219,14 @@ class PackJob:
         return f"a dataset of {len(self.table)} items" if self.tree is None else self.tree.label
 
     @property
+    def found(self) -> tuple[tuple[str, str], ...]:
+        """Return what was found in the source, if it is of files."""
+        return () if self.tree is None else self.table.summary()
+
+    @property
     def notes(self) -> tuple[str, ...]:
-        """Return what the user should know about the source."""
-        if self.tree is None:
-            return self.table.notes
-        found = "; ".join(f"{name} {words}" for name, words in self.table.summary())
-        return (f"Found: {found}.", *self.tree.notes, *self.table.notes)
+        """Return what the user should know about the source and its samples."""
+        return (*(() if self.tree is None else self.tree.notes), *self.table.notes)
 
 
 def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) -> PackJob:

@@ -547,6 +547,7 @@ def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> Pa
         packing_s=seconds,
         resumed=sum(result.resumed for result in results),
         readers=max(result.readers for result in results),
+        found=job.found,
         notes=(),
         animated=tuple(name for result in results for name in result.animated),
         reduced=tuple(name for result in results for name in result.reduced),

@@ -34,7 +34,7 @@ from colabstage.io.workspace import find_orphans, open_spool, put_back
 from colabstage.machine.mounts import required_to_stay, run_watched
 from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount
-from colabstage.pack.execute import notes_on_losses, pipeline_limits, run_pack, space_for
+from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import listed_job, prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.rows import sweep_rows
@@ -540,7 +540,7 @@ def _make_pack(
             said.append(f"{done.resumed:,} were already in place")
         step.note = "; ".join(said)
     report.skipped = done.skipped
-    report.note(*job.table.notes, *notes_on_losses(done), *done.odd_boxes.notes(), *done.learnt)
+    report.note(*done.notes)
 
 
 def _finish(

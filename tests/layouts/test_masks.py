@@ -203,7 +203,7 @@ def test_masks_of_0_and_1_among_those_of_0_and_255_are_an_error(tmp_path: Path) 
             image = Image.new(mode, (8, 8))
             image.paste(value if mode == "L" else (value, 9, 9), (0, 0, 4, 8))
             image.save(tmp_path / place / f"{number}.png")
-    with pytest.raises(BrokenDatasetError, match=r"masks/0\.png'.* the values 0 and 1, others .* 'masks/1\.png' 0"):
+    with pytest.raises(BrokenDatasetError, match=r"masks/0\.png'.*'masks/1\.png'"):
         read_pairs(FolderTree(tmp_path))
 
 

@@ -61,7 +61,7 @@ def test_appending_again_takes_the_next_number(base: Path, more: Path) -> None:
     pack_dataset(more, append_to=base, progress=False)
     report = pack_dataset(more, append_to=base.with_name("data-append-00001.h5"), progress=False)
     assert Path(report.path).name == "data-append-00002.h5"
-    assert "10 of the samples have the names of samples that were there" in report.notes[-1]
+    assert "10 of the samples" in report.notes[-1]
     assert len(SplitReader(base.with_name("data*.h5"))) == 50
 
 
@@ -110,7 +110,7 @@ def test_another_form_is_refused_by_the_difference(
 def test_one_encoding_is_not_another(tmp_path: Path, photos: Path, more: Path) -> None:
     """JPEGs made anew and files as they came are both bytes, and still not one dataset."""
     pack_dataset(photos, tmp_path / "data.h5", encoding="jpeg:90", progress=False)
-    with pytest.raises(OptionError, match="its encoding is encoded instead of jpeg:90"):
+    with pytest.raises(OptionError, match=r"encoded.*jpeg:90"):
         pack_dataset(more, append_to=tmp_path / "data.h5", encoding="encoded", progress=False)
 
 
@@ -119,7 +119,7 @@ def test_images_of_another_size_are_refused_where_no_size_was_asked_for(
 ) -> None:
     """A pack of images that had one size takes no others."""
     pack_dataset(photos, tmp_path / "data.h5", progress=False)
-    with pytest.raises(OptionError, match=r"its inputs have shape \(20, 30, 3\) instead of \(16, 20, 3\)"):
+    with pytest.raises(OptionError, match=r"\(20, 30, 3\).*\(16, 20, 3\)"):
         pack_dataset(more, append_to=tmp_path / "data.h5", progress=False)
     Image.new("RGB", (20, 16)).save(more / "class2" / "aaa.png")
     with pytest.raises(LayoutError, match="many sizes"):
@@ -128,11 +128,11 @@ def test_images_of_another_size_are_refused_where_no_size_was_asked_for(
 
 def test_what_is_appended_to_must_be_there(tmp_path: Path, photos: Path) -> None:
     """No dataset, no appending; and one of the two arguments says where to."""
-    with pytest.raises(SourceNotFoundError, match=r"There is no file .*data\.h5"):
+    with pytest.raises(SourceNotFoundError, match=r"data\.h5"):
         pack_dataset(photos, append_to=tmp_path / "data.h5", progress=False)
-    with pytest.raises(OptionError, match="leave out target, shards"):
+    with pytest.raises(OptionError, match="target"):
         pack_dataset(photos, tmp_path / "a.h5", append_to=tmp_path / "data.h5", progress=False)
-    with pytest.raises(OptionError, match="where the pack goes"):
+    with pytest.raises(OptionError, match=r"target|out"):
         pack_dataset(photos, progress=False)
 
 

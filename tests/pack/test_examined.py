@@ -44,4 +44,4 @@ def test_a_channel_that_is_left_out_is_told(tmp_path: Path, mode: str, options: 
         place.parent.mkdir(parents=True)
         Image.new(mode, (8, 8)).save(place)
     job = prepare_pack(FolderTree(tmp_path / "photos"), options, free_bytes=None)
-    assert any("2 of 2 images that were examined have an alpha channel" in note for note in job.notes) == told
+    assert any("alpha" in note for note in job.notes) == told

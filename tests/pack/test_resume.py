@@ -103,13 +103,13 @@ def test_a_pack_killed_again_and_again_ends_in_the_same_bytes(
     if "on_error" in options:
         for name in ("class0/0000.jpg", "class1/0100.png", "class2/0299.png"):
             (many / name).write_bytes(b"no image")
-    for after in (0, 1, 60, 90, 70):
+    for after in (0, 1, 90, 130):
         kill(many, out, after, **options)
         assert not out.exists()
         assert len(leftovers(out.parent)) == 1
     report = pack_dataset(many, out, progress=False, **options)
     assert 100 < report.resumed < N
-    assert f"{report.resumed} of them were already in place" in str(report)
+    assert f"{report.resumed} of them" in str(report)
     assert len(report.skipped) == (3 if "on_error" in options else 0)
     check(out, many, leftovers, **options)
 

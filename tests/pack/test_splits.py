@@ -151,7 +151,7 @@ def test_splits_of_the_source_are_taken_as_they_are() -> None:
     assert list(rows) == ["train", "val"]
     assert sorted(rows["train"].tolist()) == [0, 1, 3]
     assert rows["val"].tolist() == [2]
-    with pytest.raises(OptionError, match=r"already has splits \(train, val\)"):
+    with pytest.raises(OptionError, match=r"train, val"):
         split_rows(table, USUAL, seed=0)
 
 
@@ -198,7 +198,7 @@ def test_groups_may_come_from_the_names() -> None:
     rows = split_rows(table, (("train", 0.5), ("test", 0.5)), seed=0, group_by=r"^(\d+)/")
     owners = [{table.keys[i].split("/")[0] for i in samples.tolist()} for samples in rows.values()]
     assert not owners[0] & owners[1]
-    with pytest.raises(OptionError, match=r"finds nothing in '0/00000\.png'"):
+    with pytest.raises(OptionError, match=r"'0/00000\.png'"):
         split_rows(table, USUAL, seed=0, group_by="patient")
 
 
@@ -228,10 +228,10 @@ def test_a_file_in_two_splits_or_groups_of_the_source_is_refused() -> None:
     files = [FileEntry(f"{name}.png", 10, 0, 0) for name in "aab"]
     inputs = Images(TreeFiles(cast("Tree", None), files))
     table = SampleTable("table", ("a", "a#2", "b"), inputs, None, splits=("train", "test", "test"))
-    with pytest.raises(LayoutError, match=r"'a\.png' has samples in the splits 'train' and 'test'"):
+    with pytest.raises(LayoutError, match=r"'a\.png'.*'train'.*'test'"):
         split_rows(table, None, seed=0)
     table = SampleTable("table", ("a", "a#2", "b"), inputs, None, groups=("p1", "p2", "p2"))
-    with pytest.raises(LayoutError, match=r"'a\.png' has samples in the groups 'p1' and 'p2'"):
+    with pytest.raises(LayoutError, match=r"'a\.png'.*'p1'.*'p2'"):
         split_rows(table, (("train", 0.5), ("test", 0.5)), seed=0)
 
 

@@ -24,11 +24,11 @@ from colabstage.io.files import read_with_retry
 from colabstage.layouts.boxes import as_corners, find_form
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.faults import broken
-from colabstage.layouts.records import Label, Labels, make_boxes, make_labels, records_state
+from colabstage.layouts.records import Label, Labels, make_boxes, make_labels, records_state, splits_of_field
 from colabstage.layouts.samples import SampleSource
 from colabstage.layouts.shards import ScanMemory, ScanWindow, ShardFile, open_shard, scan_each
 from colabstage.layouts.table import BrokenDatasetError, Images
-from colabstage.layouts.words import IMAGES, label_names, plain_name
+from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, label_names, plain_name
 from colabstage.trees.bytes import SourceFile
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def arrow_state(source: Source) -> Evidence:
 
     x is that column; y the first ClassLabel of `datasets`, or the column label: whole numbers, numbers or words; else
     the boxes in a column `objects`, as xyxy or xywh, whichever is possible for all of them. Splits are those that all
-    files, or the folders they are in, are called after (train-00000-of-00002.parquet).
+    files, or the folders they are in, are called after (train-00000-of-00002.parquet), or those in a column split.
     """
     # Files that `datasets` computes and stores beside the data start so.
     entries = source.ending_in(EXTENSIONS).where(
@@ -83,25 +83,39 @@ def arrow_state(source: Source) -> Evidence:
     roles = _find_roles(source.label, files[0].schema)
     # A different schema would otherwise appear as a missing column in the middle of packing.
     for other in files:
-        missing = {roles.image, roles.label} - {None, *other.schema.names}
+        missing = {roles.image, roles.label, roles.split} - {None, *other.schema.names}
         features = [_features(one.schema).get(roles.label or "") for one in (other, files[0])]
         if missing or features[0] != features[1]:
             what = f"it and '{files[0].name}' have different columns or classes ({', '.join(other.schema.names)})"
             raise broken(other.name, what, "files of one dataset")
-    labels = _joined(scan_each(files, lambda _, file: file.scan(roles.image, roles.label)))
+    columns = [name for name in (roles.label, roles.split) if name is not None]
+    parts = scan_each(files, lambda _, file: file.scan(roles.image, columns))
+    values = {name: _joined([part[name] for part in parts]) for name in columns}
     contents = _contents(files)
     names = [contents.name(number) for number in range(len(contents))]
+    labels = [None] * len(contents) if roles.label is None else values[roles.label]
     if roles.label in _OBJECTS:
         found = _boxes_of_rows(labels, contents, roles.classes)
     else:
         if not isinstance(labels, np.ndarray):
             labels = [_label(value, names[0]) for value in labels]
         found = make_labels(labels, names, names=dict(enumerate(roles.classes)))
-    notes = [f"Columns left out: {', '.join(roles.others)}."] if roles.others else []
+    splits = () if roles.split is None else _splits_of_rows(files[0], roles.split, values[roles.split])
+    others = [*roles.others, *([] if splits or roles.split is None else [roles.split])]
+    notes = [f"Columns left out: {', '.join(others)}."] if others else []
+    notes += [f"Splits are as '{roles.split}' says."] if splits else []
     shard_of = np.repeat(np.arange(len(files)), [len(file) for file in files])
     who, field = "columns of the rows", roles.label or ""
     made = records_state(
-        NAME, who, Images(contents), found, shards=entries.names, shard_of=shard_of, field=field, notes=notes
+        NAME,
+        who,
+        Images(contents),
+        found,
+        shards=entries.names,
+        shard_of=shard_of,
+        field=field,
+        notes=notes,
+        stated=splits,
     )
     complete = partial(_measured, files) if any(file.is_parquet for file in files) else None
     return replace(made, table=replace(made.table, complete=complete))
@@ -249,20 +263,25 @@ class _ArrowFile:
                 yield from islice(found, first, None)
             first = max(0, first - count)
 
-    def scan(self, image: str, label: str | None) -> list[Any] | NDArray[np.int64]:
-        """Return the label of each row, and note where each batch begins, and how long each image is; in Parquet about
-        how long, by what all take."""
+    def scan(self, image: str, columns: Sequence[str]) -> dict[str, list[Any] | NDArray[np.int64]]:
+        """Return the values of some columns, and note where each batch begins, and how long each image is; in Parquet
+        about how long, by what all take."""
         self._image = image
         known: dict[str, str] = {}
+
+        def values_of(batches: Iterator[Any]) -> dict[str, list[Any] | NDArray[np.int64]]:
+            parts = [{name: _values_of(batch.column(name), known) for name in columns} for batch in batches]
+            return {name: _joined([part[name] for part in parts]) for name in columns}
+
         if not self.is_parquet:
-            return _joined([_labels_of(batch, label, known) for batch in self._measure([image, label])])
+            return values_of(self._measure([image, *columns]))
         with self._errors():
             groups = self._groups()
-            parts = [_labels_of(batch, label, known) for batch in self._batches([label])] if label else []
+            found = values_of(self._batches(columns)) if columns else {}
         self.sizes = np.repeat(*np.array(groups, np.int64).reshape(-1, 2).T)
         counts = [min(_ROWS, count - first) for _, count in groups for first in range(0, count, _ROWS)]
         self._starts = np.cumsum([0, *counts]).astype(np.int64)
-        return _joined(parts) if label else [None] * len(self)
+        return found
 
     def _groups(self) -> list[tuple[int, int]]:
         """Return how many bytes an image of each row group takes, and how many rows there are."""
@@ -286,10 +305,10 @@ class _ArrowFile:
         for _ in self._measure([self._image]):
             pass
 
-    def _measure(self, columns: Sequence[str | None]) -> Iterator[Any]:
+    def _measure(self, columns: Sequence[str]) -> Iterator[Any]:
         sizes: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
         with self._errors():
-            for batch in self._batches([name for name in columns if name is not None]):
+            for batch in self._batches(columns):
                 column = _bytes_column(batch.column(self._image))
                 if column.null_count:
                     raise self._without_bytes(sum(map(len, sizes)) + column.is_null().to_pylist().index(True))
@@ -343,10 +362,7 @@ def _import_arrow(name: str) -> Any:
     return pyarrow
 
 
-def _labels_of(batch: Any, label: str | None, known: dict[str, str]) -> NDArray[np.int64] | list[Any]:
-    if label is None:
-        return [None] * len(batch)
-    column = batch.column(label)
+def _values_of(column: Any, known: dict[str, str]) -> NDArray[np.int64] | list[Any]:
     if str(column.type) in _WHOLE and not column.null_count:
         numbers: NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64)
         return numbers
@@ -355,7 +371,7 @@ def _labels_of(batch: Any, label: str | None, known: dict[str, str]) -> NDArray[
 
 
 def _joined(parts: Sequence[list[Any] | NDArray[np.int64]]) -> list[Any] | NDArray[np.int64]:
-    """Return the labels of all parts, as an array if all parts are arrays."""
+    """Return the values of all parts, as an array if all parts are arrays."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if parts and len(arrays) == len(parts):
         return np.concatenate(arrays)
@@ -374,6 +390,7 @@ class _ColumnRoles(NamedTuple):
 
     image: str
     label: str | None
+    split: str | None
     classes: tuple[str, ...]
     others: list[str]
 
@@ -398,8 +415,10 @@ def _find_roles(label_of_tree: str, schema: Any) -> _ColumnRoles:
     if label is None and odd is not None:
         what = f"the column '{odd}' holds {schema.field(odd).type} values, which are not labels"
         raise broken(label_of_tree, what, "one number or word in each row")
-    others = [name for name in names if name not in (image, label)]
-    return _ColumnRoles(image, label, _class_names(features.get(label or "")), others)
+    are_splits = [name for name in names if plain_name(name) in SPLIT_FIELDS]
+    split = next((name for name in are_splits if types[name].startswith(_LABEL_TYPES) and name != label), None)
+    others = [name for name in names if name not in (image, label, split)]
+    return _ColumnRoles(image, label, split, _class_names(features.get(label or "")), others)
 
 
 # Types by their names in pyarrow, so that importing this module does not need pyarrow.
@@ -410,6 +429,13 @@ _LABEL_TYPES = ("int", "uint", "float", "double", "halffloat", "string", "large_
 def _value_type(kind: Any) -> Any:
     # As pandas writes a categorical column.
     return getattr(kind, "value_type", kind) if str(kind).startswith("dictionary") else kind
+
+
+def _splits_of_rows(file: _ArrowFile, name: str, values: Sequence[Any] | NDArray[np.int64]) -> Sequence[str]:
+    """Return the split of each row, by the column of this name; nothing where it says something else."""
+    names = _class_names(_features(file.schema).get(name))
+    cells = [names[value] if names and isinstance(value, int | np.integer) else str(value) for value in values]
+    return splits_of_field(file.name, name, cells)
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:

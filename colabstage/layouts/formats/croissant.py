@@ -204,7 +204,8 @@ class Description:
             search = TableSearch(self._source, IMAGE_FOLDER, files, lookup, described=tables)
             for one in search.leading:
                 for path, cell in zip(one.path.cells, one.columns["split"].cells, strict=True):
-                    found |= {files.names[number]: split_of_cell("split", cell) for number in one.leads.get(path, ())}
+                    there = lookup.search(path, posixpath.dirname(one.name)) if path in one.leads else ()
+                    found |= {files.names[number]: split_of_cell("split", cell) for number in there}
         return found
 
     # --- files and tables ---------------------------------------------------------------------------------------------

@@ -135,7 +135,8 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
         return Evidence(table, "text")
     # To tokenize takes long, and what is made takes room: a plan does neither.
     most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
-    return Evidence(replace(table, notes=(most,), complete=partial(_tokenized, tree, by_split, options)), "text")
+    complete = partial(_tokenized, tree, by_split, options, estimate=most)
+    return Evidence(replace(table, notes=(most,), complete=complete), "text")
 
 
 def _with(source: Source, extensions: tuple[str, ...]) -> FileEntries:
@@ -199,12 +200,14 @@ def _bytes_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOpti
 
 
 def _tokenized(
-    tree: Tree, by_split: Mapping[str, Sequence[FileEntry]], options: TokenOptions, table: SampleTable
+    tree: Tree, by_split: Mapping[str, Sequence[FileEntry]], options: TokenOptions, table: SampleTable, *, estimate: str
 ) -> SampleTable:
-    """Return the table with the rows that the texts make."""
+    """Return the table with the rows that the texts make, and how many they are in place of the estimate."""
     streams = {split: [_tokens_of_texts(tree, entries, options)] for split, entries in by_split.items()}
     made = _token_table(tree, streams, options)
-    return replace(made, told_by=table.told_by, notes=(*made.notes, *table.notes[1:]))
+    return replace(
+        made, told_by=table.told_by, notes=(*made.notes, *(note for note in table.notes if note != estimate))
+    )
 
 
 def _tokens_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:

@@ -29,11 +29,12 @@ from colabstage.layouts.records import (
     names_of,
     parse_label,
     records_state,
+    splits_of_field,
 )
 from colabstage.layouts.shards import Part, ScanMemory, ScanWindow, ShardFile, ShardParts, open_shard, scan_each
 from colabstage.layouts.stored import decode_npy
 from colabstage.layouts.table import Arrays, Images
-from colabstage.layouts.words import IMAGES, SOUNDS, label_names, plain_name
+from colabstage.layouts.words import IMAGES, SOUNDS, SPLIT_FIELDS, label_names, plain_name
 from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
 
@@ -91,6 +92,8 @@ class PackedSample(NamedTuple):
     """Whether it has a mask, cls, json or txt at all."""
     other: Label = None
     """What its json says beside its cls."""
+    split: tuple[str, str] | None = None
+    """The field of its json that says which split it is of, and what is there."""
 
 
 class ShardSamples(NamedTuple):
@@ -150,9 +153,9 @@ def _as_sample(address: str, rest: str, files: _Files) -> PackedSample:
     places = {end: one for end, one in files.items() if isinstance(one, tuple)}
     texts = {end: decode_label(one, address) for end in _LABELS if isinstance(one := files.get(end), bytes)}
     written = next((texts[end] for end in _NUMBERS if end in texts), None)
-    label, text = None, None
+    label, text, split = None, None, None
     if _DOCUMENT in texts:
-        label, text = _document_label(address, texts[_DOCUMENT], needed=written is None)
+        label, text, split = _read_document(address, texts[_DOCUMENT], needed=written is None)
     other = None if written is None else label
     if written is not None:
         label = parse_label(written)
@@ -160,7 +163,7 @@ def _as_sample(address: str, rest: str, files: _Files) -> PackedSample:
     # A text beside a clip is what is said in it, in many collections that are no shards.
     annotated = bool(texts.keys() - ({_TEXT} if kind == "sound" else set())) or mask is not None
     content, name = places[rest]
-    return PackedSample(name, content, kind, mask, label, text, texts.get(_TEXT), annotated, other)
+    return PackedSample(name, content, kind, mask, label, text, texts.get(_TEXT), annotated, other, split)
 
 
 def _split_name(name: str) -> tuple[str, str]:
@@ -183,21 +186,24 @@ def has_samples(names: Sequence[str]) -> bool:
     )
 
 
-def _document_label(address: str, content: str, *, needed: bool) -> tuple[Label, str | None]:
-    """Return the label in a json, and its name there; if it is `needed`, one that is no label is an error."""
+def _read_document(address: str, content: str, *, needed: bool) -> tuple[Label, str | None, tuple[str, str] | None]:
+    """Return the label in a json, its name there, and the field of its split; if the label is `needed`, one that is no
+    label is an error."""
     file = f"{address}.json"
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise broken(file, f"it is not JSON ({error})") from error
     if not isinstance(found, dict):
-        return (found, None) if isinstance(found, int | str) else (None, None)
+        return (found if isinstance(found, int | str) else None), None, None
     called = label_names(found, _LABELS_IN_JSON)
     label = next((found[key] for key in called if isinstance(found[key], int | float | str)), None)
     odd = next((key for key in called if found[key] is not None and plain_name(key) in _LABELS_IN_JSON), None)
     if needed and label is None and odd is not None:
         raise broken(file, f"it has {show_content(found[odd])} under '{odd}'", "one number or word")
-    return label, next((found[key] for key in _NAMES_IN_JSON if isinstance(found.get(key), str)), None)
+    text = next((found[key] for key in _NAMES_IN_JSON if isinstance(found.get(key), str)), None)
+    splits = ((key, str(value)) for key, value in found.items() if isinstance(value, str | int))
+    return label, text, next((pair for pair in splits if plain_name(pair[0]) in SPLIT_FIELDS), None)
 
 
 def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Found:
@@ -235,7 +241,13 @@ def webdataset_state(source: Source, *, sound: ClipOptions = _AS_THEY_ARE) -> Fo
     parts = np.array([sample.content for sample in samples], np.int64)
     inputs = _make_inputs(ShardParts(shards, parts, names), [one.kind for one in samples], sound, notes)
     who, called = "fields of the samples", [shard.name for shard in shards]
-    return records_state(NAME, who, inputs, labels, shards=called, shard_of=parts[:, 0], field="cls", notes=notes)
+    named = next((sample.split[0] for sample in samples if sample.split is not None), "")
+    cells = [sample.split[1] if sample.split is not None else "" for sample in samples] if named else ()
+    splits = splits_of_field(names[0], named, cells) if named else ()
+    notes += [f"Splits are as '{named}' says."] if splits else []
+    return records_state(
+        NAME, who, inputs, labels, shards=called, shard_of=parts[:, 0], field="cls", notes=notes, stated=splits
+    )
 
 
 def _labels_of(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:

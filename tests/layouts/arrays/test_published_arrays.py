@@ -317,7 +317,7 @@ def test_a_row_of_other_numbers_is_a_broken_sample(tmp_path: Path, cells: str) -
 def test_tables_that_hold_no_pixels(tmp_path: Path) -> None:
     """Numbers in columns of their own names are features, and no image."""
     (tmp_path / "train.csv").write_text("label,a,b\n0,1,2\n")
-    with pytest.raises(EmptySourceError, match="no table of pixels"):
+    with pytest.raises(EmptySourceError):
         detect_layout(FolderTree(tmp_path), "pixel_table")
 
 
@@ -335,7 +335,7 @@ def test_an_array_in_each_file_of_class_folders(tmp_path: Path) -> None:
         np.testing.assert_array_equal(array, values[key.removesuffix(".npy")])
         assert table.classes[table.targets.values[row]] in key
     np.save(tmp_path / "train" / "cat" / "labels.npy", LABELS)
-    with pytest.raises(LayoutError, match="like the inputs or targets"):
+    with pytest.raises(LayoutError, match=r"labels\.npy"):
         detect_layout(FolderTree(tmp_path), "array_folder")
 
 
@@ -348,7 +348,7 @@ def test_a_damaged_array_is_a_broken_sample(tmp_path: Path) -> None:
     held = io.BytesIO()
     np.save(held, np.array([Command()], object), allow_pickle=True)
     for content in (held.getvalue(), (tmp_path / "a" / "1.npy").read_bytes()[:-1], b""):
-        with pytest.raises(DecodeError, match=r"not a \.npy file of numbers"):
+        with pytest.raises(DecodeError, match=r"\.npy"):
             decode(content)
 
 

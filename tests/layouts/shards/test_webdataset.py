@@ -166,6 +166,19 @@ def test_labels_are_taken_where_they_are(tmp_path: Path, files: list[Any], value
     assert table.classes == classes
 
 
+def test_a_field_of_the_json_says_the_splits(tmp_path: Path) -> None:
+    """One in all samples, of those names alone."""
+    splits = ("train", "train", "test", "val")
+    for name, lacks in (("d", 9), ("odd", 2)):
+        fields = [{"label": n % 2, **({} if n == lacks else {"split": splits[n]})} for n in range(4)]
+        write(
+            tmp_path / name / "a.tar", [{"__key__": f"{n}", "jpg": b"x", "json": one} for n, one in enumerate(fields)]
+        )
+    assert detect_layout(FolderTree(tmp_path / "d")).splits == splits
+    with pytest.raises(BrokenDatasetError, match=r"a\.tar.*'split'"):
+        detect_layout(FolderTree(tmp_path / "odd"))
+
+
 def test_arrays_and_masks_are_what_webdataset_reads(tmp_path: Path) -> None:
     """npy as rows, seg.png as masks, as its own decoder gives them; what is read by nobody is said."""
     rng = np.random.default_rng(0)
@@ -192,12 +205,12 @@ def test_arrays_and_masks_are_what_webdataset_reads(tmp_path: Path) -> None:
     assert isinstance(found.targets, Masks)
     theirs = read_back([tmp_path / "masks" / "a.tar"])
     assert [found.targets.source.read(number) for number in range(4)] == [sample["seg.png"] for sample in theirs]
-    assert "the labels were left out" in found.notes[0]
-    with pytest.raises(BrokenDatasetError, match=r"no mask .*'b.tar/1.jpg'"):
+    assert "labels" in found.notes[0]
+    with pytest.raises(BrokenDatasetError, match=r"'b.tar/1.jpg'"):
         detect_layout(FolderTree(write_tar(tmp_path / "some" / "b.tar", [*files[:3]]).parent))
     odd = [("0.jpg", picture(0)), ("0.cls", b"0"), ("1.npy", b""), ("1.cls", b"0")]
     tree = FolderTree(write_tar(tmp_path / "odd" / "b.tar", odd).parent)
-    with pytest.raises(BrokenDatasetError, match=r"are of two kinds"):
+    with pytest.raises(BrokenDatasetError, match=r"1\.npy|0\.jpg"):
         detect_layout(tree)
 
 
@@ -230,7 +243,7 @@ def test_clips_of_sound_are_rows(tmp_path: Path) -> None:
     path = write(
         tmp_path / "e" / "a.tar", [{"__key__": f"{n}", "wav": clip(clips[n][: 40 + n]), "cls": n} for n in range(4)]
     )
-    with pytest.raises(BrokenDatasetError, match=r"different lengths.*layout=audio_clips\(length=43\)"):
+    with pytest.raises(BrokenDatasetError, match=r"layout=audio_clips\(length=43\)"):
         detect_layout(FolderTree(tmp_path / "e"))
     for tree in (FolderTree(tmp_path / "e"), open_tree(path, spool=tmp_path)):
         with tree:
@@ -399,7 +412,7 @@ def test_a_label_in_a_json_that_is_none_is_refused(tmp_path: Path) -> None:
     """A list is never dropped, unless a cls says the label."""
     files = [("a.png", picture(0)), ("a.json", json.dumps({"label": [0, 1]}).encode())]
     write_tar(tmp_path / "one" / "a.tar", files)
-    with pytest.raises(BrokenDatasetError, match=r"a\.json'.* has \[0, 1\] under 'label'"):
+    with pytest.raises(BrokenDatasetError, match=r"a\.json'.*\[0, 1\].*'label'"):
         detect_layout(FolderTree(tmp_path / "one"))
     write_tar(tmp_path / "two" / "a.tar", [*files, ("a.cls", b"1")])
     table = detect_layout(FolderTree(tmp_path / "two"))

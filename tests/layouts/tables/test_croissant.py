@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
     "a label that a table contradicts": (
         files(_FOUR, {"l.csv": rows("image,label", "{a,b,c,d}.jpg,{x,y,y,x}")}),
         describe([ARCHIVE], LISTED),
-        ("croissant.json", "a table"),
+        ("croissant.json", "l.csv"),
     ),
     "boxes beside labels": (files(_FOUR, {"a.json": coco(_FOUR)}), describe([ARCHIVE], LISTED), ("boxes",)),
     "a table that is not there": (

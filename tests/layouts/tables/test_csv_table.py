@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from colabstage.errors import LayoutError
 from colabstage.layouts.columns import Column
 from colabstage.layouts.detect import detect_layout
-from colabstage.options import Values
+from colabstage.options import Values, table_rows
 from colabstage.trees.folder import FolderTree
+from tests.layouts.known import MemoryTree
 from tests.layouts.readers import read_table
 
 if TYPE_CHECKING:
@@ -135,6 +136,26 @@ def test_rows_without_images_and_images_without_rows_are_counted(table: Callable
     found = table({"t.csv": text})
     assert found.keys == ("images/0.jpg", "images/0.jpg#2", "images/1.jpg", "images/2.jpg")
     assert [note.split(" ", 1)[0] for note in found.notes[1:]] == ["1", "3", "1"]
+
+
+@given(
+    cells=st.lists(st.text("abé -€.", min_size=1, max_size=12).filter(str.strip), min_size=1, max_size=COUNT),
+    end=st.sampled_from(["\n", "\r\n", "\r", "\n\n"]),
+    delimiter=st.sampled_from(",;|\t"),
+    place=st.integers(1, 3),
+)
+def test_cells_are_those_of_the_csv_module(cells: list[str], end: str, delimiter: str, place: int) -> None:
+    """However long they are, and whatever ends a line; without the blanks around them."""
+    rows = [["path", *("x" if column == place else f"other{column}" for column in (1, 2, 3))]]
+    rows += [[f"{number}.jpg", *(cell if column == place else "" for column in (1, 2, 3))]
+             for number, cell in enumerate(cells)]  # fmt: skip
+    text = end.join(delimiter.join(row) for row in rows) + end
+    read = [row for row in csv_module.reader(io.StringIO(text, newline=""), delimiter=delimiter) if any(row)]
+    tree = MemoryTree({"t.csv": text.encode(), **{f"{number}.jpg": b"" for number in range(len(cells))}})
+    found = table_rows(labels=["x"], separator="")(tree)
+    assert isinstance(found.targets, Values)
+    stated = [found.classes[label] for label in found.targets.values.tolist()]
+    assert dict(zip(found.keys, stated, strict=True)) == {row[0]: row[place].strip() for row in read[1:]}
 
 
 _ODD_CELLS = st.sampled_from(["x|y", "", "1", "01", "1.5", "train", "None", "nan", "-3"])
