@@ -138,7 +138,7 @@ def _torch_view(loader: Any) -> View:
     copied = copy.copy(loader)
     if type(loader).__module__.startswith("colabstage."):
         # Of a subset, `loader.dataset` is torch's own `Subset`.
-        own, of_batches = loader._pipeline.form.dataset, loader._machine.finish.batch_transform
+        own, of_batches = loader._pipeline.form.dataset, loader._pipeline.finish.batch_transform
         _learn(known, of_batches, "transform")
         keeps = loader.plan.keep is not None and loader.plan.keep.most_bytes
         # If the loop itself calls transforms, reading ahead is the smaller part.

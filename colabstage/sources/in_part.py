@@ -633,15 +633,19 @@ class BlockwiseFile:
             fetchers, handles = self._fetchers[:], self._lock_handles[:]
             self._fetchers.clear()
             self._lock_handles.clear()
-        for fetcher in fetchers:
-            fetcher.close()
-        if any(fetcher.writing for fetcher in fetchers):
-            _log.warning(
-                "The disk of '%s' has not taken a block for some seconds. Its write is left to end alone.", self._folder
-            )
-            in_thread(lambda: _close_once_written(fetchers, handles), "colabstage-blocks")
-        else:
-            close_all(handles)
+        try:
+            for fetcher in fetchers:
+                fetcher.close()
+        finally:
+            # Also when whoever closes is stopped meanwhile.
+            if any(fetcher.writing for fetcher in fetchers):
+                _log.warning(
+                    "The disk of '%s' has not taken a block for some seconds. Its write is left to end alone.",
+                    self._folder,
+                )
+                in_thread(lambda: _close_once_written(fetchers, handles), "colabstage-blocks")
+            else:
+                close_all(handles)
 
     def _missing(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
         state = self._blocks.state

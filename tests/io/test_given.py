@@ -106,7 +106,7 @@ def test_what_has_no_samples_is_answered_by_packing(tmp_path: Path, kind: str) -
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", [kind for kind in GIVEN if kind not in ("names", "column", "set")])
 def test_a_pack_is_not_opened_by_what_is_no_path(kind: str) -> None:
-    with pytest.raises(OptionError, match="in_file=") as caught:
+    with pytest.raises(OptionError, match="path=") as caught:
         colabstage.dataset_h5(GIVEN[kind][0]())
     assert len(str(caught.value)) < 300
 

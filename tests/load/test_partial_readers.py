@@ -8,6 +8,7 @@ import multiprocessing
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,9 @@ def test_nobody_expects_what_is_left_of_an_epoch_that_has_ended(pack: Pack, tmp_
     expected = list(part_of(dataset).path.parent.glob("*expected*"))
     assert expected
     loader.close()
+    deadline = time.monotonic() + 5
+    while any(path.exists() for path in expected) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not [path for path in expected if path.exists()]
     whole = iter(loader)
     list(whole)

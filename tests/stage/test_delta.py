@@ -510,7 +510,7 @@ def _dressed(folder: Path, form: str) -> Path:
             place = folder / "labels" / path.relative_to(folder / "images").with_suffix(".txt")
             write(place, f"{number % 2} 0.5 0.5 0.{1 + number % 8} 0.5\n".encode())
     if form == "table":
-        rows = [f"{path.relative_to(folder)},{len(path.name) % 2}{path.parent.name[0]}" for path in files]
+        rows = [f"{path.relative_to(folder)},{len(path.name) % 2}.5" for path in files]
         (folder / "labels.csv").write_text("\n".join(["file,label", *rows]), encoding="utf-8")
     if form == "zip":
         (folder.parent / "data.zip").write_bytes(zip_of(folder))

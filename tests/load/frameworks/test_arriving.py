@@ -4,6 +4,8 @@ each epoch has the rows of `make_loader`, in its order."""
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,8 @@ from tests.load.frameworks.arriving_child import BATCH, FIRST, FIRST_OF_KERAS, S
 from tests.load.frameworks.test_keras import running_means
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.nurseries import Nurseries
 
 CHILD = Path(__file__).with_name("arriving_child.py")
@@ -39,9 +43,17 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pack whose targets are the numbers of its rows, and images of two classes whose pixels are their numbers."""
-    folder = tmp_path_factory.mktemp("arriving")
+def place() -> Iterator[Path]:
+    """A pack whose targets are the numbers of its rows, and images of two classes whose pixels are their numbers.
+
+    On the disk: how many files a first batch needs follows from where they are there.
+    """
+    with tempfile.TemporaryDirectory(prefix="arriving-", dir=os.environ.get("TESTS_ON_DISK")) as name:
+        yield written_below(Path(name))
+
+
+def written_below(folder: Path) -> Path:
+    """Write both."""
     pack = folder / "data.h5"
     with h5py.File(pack, "w") as file:
         file["X_train"] = np.random.default_rng(0).integers(0, 256, (ROWS, 10, 33, 3), dtype=np.uint8)

@@ -383,6 +383,7 @@ def test_a_member_of_gigabytes_takes_little_memory(tmp_path: Path, method: int, 
         path.unlink()
 
 
+@pytest.mark.disk
 def test_the_disk_never_holds_what_was_unpacked_twice(tmp_path: Path) -> None:
     """The unpacked form of a compressed tar goes as its members are written."""
     rng = np.random.default_rng(5)
