@@ -180,9 +180,10 @@ def _sets_in_folders(source: Source, found: Evidence) -> str:
 def _untrained(table: SampleTable) -> str:
     """Find a split most of whose classes are not in `train`: tested classes must be trained."""
     targets, classes = table.targets, table.classes
-    labels = targets.values.tolist() if isinstance(targets, Values) and targets.values.ndim == 1 and classes else []
+    if not (table.splits and classes and isinstance(targets, Values) and targets.values.ndim == 1):
+        return ""
     # Below 0 labels are kept secret.
-    pairs = {(split, label) for split, label in zip(table.splits or (), labels, strict=False) if label >= 0}
+    pairs = {(split, label) for split, label in zip(table.splits, targets.values.tolist(), strict=True) if label >= 0}
     known = {label for split, label in pairs if split == "train"}
     for odd in sorted({split for split, _ in pairs}) if known else ():
         own = {label for split, label in pairs if split == odd}

@@ -286,7 +286,8 @@ class Lookahead(Order):
             if (run := self._claim(block, now)) is not None:
                 return run
         # In memory there are as many blocks, with or without room, as keep the connections busy.
-        if len(self._busy) >= self._fetcher.connections or not self._pacing.allows(now):
+        # Where nothing is on its way, as after failures, no rate will show.
+        if len(self._busy) >= self._fetcher.connections or (self._busy and not self._pacing.allows(now)):
             return None
         own = next_uses(self._readers.own, len(state))
         while (block := first_of(own, candidates)) is not None:

@@ -54,7 +54,7 @@ from colabstage.sources.blocks import Edges
 from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, fixed_bytes
 from colabstage.sources.order import Visits
 from colabstage.sources.parse import local_source
-from colabstage.sources.remote import RemoteFacts, RemoteFile
+from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError
 from tests.support.http_server import WebServer
 from tests.support.share_links import DriveShares, SharedItem
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
@@ -667,6 +667,29 @@ class Counted(RemoteFile):
             time.sleep(0.01)
 
     def close(self) -> None: ...
+
+
+class FailingFirst(Counted):
+    """A file whose first three requests fail for the moment."""
+
+    def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
+        if len(self.asked) < 3:
+            self.asked.append(offset // BLOCK)
+            raise TransientError("busy")
+        yield from super().read_range(offset, length)
+
+
+@pytest.mark.timeout(60)
+def test_it_goes_on_after_the_first_requests_failed(pack: Pack, tmp_path: Path) -> None:
+    """Nothing has arrived by then, so how fast the line is is not known; and nobody waits for a block in particular."""
+    source = FailingFirst(pack.path.read_bytes())
+    file = few_blocks(pack, tmp_path, source, 8)
+    turns = np.arange(8)
+    expected = file.expect(Visits(turns, turns, turns))
+    assert expected is not None
+    source.wait_for(3 + 8)
+    expected.close()
+    file.close()
 
 
 def few_blocks(pack: Pack, folder: Path, source: Counted, capacity: int) -> BlockwiseFile:
