@@ -35,7 +35,7 @@ def make_pixels(folder: Path, target: Path) -> None:
         import numpy as np  # beside the listing
         import simplejpeg
 
-        from colabstage.images.resample import can_torch_resize, scale_by_torch
+        from colabstage.images.decode import can_torch_resize, scale_by_torch
 
         kernel = workers.submit(can_torch_resize)
 

@@ -34,9 +34,8 @@ from typing import TYPE_CHECKING
 from benchmarks import _peers
 from benchmarks._photographs import write_photographs
 from benchmarks._report import Promise, by_turns, judge, median_ratio, show_rates
-from colabstage.images.decode import Scratch, decode_sized
+from colabstage.images.decode import Scratch, can_torch_resize, decode_sized
 from colabstage.images.geometry import ImageOptions
-from colabstage.images.resample import can_torch_resize
 from colabstage.machine.resources import usable_cores
 from colabstage.pack.run import pack_dataset
 
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks._report import Rates
-    from colabstage.images.resample import Resizer
+    from colabstage.images.decode import Resizer
 
 COUNT, QUICK_COUNT, SIDE = 2000, 200, 224
 OF_LIMIT, OF_RECIPE, OF_COPY = 0.85, 3.0, 0.8

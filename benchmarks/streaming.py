@@ -44,11 +44,10 @@ from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write
 from colabstage.io.files import BLOCK_BYTES, block_ranges, hash_block, pread_exactly
 from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import format_bytes
-from colabstage.load.arrival import UnitOrder, even_window, mixing_of
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import Shard
 from colabstage.load.loader import make_loader
-from colabstage.load.partial import PartialPack
+from colabstage.load.partial import PartialPack, UnitOrder, even_window, mixing_of
 from colabstage.pack.arrival import FIRST_UNITS, window_units
 from colabstage.sources.opening import Opening, open_source
 from colabstage.sources.parse import parse_source

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from colabstage.h5.verify import verify_file
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.device import CudaDataLoader
-    from colabstage.load.frameworks.arrays import to_keras
+    from colabstage.load.frameworks.arrays import to_keras, to_numpy
     from colabstage.load.frameworks.hugging_face import to_hf
-    from colabstage.load.frameworks.numpy_loader import to_numpy
     from colabstage.load.frameworks.tensorflow import to_tf_data
     from colabstage.load.loader import make_loader
     from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
@@ -114,7 +113,7 @@ _HOMES = {
     "stage_form": "notebook.form",
     "to_hf": "load.frameworks.hugging_face",
     "to_keras": "load.frameworks.arrays",
-    "to_numpy": "load.frameworks.numpy_loader",
+    "to_numpy": "load.frameworks.arrays",
     "to_tf_data": "load.frameworks.tensorflow",
     "verify_file": "h5.verify",
 }
@@ -147,7 +146,7 @@ if not TYPE_CHECKING:
         elif name in _HOMES:
             from importlib import import_module
 
-            whole_imports = import_module("colabstage.io.whole_imports").whole_imports
+            whole_imports = import_module("colabstage.io.packages").whole_imports
             with whole_imports():
                 value = getattr(import_module(f"colabstage.{_HOMES[name]}"), name)
         else:

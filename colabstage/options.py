@@ -28,8 +28,7 @@ from colabstage.layouts.options import (
     table_rows,
     token_blocks,
 )
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Values
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.load.plan import LoaderOptions
 from colabstage.pack.options import PackOptions
 

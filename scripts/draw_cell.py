@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.io.display import Board, panel_text
-from colabstage.io.page import COLOURS
+from colabstage.io.report import COLOURS
 from notebooks.practice import zip_digits
 from simulated_drive.drive import SimulatedDrive
 from tests.support.colab import simulated_colab

@@ -28,7 +28,7 @@ from PIL import Image
 import colabstage
 from colabstage import list_datasets
 from colabstage.errors import ColabstageError, NotStagedError, OptionError
-from colabstage.io.given import show_content
+from colabstage.io.arguments import show_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable

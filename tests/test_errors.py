@@ -22,7 +22,7 @@ every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: str(kind
 # its type is what it is looked up by; and the form and the browser write the type of ours above its text.
 TYPES_SHOWN = {
     *("layouts/formats/items.py", "machine/drive_errors.py"),
-    *("cli/outcome.py", "notebook/form.py", "notebook/browser.py"),
+    *("cli/command.py", "notebook/form.py", "notebook/browser.py"),
 }
 
 

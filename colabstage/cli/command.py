@@ -1,18 +1,163 @@
-"""`command`: what makes a function that calls the library and returns its result a command of the command line."""
+"""How a command ends: its result on stdout, its exit code, and one line on stderr that says why."""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import errno
 import inspect
 import itertools
-from typing import TYPE_CHECKING, Any
+import json
+import os
+import re
+import sys
+import traceback
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from colabstage.cli.options import AsJson, Debug, read_cache_dir
-from colabstage.cli.outcome import GOES_ON, exit_codes, print_result
+import typer
+
+from colabstage.cli.options import AsJson, Debug, read_cache_dir, spell_options
+from colabstage.errors import ColabstageError, OptionError, printable, said_by
 from colabstage.io.arguments import defaults
+from colabstage.io.boundary import NOTHING_DONE
+from colabstage.io.units import hide_secrets
 from colabstage.stage.request import make_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+
+FAILED = 1
+WRONG_ARGUMENTS = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+# What is left after Ctrl-C, by kind of command.
+GOES_ON = "What was finished is kept; the same command again continues from there."
+NOTHING_LEFT = "Nothing of it is kept, and nothing that was there before has changed."
+
+# Marks at the beginning of a report's lines, with their colour codes.
+_COLOURS = {"✓": 32, "✗": 31, "!": 33, "→": 36, "–": 90}
+_MARK = re.compile(r"^(?:✓|✗|!|–)(?= )|(?<=^)→|(?<=  )→(?= )")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a command prints, where that is not simply its result."""
+
+    value: Any
+    """For `--json`: JSON values, a dataclass, or anything with a `to_dict`."""
+    text: str
+    """For people; empty for nothing."""
+    failure: str = ""
+    """Why the exit code is 1; empty for success."""
+
+
+@contextlib.contextmanager
+def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
+    """Turn an error into one line on stderr and an exit code; with `debug`, after its traceback.
+
+    `kept`: the sentence for Ctrl-C that says what is kept.
+    """
+    try:
+        yield
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except (KeyboardInterrupt, Exception) as error:
+        if getattr(error, "errno", None) == errno.EPIPE:  # the reader of our output has gone; typer then ends quietly
+            raise
+        # The traceback first, so that the line with the remedy is the last one on the screen.
+        if debug:
+            traceback.print_exc()
+        line, code = _describe(error, kept, debug=debug)
+        _end(line, code)
+
+
+def _describe(error: BaseException, kept: str, *, debug: bool) -> tuple[str, int]:
+    """Return the line and the exit code of an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return f"Interrupted. {kept}", INTERRUPTED
+    if isinstance(error, ColabstageError):
+        return str(error), WRONG_ARGUMENTS if isinstance(error, OptionError) else FAILED
+    if isinstance(error, OSError):
+        place = f"'{error.filename}': " if error.filename else ""
+        return f"{place}{said_by(error)}.", FAILED
+    if isinstance(error, MemoryError):  # its own text is empty
+        return "This needs more memory than there is.", FAILED
+    hint = "" if debug else " Run it again with --debug to see where; it is a defect worth reporting."
+    return f"Unexpected {type(error).__name__}: {hide_secrets(str(error))}.{hint}", FAILED
+
+
+def _end(reason: str, code: int) -> NoReturn:
+    _say(spell_options(" ".join(reason.split())))
+    raise typer.Exit(code)
+
+
+def _say(line: str) -> None:
+    print(f"colabstage: {printable(line)}", file=sys.stderr)
+
+
+def print_result(found: Any, *, as_json: bool) -> None:
+    """Print what a command returned, as JSON or as text, and end with exit code 1 if it failed."""
+    # Results give advice, as errors do.
+    output = found if isinstance(found, Output) else Output(found, spell_options(str(found)))
+    if as_json:
+        value = output.value.to_dict() if hasattr(output.value, "to_dict") else output.value
+        print(json.dumps(asdict(value) if is_dataclass(value) else value, indent=2, default=str))  # type: ignore[arg-type]
+    elif output.text:
+        show(output.text)
+    if output.failure:
+        _end(output.failure, FAILED)
+
+
+def show(text: str) -> None:
+    """Print text; control characters in names are escaped. A terminal shows the first line and marks in colour."""
+    text = printable(text)
+    # https://no-color.org
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR"):
+        first, *rest = text.split("\n")
+        coloured = [_MARK.sub(lambda mark: f"\x1b[{_COLOURS[mark[0]]}m{mark[0]}\x1b[0m", line) for line in rest]
+        text = "\n".join([f"\x1b[1m{first}\x1b[0m", *coloured])
+    print(text)
+
+
+def is_usage_error(error: Exception) -> bool:
+    """Tell whether it is typer's error about the command line's arguments.
+
+    Depending on typer's version, its class is click's or typer's own copy; typer exposes a subclass.
+    """
+    complaint = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+    return isinstance(error, complaint)
+
+
+def say_usage_error(error: Exception) -> None:
+    """Print one line on stderr: what is wrong with the command line, and where help is."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help itself has been printed
+        return
+    context: Any = getattr(error, "ctx", None)
+    message = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
+    command = "colabstage" if context is None else context.command_path
+    # Suggest the command that was meant, if typer's version does not.
+    typed = re.match(r"No such command '(?P<name>.*)'\.$", message)
+    near = difflib.get_close_matches(typed["name"], getattr(context.command, "commands", ()), 1) if typed else []
+    nearest = f" Did you mean '{near[0]}'?" if near else ""
+    end = "" if f"{message}{nearest}".endswith((".", "?", "!")) else "."
+    _say(f"{message}{nearest}{end} See: {command} --help")
+
+
+def say_interrupted() -> int:
+    """Print the line for Ctrl-C before any work had begun; returns the exit code."""
+    _say(f"Interrupted. {NOTHING_DONE}")
+    return INTERRUPTED
+
+
+def shows_progress() -> bool:
+    """Tell whether stderr is a terminal that can redraw a line, which bars need."""
+    # In a log file each update of the bar would be a line of its own.
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+# `command`: what makes a function that calls the library and returns its result a command of the command line.
 
 
 def command(

@@ -8,8 +8,7 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from colabstage.cli import options as o
-from colabstage.cli.command import command
-from colabstage.cli.outcome import NOTHING_LEFT, Output, shows_progress
+from colabstage.cli.command import NOTHING_LEFT, Output, command, shows_progress
 from colabstage.errors import OptionError
 from colabstage.io.boundary import NOTHING_DONE
 
@@ -238,7 +237,7 @@ def info(file: o.PackFile) -> Output:
       colabstage info /content/colabstage/kitti-1f2e3d4c/kitti-1f2e3d4c.h5
       colabstage info data.h5 --json
     """
-    from colabstage.cli.described import describe_pack
+    from colabstage.cli.app import describe_pack
     from colabstage.sources.parse import refuse_address
 
     refuse_address("FILE", file, "copy it here with fetch_files first")

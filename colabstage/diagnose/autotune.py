@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.advice import format_batch
 from colabstage.diagnose.loaders import batch_size_of
-from colabstage.diagnose.profile import check_step
-from colabstage.diagnose.restore import Restored, preserve_attributes, preserve_randomness
+from colabstage.diagnose.profile import Restored, check_step, preserve_attributes, preserve_randomness
 from colabstage.diagnose.timing import Feed, time_loop
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.io.arguments import ONE_SPLIT, check_argument, refuse_argument

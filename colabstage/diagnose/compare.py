@@ -23,9 +23,8 @@ from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder, read_with_retry
 from colabstage.io.ownership import remove_empty, sweep_orphans
-from colabstage.io.page import COLOURS
 from colabstage.io.pipeline import DaemonPool, ThreadPool
-from colabstage.io.report import Report, Row, Table
+from colabstage.io.report import COLOURS, Report, Row, Table
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.layouts.table import Images

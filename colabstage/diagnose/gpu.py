@@ -25,8 +25,7 @@ from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import public_class
 from colabstage.io.environment import logger_of
-from colabstage.io.page import in_notebook
-from colabstage.io.report import Report, Row, Table
+from colabstage.io.report import Report, Row, Table, in_notebook
 from colabstage.io.units import format_bytes, format_duration
 
 if TYPE_CHECKING:

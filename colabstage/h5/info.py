@@ -22,7 +22,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SplitNotFoundError,
 )
-from colabstage.h5.in_part import PART_MARK, MarkedBytes, is_marked
+from colabstage.h5.arrival import PART_MARK, MarkedBytes, is_marked
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -54,8 +54,8 @@ from colabstage.h5.untrusted import (
     reading_contents,
 )
 from colabstage.images.geometry import ImageOptions, MaskOptions
+from colabstage.io.arguments import whereabouts
 from colabstage.io.files import translate_read_error
-from colabstage.io.missing import whereabouts
 from colabstage.io.units import format_count
 from colabstage.trees.bytes import HEAD_BYTES, SourceFile, describe_contents
 

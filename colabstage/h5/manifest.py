@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import NewerFormatError, TargetExistsError
-from colabstage.io.files import BLOCK_BYTES, block_ranges, hash_ranges, json_text, read_json
+from colabstage.io.files import BLOCK_BYTES, block_ranges, hash_ranges, json_text, read_fields, read_json
 from colabstage.io.ownership import (
     among_others,
     atomic_path,
@@ -31,7 +31,6 @@ from colabstage.io.ownership import (
 )
 from colabstage.io.packages import installed_version
 from colabstage.io.receipts import Receipt, note_receipt, receipts_of
-from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
 from colabstage.io.workspace import is_abandoned, is_made_here, name_and_owner
 from colabstage.machine.resources import usable_cores

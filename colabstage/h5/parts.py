@@ -19,8 +19,7 @@ import numpy as np
 
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.h5.info import image_options_to_json, mask_options_to_json
-from colabstage.io.arguments import refuse_argument
-from colabstage.io.given import instead_of
+from colabstage.io.arguments import instead_of, refuse_argument
 
 if TYPE_CHECKING:
     from colabstage.h5.info import FieldInfo, PackInfo

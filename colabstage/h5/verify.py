@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import PackFormatError, SourceNotFoundError
 from colabstage.h5.manifest import manifest_path, read_manifest
-from colabstage.io.arguments import check_argument
+from colabstage.io.arguments import check_argument, whereabouts
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import hash_ranges
-from colabstage.io.missing import whereabouts
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.machine.resources import usable_cores
 

@@ -1,55 +1,200 @@
-"""Image bytes to arrays and back, from any number of threads at once.
+"""Scale the pixels of an image to where they go.
 
-JPEG goes through libjpeg-turbo by `simplejpeg`, which releases the interpreter lock while it decodes; whatever that
-cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour JPEGs
-come out equal, byte for byte (tests/images/test_decode.py holds that).
-
-What happens to the rarer kinds:
-
-- EXIF orientation is always applied; XMP orientation where EXIF has none.
-- Palettes are looked up. Alpha is dropped for `"rgb"` and `"grayscale"`, as Pillow's `convert` does (it is not blended
-  with a background), and kept as the fourth channel for `"keep"`.
-- `"grayscale"` of a colour JPEG is the luma that the file stores, which Pillow gets after `draft("L")`; other formats
-  use Pillow's weights (ITU-R 601-2).
-- 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Of 16-bit
-  colours Pillow reads the upper 8 alone. What is lost shows in `DecodedImage.lost`. Floating
-  point and 32-bit grayscale come as float32 for `"keep"`, with no agreed range for a conversion to 8 bits: an error.
-- Animations give their first frame.
-
-Faulting fresh pages takes a tenth of the time of decoding, so each thread keeps what it decodes into. But decoding
-takes up to 16 bytes for each pixel on the way, and a few kilobytes may hold 170 million pixels: for those, threads take
-turns.
+It is done by Pillow's bilinear filter, or by torch's kernel of the same filter. Both let the filter's support grow with
+the reduction (no aliasing). torch's kernel is four to six times as fast for images of three channels where the
+processor has AVX2. It works on the thread that calls it alone, gives the interpreter lock away, and comes within one
+grey level of Pillow. Which of the two is used shows in the bytes, so it is never chosen here: whoever packs decides it
+once for all images.
 """
 
 from __future__ import annotations
 
 import io
+import platform
 import struct
+import sys
 import threading
 import zlib
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from colabstage.errors import DecodeError
-from colabstage.images.geometry import ImageOptions, place_image, reduction_factor, turn_upright
-from colabstage.images.headers import is_jpeg, lacks_end, read_jpeg_header
-from colabstage.images.resample import resample
-from colabstage.io.accelerated import find_simplejpeg
-from colabstage.io.stand_ins import stand_in
+from colabstage.images.geometry import ImageOptions, block_side, place_image, reduction_factor, turn_upright
+from colabstage.images.headers import END_BYTES, comes_by_rows, first_rows, is_jpeg, lacks_end, read_jpeg_header
+from colabstage.io.files import stand_in
+from colabstage.io.packages import find_simplejpeg, whole_imports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
     from PIL import Image
 
-    from colabstage.images.geometry import ColorMode
+    from colabstage.images.geometry import ColorMode, Placement
     from colabstage.images.headers import JpegHeader
-    from colabstage.images.resample import Resizer
+
+
+Resizer = Literal["pillow", "torch"]
+
+# Only these processors may have AVX2, without which torch's kernel is not fast.
+_X86 = ("x86_64", "amd64")
+_TOLERANCE = 1
+# Both sides of it are reduced, by fractions: every pixel of the result is weighted from several.
+_PATTERN, _SMALLER = (61, 83), (24, 37)
+
+
+def resample(
+    pixels: NDArray[Any],
+    placement: Placement,
+    *,
+    gap: float | None = None,
+    resizer: Resizer = "pillow",
+    scratch: Scratch | None = None,
+) -> NDArray[Any]:
+    """Scale an image as `placement` says, and pad it with 0.
+
+    Args:
+        pixels: C-contiguous `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
+        placement: where it goes.
+        gap: with Pillow, a side that shrinks by that times two or more is first reduced by a whole number, block by
+            block.
+        resizer: `"torch"` scales uint8 images of 3 channels whose box has whole numbers by torch; all others go
+            through Pillow, as do all with `"pillow"`.
+        scratch: memory in which the result may lie.
+
+    Returns:
+        C-contiguous `(H, W, C)` of the placement's target size, of the dtype of `pixels`.
+    """
+    shape = (*placement.scaled, pixels.shape[2])
+    if resizer == "torch" and (
+        pixels.dtype == np.uint8 and pixels.shape[2] == 3 and all(edge.is_integer() for edge in placement.box)
+    ):
+        # What will be padded is copied, so its own memory is gone again soon.
+        out = np.empty(shape, np.uint8) if scratch is None or placement.is_padded else scratch.resized(shape)
+        left, upper, right, lower = map(int, placement.box)
+        flags, is_whole = pixels.flags, (upper, left, lower, right) == (0, 0, *pixels.shape[:2])
+        if not (is_whole and flags.c_contiguous and flags.writeable):
+            # torch warns of memory that it must not write to, though it only reads it.
+            pixels = np.require(pixels[upper:lower, left:right], requirements=("C", "W"))
+        scale_by_torch(pixels, out)
+    else:
+        out = _scale_by_pillow(pixels, placement, gap).reshape(shape)
+    if not placement.is_padded:
+        return out
+    result = np.zeros((*placement.target, pixels.shape[2]), pixels.dtype)
+    (top, left), (height, width) = placement.offset, placement.scaled
+    result[top : top + height, left : left + width] = out
+    return result
+
+
+def can_torch_resize() -> bool:
+    """Return whether torch is here, has its fast kernel on this processor, and keeps within one grey level of Pillow.
+
+    Imports torch, which takes one core one to two seconds if nothing else has.
+    """
+    try:
+        # Asked again each time: a kernel that was found is of no use where torch has been taken away since.
+        return find_spec("torch") is not None and _kernel().is_fast
+    # A broken installation raises anything; it is no reason not to pack.
+    except Exception:  # noqa: BLE001
+        return False
+
+
+def expects_torch() -> bool:
+    """Return whether torch is likely to be usable, without importing it."""
+    # Only torch itself shows whether the installation works and the processor has AVX2.
+    if "torch" in sys.modules:
+        return can_torch_resize()
+    return platform.machine().lower() in _X86 and find_spec("torch") is not None
+
+
+def scale_by_torch(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Scale C-contiguous, writable uint8 `(H, W, C)` of 1 or 3 channels into C-contiguous `out`, `(h, w, C)`.
+
+    This order of memory is what torch calls channels-last, so that nothing is copied, nor shared out among threads.
+    """
+    _kernel().scale(pixels, out)
+
+
+@cache
+def _kernel() -> _TorchKernel:
+    return _TorchKernel()
+
+
+class _TorchKernel:
+    """torch's kernel for this processor."""
+
+    def __init__(self) -> None:
+        with whole_imports():
+            import torch
+
+        self._from_numpy: Any = torch.from_numpy
+        # What `torch.nn.functional.interpolate` calls, which has no `out`: its result would be fresh pages for every
+        # image. By this name it holds the interpreter lock for less time than by `torch.ops`.
+        self._kernel: Any = torch._C._nn._upsample_bilinear2d_aa
+        self.is_fast = torch.backends.cpu.get_cpu_capability().startswith("AVX") and self._agrees()
+
+    def scale(self, pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+        """Scale as `scale_by_torch`."""
+        self._kernel(self._to_tensor(pixels), out.shape[:2], False, None, None, out=self._to_tensor(out))
+
+    def _to_tensor(self, pixels: NDArray[np.uint8]) -> Any:
+        # Turned by numpy, since each of torch's own functions gives the interpreter lock away and has to wait for it.
+        return self._from_numpy(pixels.transpose(2, 0, 1)[None])
+
+    def _agrees(self) -> bool:
+        """Return whether it keeps within one grey level of Pillow."""
+        values = np.arange(_PATTERN[0] * _PATTERN[1] * 3, dtype=np.uint64) * 2_654_435_761 >> 13
+        pixels = (values & 0xFF).astype(np.uint8).reshape(*_PATTERN, 3)
+        found = np.empty((*_SMALLER, 3), np.uint8)
+        self.scale(pixels, found)
+        expected = _scale_by_pillow(pixels, place_image(_PATTERN, _SMALLER, "stretch"), None)
+        return int(np.abs(found.astype(int) - expected).max()) <= _TOLERANCE
+
+
+def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | None) -> NDArray[Any]:
+    from PIL import Image
+
+    # Pillow resamples uint8 of 1, 3 and 4 channels, and float32; 16 bits take the detour.
+    flat = pixels[..., 0] if pixels.shape[2] == 1 else pixels
+    image = Image.fromarray(flat.astype(np.float32) if pixels.dtype == np.uint16 else flat)
+    height, width = placement.scaled
+    values = np.array(image.resize((width, height), Image.Resampling.BILINEAR, placement.box, gap))
+    if pixels.dtype == np.uint16:
+        values = np.rint(values)
+    return values.astype(pixels.dtype, copy=False)
+
+
+# Image bytes to arrays and back, from any number of threads at once.
+#
+# JPEG goes through libjpeg-turbo by `simplejpeg`, which releases the interpreter lock while it decodes; whatever that
+# cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour
+# JPEGs come out equal, byte for byte (tests/images/test_decode.py holds that).
+#
+# What happens to the rarer kinds:
+#
+# - EXIF orientation is always applied; XMP orientation where EXIF has none.
+# - Palettes are looked up. Alpha is dropped for `"rgb"` and `"grayscale"`, as Pillow's `convert` does (it is not
+#   blended
+#   with a background), and kept as the fourth channel for `"keep"`.
+# - `"grayscale"` of a colour JPEG is the luma that the file stores, which Pillow gets after `draft("L")`; other formats
+#   use Pillow's weights (ITU-R 601-2).
+# - 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Of
+#   16-bit
+#   colours Pillow reads the upper 8 alone. What is lost shows in `DecodedImage.lost`. Floating
+#   point and 32-bit grayscale come as float32 for `"keep"`, with no agreed range for a conversion to 8 bits: an error.
+# - Animations give their first frame.
+#
+# Faulting fresh pages takes a tenth of the time of decoding, so each thread keeps what it decodes into. But decoding
+# takes up to 16 bytes for each pixel on the way, and a few kilobytes may hold 170 million pixels: for those, threads
+# take turns.
+
 
 Loss = Literal["frames", "bits"]
 """The frames or pages after the first, or the lower 8 of 16 bits."""
@@ -621,3 +766,294 @@ def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
 
 def _describe(array: NDArray[Any]) -> str:
     return f"{' x '.join(map(str, array.shape))} {array.dtype}"
+
+
+# Parts of images: decoded no further than they need, or cut from an image that is decoded whole and kept.
+
+
+# Top, left, height and width.
+Crop = tuple[int, int, int, int]
+
+
+def decode_region(
+    data: bytes, color_mode: ColorMode, crop: Crop, target: tuple[int, int], *, scratch: bytearray | None = None
+) -> NDArray[Any]:
+    """Decode a part of an image file.
+
+    A JPEG is decoded no further than to the part's last row, where its rows come one after the other; and at a half, a
+    quarter or an eighth of its size where the part is that much larger than `target`: the edges then fall on whole
+    pixels of the smaller image, up to half a pixel of that beside where they were.
+
+    Args:
+        data: the whole file.
+        color_mode: `"rgb"` or `"grayscale"`.
+        crop: top, left, height and width of the part in the upright image, in pixels.
+        target: height and width that it will be resized to, in pixels.
+        scratch: memory to decode into, one for each thread; grows as needed.
+
+    Returns:
+        uint8 `(h, w, C)`; over `scratch`, and not contiguous.
+    """
+    part = _decode_jpeg(data, color_mode, crop, target, scratch) if is_jpeg(data) else None
+    if part is not None:
+        return part
+    top, left, height, width = crop
+    pixels = decode_image(data, ImageOptions(color_mode=color_mode))
+    return np.asarray(pixels[top : top + height, left : left + width])
+
+
+class WholeImage(NamedTuple):
+    """An image from which any crop can be cut that is decoded by the same factor."""
+
+    pixels: NDArray[np.uint8]
+    """`(h, w, C)` as the file has them, before they are turned upright; each the mean of a block of `factor` by
+    `factor`."""
+    factor: int
+    """1, 2, 4 or 8; 0 where crops are cut from the image at its own size, whatever they are resized to."""
+    header: JpegHeader | None
+    """`None` where pixels are upright."""
+
+    def cut(self, crop: Crop) -> NDArray[np.uint8]:
+        """Return what `decode_region` returns of this crop, over the same pixels; its factor must be this one."""
+        if self.header is None:
+            top, left, height, width = crop
+            return self.pixels[top : top + height, left : left + width]
+        rows, columns = _reduced_crop(crop, self.factor, self.header)
+        return turn_upright(self.pixels[slice(*rows), slice(*columns)], self.header.orientation)
+
+
+def region_factor(crop: Crop, target: tuple[int, int]) -> int:
+    """Return by how much `decode_region` reduces a JPEG: 1, 2, 4 or 8."""
+    # The same rule as for whole images, so that a crop of the whole is the whole.
+    return block_side(crop[2], crop[3], target)
+
+
+# Of a JPEG's rows. The last tenth takes less time to decode than one of ten later crops of the same image does; more
+# would make the epoch that keeps images so much slower that two epochs took longer than without.
+_NEARLY_ALL = 0.9
+
+
+def decode_whole(
+    data: bytes,
+    color_mode: ColorMode,
+    crop: Crop,
+    factor: int,
+    *,
+    reserve: Callable[[int], NDArray[np.uint8] | None] | None = None,
+) -> WholeImage | None:
+    """Decode an image file so that any of its crops of this `region_factor` can be cut from it, if this one needs
+    nearly all of it anyway.
+
+    Args:
+        data: the whole file.
+        color_mode: `"rgb"` or `"grayscale"`.
+        crop: as of `decode_region`.
+        factor: of the crop.
+        reserve: gives memory for the result, uint8 `(n,)` of at least so many bytes, once it is known that a JPEG will
+            be decoded; `None` where there is none. By default it is memory of its own.
+
+    Returns:
+        `None` where `decode_region` takes considerably less time, or what a crop shows depends on how far the file is
+        decoded (the decoder warns of some of it), or there is no memory.
+    """
+    header = read_jpeg_header(data) if is_jpeg(data) else None
+    if header is None or not is_plain(header):
+        return WholeImage(decode_image(data, ImageOptions(color_mode=color_mode)), 0, None)
+    (_, last_row), _ = _reduced_crop(crop, factor, header)
+    if last_row * factor < _NEARLY_ALL * header.height and comes_by_rows(data, header):
+        return None
+    size, gray = (header.height, header.width), color_mode == "grayscale"
+    memory = None
+    if reserve is not None:
+        memory = reserve(-(-header.height // factor) * -(-header.width // factor) * (1 if gray else 3))
+        if memory is None:
+            return None
+    pixels = decode_turbo(data, size, factor, gray=gray, scratch=memory)
+    return None if pixels is None else WholeImage(pixels, factor, header)
+
+
+def _decode_jpeg(
+    data: bytes, color_mode: ColorMode, crop: Crop, target: tuple[int, int], scratch: bytearray | None
+) -> NDArray[np.uint8] | None:
+    """Decode the part of a JPEG alone; `None` where the file has to be looked at as a whole."""
+    header = read_jpeg_header(data)
+    if not is_plain(header):
+        return None
+    factor = region_factor(crop, target)
+    (_, last_row), _ = _reduced_crop(crop, factor, header)
+    # One row more: the last one takes half of its colours from there.
+    rows = min(header.height, (last_row + 1) * factor)
+    short = first_rows(data, header, rows) if rows < header.height else None
+    pixels = decode_turbo(
+        data if short is None else short,
+        (header.height if short is None else rows, header.width),
+        factor,
+        gray=color_mode == "grayscale",
+        scratch=scratch,
+        strict=short is None,
+    )
+    if pixels is None:
+        return None
+    # Its first rows, if not all.
+    return WholeImage(pixels, factor, header).cut(crop)
+
+
+def _reduced_crop(crop: Crop, factor: int, header: JpegHeader) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the rows and columns of a crop, first and last (exclusive), in an image reduced by `factor`."""
+    top, left, height, width = _lying(crop, header)
+    return _reduced(top, height, factor, header.height), _reduced(left, width, factor, header.width)
+
+
+def _reduced(start: int, length: int, factor: int, limit: int) -> tuple[int, int]:
+    """Return the first and last (exclusive) of the pixels that blocks of `factor` became."""
+    first = min(round(start / factor), -(-limit // factor) - 1)
+    return first, min(-(-limit // factor), max(first + 1, round((start + length) / factor)))
+
+
+def _lying(crop: Crop, header: JpegHeader) -> Crop:
+    """Return the crop in the image as it is stored, before it is turned upright."""
+    top, left, height, width = crop
+    # The steps of `turn_upright`, back to front.
+    turned = header.orientation in (5, 6, 7, 8)
+    rows, columns = (header.width, header.height) if turned else (header.height, header.width)
+    if header.orientation in (2, 3, 6, 7):
+        left = columns - left - width
+    if header.orientation in (3, 4, 7, 8):
+        top = rows - top - height
+    return (left, top, width, height) if turned else (top, left, height, width)
+
+
+# Tell whether an image file can be decoded, in a fraction of the time that decoding takes.
+#
+# The codes of a JPEG's pixels do not stop the decoder: codes that are damaged come as grey or shifted blocks, codes
+# that are missing as grey ones, which readers warn of and then take. What stops it is in the segments before each
+# scan. So whether such a file can be decoded shows without its codes, which take nearly all the time. If the end
+# marker is not in its place, the file is decoded, because only the decoder knows how many of the codes are needed.
+
+
+_PNG_HEAD_BYTES = 8
+_COMMON_FRAMES, _RESTART_INTERVAL, _SCAN = (0xC0, 0xC1, 0xC2), 0xDD, 0xDA
+_SCAN_BYTES = bytes((0xFF, _SCAN))
+_SEGMENTS = frozenset((*_COMMON_FRAMES, 0xC4, 0xDB, _RESTART_INTERVAL, *range(0xE0, 0xF0), 0xFE, _SCAN))
+# What libjpeg takes, in pixels.
+_MOST_SIDE, _BLOCK_SIDE = 65_500, 8
+# So much of a scan is looked through at once that the looks stay in the processor's cache.
+_LOOK_BYTES = 128 * 1024
+
+
+def check_complete(data: bytes) -> ImageFacts:
+    """Check that an image file has a readable header, and pixels that can be decoded; return what its header says.
+
+    A JPEG's segments are tried without the codes of its pixels, which are looked through for stray markers. A PNG's
+    checksums are taken. What follows the end (padding, a second picture) is no matter. Any other file passes when it
+    can be decoded.
+
+    Raises:
+        DecodeError: it is cut off, damaged, or not an image.
+    """
+    segments = _segments(data) if is_jpeg(data) else None
+    facts = None if segments is None else _sound_facts(segments)
+    if facts is not None:
+        return facts
+    facts = probe_image(data)
+    # Decoding is the last word, and takes far longer than looking.
+    if facts.format != "PNG" or not _has_checksums(data):
+        decode_image(data, ImageOptions(color_mode="keep"))
+    return facts
+
+
+def _has_checksums(data: bytes) -> bool:
+    """Return whether all chunks of a PNG that decoding needs are as they were written, up to its end."""
+    position, view, kinds = _PNG_HEAD_BYTES, memoryview(data), set[bytes]()
+    while position + 12 <= len(data) and b"IEND" not in kinds:
+        length, kind = struct.unpack_from(">I4s", data, position)
+        end = position + 8 + length
+        # Chunks in small letters may be passed over, and are.
+        if kind[:1].isupper():
+            if end + 4 > len(data) or zlib.crc32(view[position + 4 : end]) != struct.unpack_from(">I", data, end)[0]:
+                return False
+            kinds.add(kind)
+        position = end + 4
+    return {b"IHDR", b"IDAT", b"IEND"} <= kinds
+
+
+def _segments(data: bytes) -> bytes | None:
+    """Return a JPEG without the codes of its pixels.
+
+    `None` where it is not as nearly all are: segments and the codes of scans that follow each other, up to the mark of
+    the end.
+    """
+    runs, position, restarts = [data[:2]], 2, False
+    while data[position : position + 2] != END_BYTES:
+        at = position
+        # Those in a thumbnail, which is inside of a segment, are not the next scan's.
+        while (at := data.find(_SCAN_BYTES, at)) >= 0:
+            run = data[position : at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")]
+            if (found := _read_run(run, is_first=position == 2)) is not None:
+                break
+            at += 2
+        else:
+            return None
+        runs.append(run)
+        restarts = restarts if found == "as before" else found == "restarts"
+        position = _end_of_codes(data, position + len(run), restarts=restarts)
+    return b"".join(runs)
+
+
+# Most files of a dataset come from one program, and have the same segments, or few that differ in the size.
+@lru_cache(maxsize=64)
+def _read_run(run: bytes, *, is_first: bool) -> Literal["restarts", "no restarts", "as before"] | None:
+    """Say whether marks to restart at may be among the codes behind a run of segments that ends with a scan's header.
+
+    `None` where it is no such run, or does not have the frame of the image just where it is the first.
+    """
+    position, frames = 0, 0
+    found: Literal["restarts", "no restarts", "as before"] = "as before"
+    while position + 4 <= len(run) and run[position] == 0xFF and run[position + 1] in _SEGMENTS:
+        marker, body = run[position + 1], position + 4
+        position += 2 + int.from_bytes(run[position + 2 : position + 4], "big")
+        frames += marker in _COMMON_FRAMES
+        if marker == _RESTART_INTERVAL:
+            found = "restarts" if any(run[body : body + 2]) else "no restarts"
+        if marker == _SCAN:
+            return found if position == len(run) and frames == is_first else None
+    return None
+
+
+@lru_cache(maxsize=64)
+def _sound_facts(segments: bytes) -> ImageFacts | None:
+    """Return what the header of a JPEG says of which there are no codes; `None` where no decoder takes its segments."""
+    header = read_jpeg_header(segments)
+    if max(header.height, header.width) > _MOST_SIDE:
+        return None
+    # Any decoder takes that if it takes the segments, with a warning, as if the codes were damaged. As small as can be:
+    # whether it does does not depend on the size, which follows the precision.
+    small = bytearray(segments + END_BYTES)
+    struct.pack_into(">HH", small, header.frame_at + 1, _BLOCK_SIDE, _BLOCK_SIDE)
+    try:
+        with open_upright(bytes(small)):
+            return probe_image(segments)
+    except DecodeError:
+        return None
+
+
+def _end_of_codes(data: bytes, start: int, *, restarts: bool) -> int:
+    """Return where the first marker behind a scan's codes begins, or the length of the file if there is none.
+
+    Among codes a byte 255 is followed by 0, or by the number of a restart (0xD0 to 0xD7) where there are any.
+    """
+    # Comparing whole arrays takes a third of the time of a regular expression, which is called back at each byte 255,
+    # and other threads run meanwhile.
+    codes = np.frombuffer(data, np.uint8)
+    for begin in range(start, len(data) - 1, _LOOK_BYTES):
+        end = min(begin + _LOOK_BYTES, len(data) - 1)
+        following = codes[begin + 1 : end + 1]
+        is_marker = codes[begin:end] == 0xFF
+        if restarts:
+            is_marker &= (following & 0xF8) != 0xD0
+        # 1 where both are not 0, in one pass less than to compare the second with 0 first.
+        found = np.minimum(is_marker.view(np.uint8), following).view(np.bool_)
+        at = int(found.argmax())
+        if found[at]:
+            return begin + at
+    return len(data)

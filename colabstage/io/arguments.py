@@ -9,22 +9,27 @@ the Tab key's suggestions, the docstring) lists each argument by name, and an un
 from __future__ import annotations
 
 import codecs
+import contextlib
 import difflib
 import inspect
 import os
 import posixpath
 import re
+import reprlib
 import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
-from numbers import Integral, Real
+from itertools import islice
+from numbers import Integral, Number, Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from colabstage.errors import ArgumentError, OptionError
-from colabstage.io.given import instead_of, show_value
-from colabstage.io.units import listed
+from colabstage.io.units import hide_secrets, listed
+from colabstage.io.workspace import is_our_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     # What defines arguments: a dataclass by its fields, a function by its keyword-only parameters.
     Speller = type[Any] | Callable[..., Any]
@@ -203,3 +208,119 @@ def check_zip_encoding(encoding: str | None) -> None:
     except (LookupError, TypeError) as error:
         msg = f"zip_encoding={encoding!r} is no encoding that Python knows. Expected one such as gbk, cp932 or cp866."
         raise OptionError(msg) from error
+
+
+# Say in a few words what was given for an argument: a message never holds a whole table.
+
+
+_LONGEST = 80
+
+
+class _Short(reprlib.Repr):
+    """Write values as Python does, in bounded time: a few hundred bytes of YAML may hold lists of a terabyte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 12
+        # Text is cut only after it was searched for secrets, so that none is left because its end is missing.
+        self.maxstring = self.maxlong = self.maxother = 4000
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if isinstance(x, bytes):
+            return repr(x[: self.maxother])
+        # Anybody else's `repr` may print a page, or fail.
+        return repr(x) if isinstance(x, Number | os.PathLike | type(None)) else f"{type(x).__name__}(…)"
+
+
+_SHORT = _Short()
+
+
+def show_value(value: object) -> str:
+    """Write a value as Python does where that is one short line, and else what it is: `DataFrame(…)`."""
+    text = show_content(value)
+    if isinstance(value, str | bytes | int) or not ("…" in text or "..." in text):
+        return text
+    return f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}(…)"
+
+
+def show_content(value: object, most: int = _LONGEST) -> str:
+    """Write the beginning of a value as Python does, in at most `most` characters.
+
+    >>> show_content({"a": [1, "b"]})
+    "{'a': [1, 'b']}"
+    >>> show_content(["car"] * 1_000_000, 20)
+    "['car', 'car', 'car…"
+    """
+    try:
+        text = hide_secrets(_SHORT.repr(value))
+    except ValueError:  # a whole number of more digits than Python writes
+        text = f"{type(value).__name__}(…)"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def is_frame(value: object) -> bool:
+    """Tell whether a value is a table in memory, as of pandas or polars."""
+    return hasattr(value, "columns") and (hasattr(value, "to_csv") or hasattr(value, "write_csv"))
+
+
+def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> str:
+    """Return what to write where a path was wanted, in a sentence.
+
+    Args:
+        value: what was given.
+        several: whether a list of paths is taken as well.
+        otherwise: the sentence where nothing better is known.
+    """
+    if isinstance(value, list | tuple | set | frozenset | Iterator):
+        return "Give a list of paths." if several else "Give one path, and call once for each."
+    if is_frame(value):
+        save = (
+            "to_csv('photos/labels.csv', index=False)" if hasattr(value, "to_csv") else "write_csv('photos/labels.csv')"
+        )
+        return f"Save it beside the files that it lists, frame.{save}, and give their folder."
+    if hasattr(value, "__array__"):
+        return (
+            "Save arrays first, np.savez('data.npz', x_train=x, y_train=y), and give that file; of paths give a list."
+        )
+    if isinstance(value, Mapping | str | bytes | type) or not hasattr(value, "__getitem__"):
+        return otherwise
+    return "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y)."
+
+
+# Say what may have been meant by a path that does not exist: where it goes wrong, and the names there.
+
+
+_DRIVE_FOLDERS = frozenset({"MyDrive", "My Drive", "Shareddrives", "Shared drives"})
+_NAMES_SHOWN = 6
+# A folder of a Drive may hold a hundred thousand names.
+_MOST_NAMES = 2000
+
+
+def whereabouts(path: Path) -> str:
+    """Say which folder of a missing path exists, and which names in it are most like the missing one."""
+    # The nearest existing folder shows where the path goes wrong: a missing mount, a typing error, a moved folder.
+    there = next((parent for parent in path.parents if parent.exists()), Path("/"))
+    if there.is_file():
+        below = path.relative_to(there).as_posix()
+        return f"'{there}' is a file, not a folder; a part of an archive is named by only={below!r}."
+    found = _names_in(there, path.relative_to(there).parts[0] if path.is_relative_to(there) else path.name)
+    if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
+        return found
+    if _DRIVE_FOLDERS.isdisjoint(there.parts):
+        return f"{found} Is Google Drive mounted?"
+    return (
+        f"{found} Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "
+        "what was just uploaded may take minutes to appear, or a refresh_drive()."
+    )
+
+
+def _names_in(folder: Path, wanted: str) -> str:
+    names: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as scan:
+        names = sorted(entry.name for entry in islice(scan, _MOST_NAMES) if not is_our_name(entry.name))
+    if not names:
+        return f"The folder '{folder}' is empty."
+    close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)
+    shown = [*close, *(name for name in names if name not in close)]
+    return f"The folder '{folder}' holds {listed(shown, len(close) or _NAMES_SHOWN)}; no '{wanted}'."

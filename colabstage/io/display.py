@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.errors import CancelledError, OptionError, printable, said_by
+from colabstage.io.arguments import show_value
 from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set, logger_of
-from colabstage.io.given import show_value
-from colabstage.io.page import COLOURS, STYLE, in_notebook, left_aligned
 from colabstage.io.progress import Progress, ProgressStep
+from colabstage.io.report import COLOURS, STYLE, in_notebook, left_aligned
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:

@@ -17,10 +17,12 @@ import itertools
 import json
 import math
 import os
+import re
 import stat
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+import types
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from colabstage.errors import (
     ColabstageError,
@@ -41,7 +43,6 @@ from colabstage.io.workspace import cut_own, is_own
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-    from typing import TypeVar
 
     import filelock
 
@@ -557,3 +558,93 @@ def _acquire(
     if is_told:
         notice(f"Continued beside another process, which has held '{path}' for more than {timeout_s:.0f} s.")
     return False
+
+
+# colabstage's own small JSON files, checked when read.
+#
+# A record is a frozen dataclass. The types of its fields are its schema. JSON that does not fit is not a record,
+# because anybody may have written it: readers then act as if there were none, which is always safe, only slower.
+
+
+Record = TypeVar("Record")
+
+# Sizes and times of files fit; anything larger is not ours.
+_BEYOND = 1 << 63
+
+
+def read_fields(kind: type[Record], raw: Any) -> Record | None:
+    """Return the dataclass `kind` from JSON values; `None` where one is missing, unknown, mistyped or too large."""
+    try:
+        return _instance(kind, raw)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+_types = functools.cache(get_type_hints)
+
+
+def _instance(kind: type[Record], raw: Any) -> Record:
+    assert is_dataclass(kind)
+    hints = _types(kind)
+    needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}
+    # An unknown key is from another version, which may give the others another meaning.
+    if not isinstance(raw, dict) or not needed <= raw.keys() <= hints.keys():
+        raise TypeError
+    return kind(**{name: _value(hints[name], value) for name, value in raw.items()})
+
+
+def _value(hint: Any, raw: Any) -> Any:
+    """Return `raw` as a value of the type `hint`, JSON's lists as tuples; raises `TypeError` where it does not fit."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        for one in inner:
+            with contextlib.suppress(ValueError, TypeError):
+                return _value(one, raw)
+    elif origin is tuple and isinstance(raw, list):
+        each = inner[:1] * len(raw) if inner[-1:] == (Ellipsis,) else inner
+        return tuple(_value(one, part) for one, part in zip(each, raw, strict=True))
+    elif origin is dict and isinstance(raw, dict):
+        return {_value(inner[0], name): _value(inner[1], value) for name, value in raw.items()}
+    elif isinstance(hint, type) and is_dataclass(hint):
+        return _instance(hint, raw)
+    elif hint is int:
+        # `True` is an int to Python, and JSON's numbers have no end.
+        if type(raw) is int and abs(raw) < _BEYOND:
+            return raw
+    elif (
+        hint is Any
+        or (origin is Literal and any(raw == one and type(raw) is type(one) for one in inner))
+        or (isinstance(hint, type) and type(raw) is hint)
+    ):
+        return raw
+    raise TypeError
+
+
+# Recognise what often stands in for a data file: a Git LFS pointer, a web page, a macOS AppleDouble file.
+
+
+_HTML = re.compile(rb"(?is)\A(?:\xef\xbb\xbf)?\s*(?:<!--.{0,400}?-->\s*)?<(?:!doctype\s+html|html|head|body)\b")
+_LFS = b"version https://git-lfs.github.com/spec/v1"
+_APPLE_DOUBLE = b"\0\5\x16\7"
+
+
+def is_html(head: bytes) -> bool:
+    """Tell whether the bytes begin a web page."""
+    return _HTML.match(head) is not None
+
+
+def stand_in(head: bytes) -> str:
+    """Return what a file is instead of what it is called, by its first bytes, as the end of "it is …"; "" where it is
+    none of these.
+
+    >>> stand_in(b"<!doctype html><title>Google Drive - Virus scan warning")
+    'a web page (HTML) saved under this name, as a download leaves that wanted a confirmation'
+    """
+    if is_html(head):
+        return "a web page (HTML) saved under this name, as a download leaves that wanted a confirmation"
+    if head.startswith(_LFS):
+        return (
+            "a pointer of Git LFS, which names the file and does not hold it. Clone the repository and run git lfs "
+            "pull; the zip that GitHub makes of one has nothing but pointers"
+        )
+    return "what macOS notes about a file beside it (AppleDouble)" if head.startswith(_APPLE_DOUBLE) else ""

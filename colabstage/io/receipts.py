@@ -21,9 +21,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import TargetExistsError
-from colabstage.io.files import BLOCK_BYTES, block_ranges, hash_ranges, read_json
+from colabstage.io.files import BLOCK_BYTES, Record, block_ranges, hash_ranges, read_fields, read_json
 from colabstage.io.ownership import among_others, exchange, remove_named, sync_file
-from colabstage.io.records import Record, read_fields
 from colabstage.io.units import listed
 from colabstage.io.workspace import (
     ANNOUNCED_SUFFIX,

@@ -14,10 +14,9 @@ from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.faults import broken
 from colabstage.layouts.lists import lists_state
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Boxes, Images, SampleTable, known_splits, offsets_of
+from colabstage.layouts.reading import broken
+from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles, known_splits, offsets_of
 from colabstage.layouts.words import (
     IMAGES,
     is_label_name,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.columns import Column
-    from colabstage.layouts.lookup import Lookup
+    from colabstage.layouts.lists import Lookup
     from colabstage.layouts.reading import Source
     from colabstage.layouts.table import BrokenDatasetError
     from colabstage.trees.listing import FileEntries, FileEntry

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.io.given import show_content
+from colabstage.io.arguments import show_content
 from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.table import Values, class_indices

@@ -30,10 +30,7 @@ from colabstage.errors import (
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
-from colabstage.layouts.agreement import first_contradicted, state_of
 from colabstage.layouts.boxes import NAME as DETECTION
-from colabstage.layouts.class_lists import is_class_list
-from colabstage.layouts.clips import ClipOptions, clip_rows
 from colabstage.layouts.columns import NUMBER
 from colabstage.layouts.evidence import (
     IMAGE_FOLDER,
@@ -43,6 +40,7 @@ from colabstage.layouts.evidence import (
     Miss,
     class_of_samples,
     count_kinds,
+    first_contradicted,
     gather,
     images_of,
     labels_of_samples,
@@ -50,29 +48,35 @@ from colabstage.layouts.evidence import (
     refuse,
     require_files,
     required,
+    state_of,
     take_rows,
 )
-from colabstage.layouts.folders import folders_state, second_copy
 from colabstage.layouts.formats import (
     arrays,
     arrow,
     beside,
-    coco,
     croissant,
     lmdb,
     masks,
-    published,
     tables,
     tfrecord,
     tokens,
     tools,
     webdataset,
-)  # fmt: skip
+)
 from colabstage.layouts.judge import files_called, judge, may_label
-from colabstage.layouts.lookup import Lookup
-from colabstage.layouts.names import names_may_say, names_state, nothing_states, splits_of_folders
+from colabstage.layouts.lists import Lookup, is_class_list
+from colabstage.layouts.names import (
+    folders_state,
+    names_may_say,
+    names_state,
+    nothing_states,
+    second_copy,
+    splits_of_folders,
+)
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch, tables_agree
+from colabstage.layouts.stored import ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import only_line
@@ -493,7 +497,7 @@ def _weigh_text(case: Case) -> Found:
 _BOXES: tuple[tuple[str, Callable[[Case], Found]], ...] = (
     ("KITTI", lambda case: beside.kitti_state(case.source)),
     ("Pascal VOC", lambda case: beside.voc_state(case.source)),
-    ("COCO", lambda case: coco.coco_state(case.source, case.images, case.lookup, classes=False)),
+    ("COCO", lambda case: tools.coco_state(case.source, case.images, case.lookup, classes=False)),
     ("YOLO", lambda case: beside.yolo_state(case.source)),
     ("others", lambda case: tools.tools_state(case.source, case.images, case.lookup)),
 )
@@ -501,7 +505,7 @@ _BOXES: tuple[tuple[str, Callable[[Case], Found]], ...] = (
 
 def _state_coco_classes(case: Case) -> Found:
     images = require_files(case.images, case.source, "images")
-    return coco.coco_state(case.source, images, case.lookup, classes=True)
+    return tools.coco_state(case.source, images, case.lookup, classes=True)
 
 
 _CALLED = Rival("what they are called", IMAGE_FOLDER.layout, _called_otherwise)
@@ -571,9 +575,9 @@ LAYOUTS: tuple[Layout, ...] = (
             Rival("the images' names", "file_names", _other_names),
         ),
     ),
-    Layout("arrays", lambda case: arrays.arrays_state(case.source, published.published_arrays(case.source))),
+    Layout("arrays", lambda case: arrays.arrays_state(case.source, arrays.published_arrays(case.source))),
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
-    Layout("pixel_table", lambda case: published.pixels_state(case.source)),
+    Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: names_state(case.source)),
     Layout("audio", Case.state_audio, extensions=words.SOUNDS),
     Layout("tokens", lambda case: tokens.tokens_state(case.source), _weigh_text),

@@ -7,24 +7,29 @@ of the same record (shards, arrays). What is no evidence is a value too, with th
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError
-from colabstage.io.units import left_out
-from colabstage.layouts.table import Boxes, BrokenDatasetError, SampleTable, Values, offsets_of
+from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.images.decode import probe_image
+from colabstage.io.files import read_with_retry
+from colabstage.io.units import left_out, listed
+from colabstage.layouts.columns import show
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, Values, offsets_of
 from colabstage.layouts.words import IMAGES, is_foreign
 from colabstage.trees.listing import count_by, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from colabstage.layouts.reading import Source
-    from colabstage.layouts.table import Targets
+    from colabstage.layouts.table import SampleSource, SampleTable, Targets
     from colabstage.trees.listing import FileEntries
 
 
@@ -189,3 +194,130 @@ def take_targets(targets: Targets, chosen: NDArray[Any]) -> Targets:
         sizes=None if targets.sizes is None else targets.sizes[chosen],
         columns={name: values[rows] for name, values in targets.columns.items()},
     )
+
+
+# Whether two pieces of evidence state the same of the samples; where they do not, which sample shows it.
+
+
+# Programs round in different ways, and draw boxes around outlines: edges so far apart, as a part of the box's longer
+# side and in pixels, may be the same.
+_SAME_PART, _SAME_PIXELS = 0.25, 3
+# Of so many images the size is looked at where no annotation states it.
+_SIZES_READ = 64
+
+
+def state_of(table: SampleTable, key: str) -> str:
+    """Write what a table states of one sample."""
+    targets, row = table.targets, next((row for row, name in enumerate(table.keys) if name == key), None)
+    if row is None:
+        return "nothing"
+    if isinstance(targets, Boxes):
+        part = slice(targets.offsets[row], targets.offsets[row + 1])
+        labels, places = targets.columns["labels"][part].tolist(), targets.boxes[part]
+        names = listed([show(table.classes[label]) for label in labels])
+        return f"boxes of {names} (first {', '.join(f'{edge:.4g}' for edge in places[0])})" if labels else "no box"
+    if isinstance(targets, Values):
+        value = targets.values[row]
+        return f"'{show(table.classes[value])}'" if table.classes and not value.ndim else show(value.tolist())
+    return "a mask" if isinstance(targets, Masks) else "a target"
+
+
+def size_in_file(source: SampleSource, number: int) -> tuple[int, int] | None:
+    """Return the height and width of an image by its file; `None` where it is broken."""
+    with suppress(DecodeError, CorruptArchiveError):
+        facts = probe_image(bytes(read_with_retry(lambda: source.read(number), source.name(number))))
+        return facts.height, facts.width
+    return None
+
+
+# --- boxes ------------------------------------------------------------------------------------------------------------
+
+
+class _Pair(NamedTuple):
+    """The boxes of one image by two pieces of evidence."""
+
+    image: str
+    apart: NDArray[np.float64]
+    """How far each box of the second is from each of the first, `(M, N)`; no more than 1 where they may be the same."""
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
+    """The classes of both."""
+
+    def has_all(self, wanted: Sequence[int] | None = None) -> bool:
+        """Tell whether the first has each box of the second; of the class that is `wanted` for each."""
+        same = self.apart <= 1
+        if wanted is not None:
+            same &= self.first == np.array(wanted)[:, None]
+        return bool(same.any(axis=1).all())
+
+
+def first_contradicted(one: SampleTable, other: SampleTable) -> str | None:
+    """Return a sample of which the second table states something else than the first; `None` where there is none.
+
+    Boxes may agree: the first has all that the second states, of classes that may have other names. What the second
+    does not state contradicts nothing: conversions leave out crowds. Other targets never do; a sample that both have is
+    returned, if there is one, of different labels if there is one.
+    """
+    if isinstance(one.targets, Boxes) and isinstance(other.targets, Boxes):
+        return _first_of_other_boxes(one, other)
+    known = dict(itertools.zip_longest(one.keys, labels_of_samples(one)))
+    both = [key for key in other.keys if key in known]
+    labels = zip(other.keys, labels_of_samples(other), strict=False)
+    return next((key for key, label in labels if key in known and known[key] != label), (both or other.keys)[0])
+
+
+def _first_of_other_boxes(one: SampleTable, other: SampleTable) -> str | None:
+    pairs = list(_pairs(one, other))
+    lost = next((pair.image for pair in pairs if not pair.has_all()), None)
+    if lost is not None:
+        return lost
+    # What each class of the second is called by the first, in most boxes.
+    counts: Counter[tuple[int, int]] = Counter()
+    for pair in pairs:
+        counts.update(zip(pair.second.tolist(), pair.first[pair.apart.argmin(axis=1)].tolist(), strict=True))
+    called: dict[int, int] = {}
+    for (label, own), _ in counts.most_common():
+        called.setdefault(label, own)
+    are_merged = len(set(called.values())) < len(called)
+    each = ((pair, [called[label] for label in pair.second.tolist()]) for pair in pairs)
+    return next((pair.image for pair, wanted in each if are_merged or not pair.has_all(wanted)), None)
+
+
+class _Stated(NamedTuple):
+    """The boxes of one image, their classes, and its height and width where they are stated."""
+
+    places: NDArray[np.floating[Any]]
+    labels: NDArray[np.int64]
+    size: tuple[int, int] | None
+
+
+def _stated(boxes: Boxes, row: int | None) -> _Stated:
+    part = slice(0) if row is None else slice(boxes.offsets[row], boxes.offsets[row + 1])
+    height, width = (0, 0) if row is None or boxes.sizes is None else boxes.sizes[row].tolist()
+    return _Stated(boxes.boxes[part], boxes.columns["labels"][part], (height, width) if height and width else None)
+
+
+def _pairs(one: SampleTable, other: SampleTable) -> Iterator[_Pair]:
+    """Yield the images of which the second table states boxes, with those of the first."""
+    first, second = one.targets, other.targets
+    assert isinstance(first, Boxes)
+    assert isinstance(second, Boxes)
+    rows = {name: row for row, name in enumerate(one.keys)}
+    units_differ = first.relative != second.relative
+    chosen = np.flatnonzero(np.diff(second.offsets)).tolist()
+    if units_differ and first.sizes is None and second.sizes is None:
+        chosen = chosen[:_SIZES_READ]
+    for row in chosen:
+        name = other.keys[row]
+        mine, theirs = _stated(first, rows.get(name)), _stated(second, row)
+        size = mine.size or theirs.size or (size_in_file(other.inputs.source, row) if units_differ else None)
+        # A broken image is reported when it is packed.
+        if size is None and units_differ:
+            continue
+        scale = np.tile((size or (1, 1))[::-1], 2)
+        own = mine.places * (scale if first.relative else 1)
+        near = _SAME_PART * (own[:, 2:] - own[:, :2]).max(axis=1, initial=0)
+        near += 0 if size is None and first.relative else _SAME_PIXELS
+        apart = np.abs(own[None] - (theirs.places * (scale if second.relative else 1))[:, None]).max(axis=2)
+        # Boxes without area are in COCO itself.
+        yield _Pair(name, apart / np.maximum(near, 1e-9), mine.labels, theirs.labels)

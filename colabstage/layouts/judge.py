@@ -18,15 +18,13 @@ import numpy as np
 
 from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
-from colabstage.layouts.agreement import size_in_file
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse
-from colabstage.layouts.folders import bare_stem
+from colabstage.layouts.evidence import Evidence, class_of_samples, near, refuse, size_in_file
 from colabstage.layouts.lists import lists_state
+from colabstage.layouts.names import bare_stem
 from colabstage.layouts.reading import decode_text
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Boxes, SampleTable, Values
+from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import only_line
 from colabstage.trees.names import extension_of

@@ -1,26 +1,179 @@
-"""Evidence of lists: which samples are of which split, by lists of their names."""
+"""Find files by the names that people write for them: in tables, lists and annotations."""
 
 from __future__ import annotations
 
 import posixpath
+import re
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.io.units import counted, format_count, left_out
+from colabstage.io.arguments import show_content
+from colabstage.io.units import counted, format_count, left_out, listed
+from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, take_rows
-from colabstage.layouts.lookup import Lookup
 from colabstage.layouts.reading import decode_text
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import BrokenDatasetError, SampleTable
-from colabstage.layouts.words import normal, same_split, split_name, stem_of
+from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
+from colabstage.layouts.words import SPLITS, is_split, normal, same_split, split_name, split_of_path, stem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from colabstage.layouts.reading import Source
+
+
+# In place of the number of a file: a name leads to none, or to several.
+NONE, SEVERAL = -1, -2
+
+
+def only(numbers: Sequence[int]) -> int:
+    """Return the one number; `NONE` or `SEVERAL` otherwise."""
+    return numbers[0] if len(numbers) == 1 else SEVERAL if numbers else NONE
+
+
+class Lookup:
+    """One index of names, for all that names them.
+
+    A name is found, in this order: by the path as it is, from the folder of what names it or from the top; the same
+    without leading folders, as an absolute path of another machine needs; the end of a path. Each with the extension,
+    then without. A folder that is written and is there is where the file has to be, and a file of one split is never
+    found for another: what is missing stays missing.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = [normal(name) for name in names]
+        folders = {name.rpartition("/")[0] for name in self.names}
+        self._folders = {part for folder in folders for part in folder.split("/") if part}
+        self.has_splits = any(map(is_split, self._folders))
+
+    # Each index is made when a name first needs it: of a million names each takes a second.
+
+    @cached_property
+    def _whole(self) -> dict[str, int]:
+        return dict(zip(self.names, range(len(self.names)), strict=True))
+
+    @cached_property
+    def _by_base(self) -> _Index:
+        return _Index([name[name.rfind("/") + 1 :] for name in self.names])
+
+    @cached_property
+    def _by_stem(self) -> _Index:
+        # As `posixpath.splitext`, in a tenth of its time.
+        bases = (name[name.rfind("/") + 1 :] for name in self.names)
+        return _Index([base[:dot] if (dot := base.rfind(".")) > 0 else base for base in bases])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def may_find(self, written: str) -> bool:
+        """Tell whether there is a file of this bare name, somewhere: a quick look before `search`."""
+        base = normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
+        return base in self._by_base or base in self._by_stem
+
+    def search_each(self, written: Iterable[str], folder: str = "") -> tuple[dict[str, int], int]:
+        """Return the number of the file that each of many names means, if any, `SEVERAL` where that cannot be said; and
+        how many of the names have the file's extension."""
+        names, bases = list(written), self._by_base
+        # In nearly all tables each is the base name of one file.
+        found = {
+            name: number
+            for name, number in zip(names, map(bases.last.get, names), strict=True)
+            if number is not None and name not in bases.several
+        }
+        whole = len(found)
+        for name in names if len(found) < len(names) else ():
+            if name not in found and name and (numbers := self.search(name, folder)):
+                found[name] = only(numbers)
+                base = self.names[numbers[0]].rpartition("/")[2]
+                whole += name.endswith(base) or normal(name).endswith(base)
+        return found, whole
+
+    def find(self, written: str, folder: str = "", *, split: str = "") -> int | None:
+        """Return the number of the one file that is meant, or `None`."""
+        found = self.search(written, folder, split=split)
+        return found[0] if len(found) == 1 else None
+
+    def search(self, written: str, folder: str = "", *, split: str = "") -> Sequence[int]:
+        """Return the numbers of the files that may be meant: none, one, or several that cannot be distinguished.
+        `folder`: that of the file which names it."""
+        written = normal(written)
+        if "/" not in written and "\\" not in written and not split:
+            # The common case in nearly all tables: a base name of exactly one file.
+            numbers = self._by_base.get(written) or self._by_stem.get(written)
+            if len(numbers) < 2:
+                return numbers
+        folder = normal(folder)
+        parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".")]
+        if ".." in parts:
+            parts = posixpath.normpath(posixpath.join(folder, *parts)).split("/")
+        path = "/".join(parts)
+        for whole in (posixpath.join(folder, path), path) if parts else ():
+            if whole in self._whole:
+                return [self._whole[whole]]
+        # A written folder is stronger evidence than the row's split.
+        split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split(part)), split)
+        found = self._nearest(parts, folder, self._by_base.get(parts[-1]), split) if parts else ()
+        return found or (self._nearest(parts, folder, self._by_stem.get(parts[-1]), split) if parts else ())
+
+    def _nearest(self, parts: list[str], folder: str, numbers: Sequence[int], split: str) -> Sequence[int]:
+        """Return the files with the right base name whose folders agree best with the written path."""
+        paths = {number: self.names[number].split("/")[:-1] for number in numbers if self._is_of(number, split)}
+        own = [part for part in folder.split("/") if part]
+        # An end of the path that is longer than a file's folders agrees with none, and a path may have many parts.
+        first = max(0, len(parts) - 1 - max(map(len, paths.values()), default=0))
+        for start in range(first, len(parts) if paths else first):
+            wanted = parts[start:-1]
+            # What is written before that and is a folder here has to be among those of the file.
+            dropped = self._folders.intersection(parts[:start])
+            ends = [
+                number
+                for number, folders in paths.items()
+                if folders[len(folders) - len(wanted) :] == wanted and dropped.issubset(folders)
+            ]
+            for place in ([*own, *wanted], wanted):
+                if exact := [number for number in ends if paths[number] == place]:
+                    return exact
+            if ends:
+                # One of several is meant if it alone is beside the naming file, or in the folder of its split.
+                beside = [number for number in ends if folder and self.names[number].startswith(f"{folder}/")]
+                of_split = [number for number in ends if split and split_of_path(self.names[number])]
+                return next((found for found in (ends, beside, of_split) if len(found) == 1), ends)
+        return ()
+
+    def _is_of(self, number: int, split: str) -> bool:
+        other = split_of_path(self.names[number]) if split else ""
+        return not other or same_split(other, split)
+
+
+class _Index:
+    """The places of names in a list, nearly all of which are different."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.last = dict(zip(names, range(len(names)), strict=True))
+        """The last place of each."""
+        self.several: dict[str, list[int]] = {}
+        """All places of those that have more than one."""
+        if len(self.last) < len(names):
+            for number, name in enumerate(names):
+                if self.last[name] != number:
+                    self.several.setdefault(name, []).append(number)
+            for name, numbers in self.several.items():
+                numbers.append(self.last[name])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.last
+
+    def get(self, name: str) -> Sequence[int]:
+        """Return the places of a name."""
+        found = self.several.get(name)
+        return found if found is not None else (self.last[name],) if name in self.last else ()
+
+
+# Evidence of lists: which samples are of which split, by lists of their names.
+
 
 _LISTS = (".txt", ".lst")
 # Three splits and some folds; more text files than that are one for each sample.
@@ -62,7 +215,7 @@ def lists_state(
         names = inside if within and inside else names
     if not 0 < len(names) <= _MOST_LISTS:
         return found, []
-    index = _Index(table)
+    index = _ListIndex(table)
     entries = source.ending_in((*_LISTS, "")).where(names.__contains__)
     read = source.parse(entries, lambda entry, content: index.read(entry.name, names[entry.name], decode_text(content)))
     lists = [one for one in read.values() if one is not None]
@@ -97,7 +250,7 @@ def _paths_in(text: str) -> list[str]:
     return [normal(path.replace("\\", "/").removeprefix("./").lstrip("/")) for path in paths]
 
 
-class _Index:
+class _ListIndex:
     """The samples of a table, to be found by the names of their files."""
 
     def __init__(self, table: SampleTable) -> None:
@@ -171,3 +324,123 @@ def _notes(lists: list[_SplitList], rest: int, unit: str) -> Iterator[str]:
         yield f"The split 'train' has {format_count(rest, unit)} that no list names."
     elif rest:
         yield f"{left_out(rest, unit, 'that no list names')}."
+
+
+# What lists of names and data.yaml, which tools leave beside numbered boxes, say: classes, keypoints, splits.
+#
+# YAML is read by PyYAML, because people use all of it there (quotes, apostrophes, comments, multi-line lists).
+
+
+_NAME_LISTS = ("classes.txt", "_classes.txt", "obj.names", "classes.names", "_darknet.labels", "predefined_classes.txt")
+_SETTINGS = (".yaml", ".yml", ".data")
+_MENTIONS = re.compile(r"^(names|kpt_shape|train|val|test)\s*:", re.MULTILINE)
+_MOST_CLASSES = 1_000_000
+_NUMBER = re.compile(r"\d{1,8}", re.ASCII)
+
+
+class ClassList(NamedTuple):
+    """What one file says."""
+
+    names: tuple[str, ...]
+    """Of the classes, in label order; empty if there are none."""
+    keypoints: tuple[int, int] = (0, 0)
+    """Number of keypoints, and numbers for each; (0, 0) for boxes without keypoints."""
+    splits: Mapping[str, Sequence[str]] = {}
+    """The folders and lists of each split, as written."""
+
+
+def read_class_list(source: Source) -> tuple[list[str], ClassList]:
+    """Return the files of a source that say what its classes are, and what they say."""
+    files = source.ending_in((*_SETTINGS, ".txt", ".names", ".labels")).where(is_class_list)
+    entries = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))
+    made = {entry.name: parse_class_list(entry.name, source.read(entry)) for entry in entries}
+    found = {name: one for name, one in made.items() if one != ClassList(())}
+    names = {one.names: name for name, one in reversed(found.items()) if one.names}
+    if len(names) > 1:
+        (other, second), (first, one) = list(names.items())[-2:]
+        msg = (
+            f"'{one}' names the classes {listed(first, 4)}, and '{second}' {listed(other, 4)}: two datasets, whose "
+            "numbers mean different classes. Stage their folders one by one, or give all one list."
+        )
+        raise BrokenDatasetError(msg)
+    return list(found), ClassList(
+        next(iter(names), ()),
+        next((one.keypoints for one in found.values() if one.keypoints != (0, 0)), (0, 0)),
+        next((one.splits for one in found.values() if one.splits), {}),
+    )
+
+
+def is_class_list(name: str) -> bool:
+    """Tell whether a file may say what the classes are, by its name."""
+    return name.lower().endswith(_SETTINGS) or posixpath.basename(name).lower() in _NAME_LISTS
+
+
+def parse_class_list(name: str, content: bytes) -> ClassList:
+    """Return what a file says. Pure.
+
+    >>> parse_class_list("data.yaml", b"nc: 2\\nnames: [dog's toy, 'no']").names
+    ("dog's toy", 'no')
+    >>> parse_class_list("data.yaml", b"names:\\n  0: car  # the first\\n  1: dog\\nkpt_shape: [17, 3]").keypoints
+    (17, 3)
+    """
+    text = decode_text(content)
+    # A plain list has one name per line, and no keypoints.
+    if posixpath.basename(name).lower() in _NAME_LISTS:
+        return ClassList(tuple(normal(line.strip()) for line in text.splitlines() if line.strip()))
+    if name.lower().endswith(".data"):
+        # Darknet's: train = data/train.txt.
+        pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+        found: Any = {key.strip().lower(): value.strip() for key, _, value in pairs}
+        found.pop("names", None)
+    else:
+        found = _load_yaml(name, text) if _MENTIONS.search(text) else None
+    if not isinstance(found, dict):
+        return ClassList(())
+    splits = {SPLITS[key]: _as_list(found[key]) for key in found if isinstance(key, str) and key in SPLITS}
+    return ClassList(
+        _in_order(name, found.get("names")),
+        _keypoints(name, found.get("kpt_shape")),
+        {split: paths for split, paths in splits.items() if paths},
+    )
+
+
+def _load_yaml(name: str, text: str) -> Any:
+    import yaml
+
+    try:
+        # Without types, so that a class called no, or 1, is a word.
+        return yaml.load(text, Loader=yaml.BaseLoader)  # makes only texts, lists and mappings
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        raise _odd(name, show(error)) from error
+
+
+def _as_list(value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [one for one in values if isinstance(one, str) and one]
+
+
+def _in_order(file: str, names: Any) -> tuple[str, ...]:
+    """Return the names of the classes, given as a list or by number."""
+    found = {str(number): name for number, name in enumerate(names)} if isinstance(names, list) else names or {}
+    are_numbers = isinstance(found, dict) and all(isinstance(key, str) and _NUMBER.fullmatch(key) for key in found)
+    by_number: dict[int, Any] = {int(key): name for key, name in found.items()} if are_numbers else {-1: None}
+    count = len(by_number)
+    if count > _MOST_CLASSES or by_number.keys() != set(range(count)) or not {*map(type, by_number.values())} <= {str}:
+        raise _odd(file, f"names are {show_content(names)}")
+    return tuple(normal(by_number[number]) for number in range(count))
+
+
+def _keypoints(file: str, shape: Any) -> tuple[int, int]:
+    if shape is None:
+        return 0, 0
+    parts = shape if isinstance(shape, list) and len(shape) == 2 else [""]
+    if not all(isinstance(part, str) and _NUMBER.fullmatch(part) for part in parts):
+        raise _odd(file, f"kpt_shape is {show_content(shape)}")
+    return int(parts[0]), int(parts[1])
+
+
+def _odd(name: str, what: str) -> BrokenDatasetError:
+    return BrokenDatasetError(
+        f"'{name}' has class names in a form that is not read here ({what}); expected names: ['car', 'dog'], or one in "
+        "each line below it, as '- car' or '0: car', numbered from 0 without a gap, and kpt_shape: [17, 3] for poses."
+    )

@@ -5,22 +5,31 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import LayoutError
-from colabstage.io.units import left_out, listed
-from colabstage.layouts.evidence import Evidence, images_of
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Images, SampleTable, class_indices, known_splits
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.io.units import format_count, left_out, listed
+from colabstage.layouts import words
+from colabstage.layouts.evidence import Evidence, FileKind, count_kinds, images_of, left_out_notes
+from colabstage.layouts.table import (
+    BrokenDatasetError,
+    Images,
+    SampleTable,
+    TreeFiles,
+    Values,
+    class_indices,
+    known_splits,
+)
 from colabstage.layouts.words import before_last_word, shared_folders, split_name, split_of_path, stem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntries
+
 
 # The only unambiguous form: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
@@ -154,3 +163,340 @@ def _beginnings(names: Sequence[str]) -> list[str]:
     found = {match[1] for match in matches if match is not None}
     # As many prefixes as images are not classes, and neither is a single one, such as IMG.
     return sorted(found) if all(matches) and 1 < len(found) <= len(names) / 2 else []
+
+
+# Evidence of folders: the classes and splits of files by the folders that they are in.
+
+
+# Pictures in formats that are not read: a folder of them is a class whose samples are missing.
+_OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
+# Number of duplicated images that are read to make sure that they are the same.
+_COMPARED = 8
+_PART_ENDS = frozenset({"mask", "label", "labels", "gt", "seg", "hair", "skin", "l", "rgb", "img", "image"})
+
+
+class _Folder(NamedTuple):
+    """A folder with files of the kind, or an empty one."""
+
+    parts: tuple[str, ...]
+    """Its path below the folders that only wrap the dataset; empty if it is no class."""
+    number: int
+    """Its number among folders with files; -1 if it is empty."""
+
+    @property
+    def top(self) -> str:
+        """Return the outermost folder of its path."""
+        return self.parts[0] if self.parts else ""
+
+    @property
+    def has_classes(self) -> bool:
+        """Tell whether there is more below the outermost folder than its name again, or a folder such as `images`."""
+        return any(
+            words.split_name(name) != words.split_name(self.top)
+            for name in self.parts[1:]
+            if not words.holds_images(name)
+        )
+
+    def below(self, top: str) -> _Folder:
+        """Return the same as seen from a folder; with no path if it is elsewhere."""
+        return self._replace(parts=self.parts[1:] if self.parts[:1] == (top,) else ())
+
+
+class _ClassFolder(NamedTuple):
+    """The sort key of samples, which all samples of a folder share, and the folder's number."""
+
+    split_order: int
+    class_name: str
+    # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
+    path: str
+    split: str
+    number: int
+
+
+def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -> Evidence:
+    """Read files of one kind in folders of classes, as torchvision's `ImageFolder` does.
+
+    A class is the first folder level, classes are numbered in the order of `sorted` names, files are found at any depth
+    below, and samples come sorted by class, then folder, then file name. On top of that, folders of splits (train or
+    training, val, valid, validation, dev, test or testing, in any case; also training_set, seg_train, test1 and the
+    like) may be above the classes, and a folder that merely wraps the dataset is looked through. A split whose images
+    are all in one folder `images` takes their classes from a list of names and classes beside it, as Tiny ImageNet has
+    it. A class folder without files keeps its number, as in torchvision, where the tree knows of it. `level`: which
+    folder is the class, counted from the first that differs, from 1; negative from the innermost.
+    """
+    files = source.ending_in(kind.extensions)
+    if not len(files):
+        raise _no_files(source, kind)
+    paths, folder_of_file = files.folders
+    parts_of = [tuple(path.split("/")) if path else () for path in paths]
+    filled = [_Folder(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(parts_of)]
+    folders = _unwrap([*filled, *_without_files(source, kind, filled)])
+    splits = _split_folders([folder for folder in folders if folder.number >= 0], source.label)
+    every = sorted(_class_folders(folders, splits, level))
+    flat = _flat_splits(every) if splits and level is None else set()
+    # Numbered before folders without files are dropped, as in torchvision.
+    classes = sorted({folder.class_name for folder in every if folder.split not in flat})
+    every = [folder for folder in every if folder.number >= 0]
+    found = [folder for folder in every if folder.split not in flat]
+    if not found:
+        where = f"the folders {listed(sorted(splits))}" if splits else "one folder"
+        msg = (
+            f"'{source.label}' holds {len(files):,} {kind.noun} directly in {where} (first '{files.names[0]}'), but "
+            f"the layout {kind.layout} needs one folder for each class, with the {kind.noun} of the class in it."
+        )
+        raise LayoutError(msg)
+    class_of = {folder.number: folder.class_name for folder in found}
+    lists: dict[str, dict[str, str]] = {}
+    for folder in (one for one in every if one.split in flat):
+        names = [files.names[number] for number in np.flatnonzero(folder_of_file == folder.number).tolist()]
+        lists |= (stated := _listed_classes(source, names, classes))
+        found += [folder] if stated else []
+    every = sorted(found)
+    # The files of a folder are already sorted by name, like all files of a tree.
+    ranks = np.full(len(filled), len(every), np.int32)
+    ranks[[folder.number for folder in every]] = np.arange(len(every))
+    ranks = ranks[folder_of_file]
+    order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(every))]
+    ranks = ranks[order]
+    chosen = files.take(order)
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.array([numbers.get(class_of.get(folder.number, ""), -1) for folder in every], np.int64)[ranks]
+    class_of_file = {name: label for stated in lists.values() for name, label in stated.items()}
+    for row in np.flatnonzero(labels < 0).tolist():
+        labels[row] = numbers[class_of_file[chosen.names[row]]]
+    others = source.files.not_ending_in(kind.extensions)
+    notes = [
+        *left_out_notes((len(files) - len(order), kind.noun, "in no class folder")),
+        # Counted by kind, so that a person sees whether labels were among them.
+        *([f"{left_out(len(others), 'other files')} ({count_kinds(others)})."] if others else []),
+        *_notes([folder for folder in every if folder.number in class_of], classes, kind.noun),
+        *(f"The split 'train' is the folder '{top}', by the names of the others." for top in _bare_train(splits)),
+        *(f"Classes of '{one}' are read." for one in lists),
+    ]
+    table = SampleTable(
+        layout=kind.layout,
+        keys=chosen.names,
+        inputs=Images(TreeFiles(source.tree, chosen)),
+        targets=Values(labels),
+        classes=tuple(classes),
+        splits=tuple([every[rank].split for rank in ranks.tolist()]) if splits else None,
+        notes=tuple(notes),
+    )
+    return Evidence(table, "the folders", frozenset(lists), is_guess=True)
+
+
+def _no_files(source: Source, kind: FileKind) -> EmptySourceError:
+    if not len(source.files):
+        return EmptySourceError(f"'{source.label}' holds no files. {' '.join(source.tree.notes)}".rstrip())
+    return EmptySourceError(
+        f"'{source.label}' holds no {kind.noun} but {count_kinds(source.files)}. {kind.noun.capitalize()} are files "
+        f"that end in {', '.join(kind.extensions)}."
+    )
+
+
+def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:
+    """Find the folders without files of the kind that are empty or hold only pictures in unreadable formats."""
+    names = set(source.tree.empty_folders)
+    # Covers and spectrograms beside audio are not a class.
+    if kind.extensions != words.SOUNDS:
+        names |= {folder for folder in source.ending_in(_OTHER_PICTURES).folders[0] if folder}
+    # A folder above one with files is not a class of its own.
+    used = {folder.parts[:depth] for folder in filled for depth in range(1, len(folder.parts) + 1)}
+    return [
+        _Folder(parts, -1)
+        for parts in sorted({tuple(name.split("/")) for name in names} - used)
+        if not any(map(words.is_foreign, parts)) and not words.is_split(parts[-1]) and not words.is_role(parts[-1])
+    ]
+
+
+def _unwrap(folders: list[_Folder]) -> list[_Folder]:
+    """Remove the folders that all files share, down to the one with the class or split folders."""
+    # Files beside the wrapping folder (a preview, a logo) do not make it a class; nor does a folder of unsorted test
+    # images.
+    nested = [folder for folder in folders if folder.parts and folder.number >= 0]
+    tops = {folder.top for folder in nested if folder.has_classes or not words.is_split(folder.top)}
+    if len(tops) != 1:
+        return folders
+    (top,) = tops
+    inside = [folder.parts[1:] for folder in nested if folder.top == top]
+    if len(inside) < len(nested) and not _holds_splits(inside):
+        return folders
+    # One class with a folder in it, beside classes without files, looks like a wrapper of one class.
+    empty = any(folder.number < 0 and folder.top != top for folder in folders)
+    one_class = empty and len({parts[:1] for parts in inside}) == 1
+    if top.lower() in words.SPLITS or one_class or not all(inside):
+        return folders
+    # What remains beside a wrapper is not in a class folder.
+    return _unwrap([folder.below(top) for folder in folders if folder.number >= 0 or folder.top == top])
+
+
+def _holds_splits(inside: list[tuple[str, ...]]) -> bool:
+    """Tell whether a folder, or the folder that it wraps, holds several split folders."""
+    inner = {parts[0] for parts in inside if parts}
+    if len(inner) == 1 and all(inside):
+        return _holds_splits([parts[1:] for parts in inside])
+    return len(inner) > 1 and all(map(words.is_split, inner))
+
+
+def _split_folders(folders: list[_Folder], label: str) -> dict[str, str]:
+    """Return the split folders with the stored name of each split; empty if the folders are classes.
+
+    Their names agree apart from the split: seg_train and seg_test; rps, which is then `train`, and rps-test-set.
+    """
+    tops = sorted({folder.top for folder in folders if folder.parts})
+    deep = {folder.top for folder in folders if folder.has_classes}
+    read = {top: words.split_name(top) for top in tops}
+    splits = {top: words.SPLITS[top.lower()] for top in tops if top.lower() in words.SPLITS}
+    rests = {read[top].rest for top in deep if read[top].split}
+    if len(splits) < 2 and len(rests) == 1:
+        spelled = {top: name.split for top, name in read.items() if name.split and name.rest in rests}
+        bare = [top for top in deep if not read[top].split and read[top].rest in rests and read[top].rest]
+        if len(bare) == 1 and "train" not in spelled.values():
+            spelled[bare[0]] = "train"
+        splits = spelled if len(spelled) > 1 else splits
+    # A split without class folders beside splits that have them is unlabelled: seg_pred, single_prediction.
+    others = [top for top in tops if top not in splits]
+    if len(splits) < 2 and others:
+        return {}  # A single "train" among other folders is a class of vehicles.
+    others = [top for top in others if top in deep or not deep & splits.keys()]
+    if others or len(set(splits.values())) < len(splits):
+        what = f"others ({listed(others)})" if others else "several for one split"
+        msg = (
+            f"'{label}' mixes folders of splits ({listed(sorted(splits))}) with {what}. Move them away, or into the "
+            "splits."
+        )
+        raise LayoutError(msg)
+    return splits
+
+
+def _bare_train(splits: dict[str, str]) -> list[str]:
+    """Return the folder that is taken for `train` without being called so."""
+    return [top for top, split in splits.items() if split == "train" and not words.split_name(top).split]
+
+
+def _class_folders(folders: list[_Folder], splits: dict[str, str], level: int | None) -> Iterator[_ClassFolder]:
+    for top, split in (splits or {"": ""}).items():
+        below = _unwrap_split([folder.below(top) for folder in folders], top) if splits else folders
+        for parts, number in below:
+            if parts:
+                at = _place_of(parts, level) if level is not None and number >= 0 else 0
+                yield _ClassFolder(words.SPLIT_ORDER.get(split, 0), parts[at], "/".join(parts), split, number)
+
+
+def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
+    """Remove a folder that repeats the split, or is merely called images: seg_train/seg_train/forest."""
+    inner = {folder.top for folder in folders if folder.parts and folder.number >= 0}
+    if len(inner) != 1 or not all(len(folder.parts) > 1 for folder in folders if folder.parts):
+        return folders
+    (name,) = inner
+    if words.split_name(name) != words.split_name(split) and not words.holds_images(name):
+        return folders
+    return _unwrap_split([folder.below(name) for folder in folders], split)
+
+
+def _place_of(parts: tuple[str, ...], level: int) -> int:
+    at = level - 1 if level > 0 else len(parts) + level
+    if not 0 <= at < len(parts):
+        msg = (
+            f"folders(level={level}): '{'/'.join(parts)}' is {format_count(len(parts), 'folders')} deep. Choose a "
+            "level that every sample has; -1 is the innermost."
+        )
+        raise LayoutError(msg)
+    return at
+
+
+def _classes_by_split(found: Iterable[_ClassFolder]) -> dict[str, set[str]]:
+    by_split: dict[str, set[str]] = {}
+    for folder in found:
+        by_split.setdefault(folder.split, set()).add(folder.class_name)
+    return by_split
+
+
+def _flat_splits(found: list[_ClassFolder]) -> set[str]:
+    """Return the splits whose only folder is called images or repeats the split's name while others have classes."""
+    by_split = _classes_by_split(found)
+    flat = {
+        split
+        for split, names in by_split.items()
+        if len(names) == 1 and all(words.holds_images(name) or words.split_name(name).split == split for name in names)
+    }
+    others = {name for split, names in by_split.items() if split not in flat for name in names}
+    return {split for split in flat if others and not by_split[split] & others}
+
+
+def _listed_classes(source: Source, names: list[str], classes: list[str]) -> dict[str, dict[str, str]]:
+    """Return the class of each of some files, by the list that states them beside their folder."""
+    above = posixpath.dirname(posixpath.dirname(names[0]))
+    for entry in source.ending_in((".txt",)).where(lambda name: posixpath.dirname(name) == above):
+        lines = (line.split("\t") for line in source.text(entry).splitlines())
+        stated = {words.normal(cells[0].strip()): cells[1].strip() for cells in lines if len(cells) > 1}
+        found = {name: stated.get(words.normal(posixpath.basename(name)), "") for name in names}
+        if not found[names[0]]:
+            continue
+        # A list from another dataset, or of words other than the folders' names, would give wrong labels to all.
+        wrong = next((name for name, label in found.items() if label not in classes), None)
+        if wrong is not None:
+            msg = (
+                f"'{entry.name}' gives the class '{found[wrong]}', but no folder has that name, to '{wrong}'; expected "
+                f"one of {listed(classes)}. Correct the list."
+            )
+            raise BrokenDatasetError(msg)
+        return {entry.name: found}
+    return {}
+
+
+def _notes(found: list[_ClassFolder], classes: list[str], noun: str) -> Iterator[str]:
+    """Say what of the folders a loss, or a list of names, may not expect."""
+    by_split = _classes_by_split(found)
+    held = set[str]().union(*by_split.values())
+    names = sorted(held)
+    for split, own in by_split.items():
+        lacks = sorted(held - own)
+        if lacks:
+            yield f"The split '{split}' has no {noun} of {format_count(len(lacks), 'classes')}: {listed(lacks)}."
+    # 10 is sorted before 2, and names that count from 1 get labels from 0.
+    numbered = all(name.isascii() and name.isdecimal() and len(name) < 20 for name in names)
+    odd = next((place for place, name in enumerate(names) if numbered and int(name) != place), None)
+    if odd is not None:
+        yield (
+            "The folders have numbers as names, and labels are other numbers: positions in the text order of these "
+            f"names, in which '{names[odd]}' is {odd}. classes[label] is the folder's name."
+        )
+    empty = [name for name in classes if name not in held]
+    if empty:
+        yield f"The folders {listed(empty)} hold no {noun}; they still count as classes, as in torchvision."
+
+
+def bare_stem(name: str, folder: str) -> str:
+    """Return a file's stem without the words of its folder and without leading zeros, as parts of a sample share it:
+    red_patch_1 in train_red, top_2_1_label in labels."""
+    found = [word.lower() for word in re.findall(r"[A-Za-z]+", folder)]
+    ends = {*found, *(word.rstrip("s") for word in found), *_PART_ENDS}
+    parts = [part for part in re.split(r"[ ._-]+", words.stem_of(name).lower()) if part and part not in ends]
+    return "_".join(part.lstrip("0") or "0" if part.isdecimal() else part for part in parts)
+
+
+def second_copy(source: Source) -> frozenset[str]:
+    """Return the images in a folder that holds every image of the tree once more, as archives on Kaggle do
+    (cell_images/cell_images): otherwise the same images would be in two splits."""
+    files = source.ending_in(words.IMAGES)
+    folders = {f"{folder}/".lstrip("/") for folder in files.folders[0]}
+    top = "".join(f"{folder}/" for folder in words.shared_folders(folders))
+    # A copy is deeper than its original. Compared are folders, names, sizes, and the content of a few.
+    *parts, _ = max(folders, key=lambda folder: folder.count("/"), default="").removeprefix(top).split("/")
+    for depth in range(1, len(parts)):
+        copy = f"{top}{'/'.join(parts[:depth])}/"
+        if not {top + folder.removeprefix(copy) for folder in folders if folder.startswith(copy)} <= folders:
+            continue
+        numbers = {name: number for number, name in enumerate(files.names)}
+        copies = {numbers[name]: top + name.removeprefix(copy) for name in files.names if name.startswith(copy)}
+        pairs = {own: numbers[first] for own, first in copies.items() if first in numbers}
+        same = [(one, own) for own, one in pairs.items() if files.sizes[one] == files.sizes[own]]
+        if 2 * len(same) == len(files) and _are_equal(source, files, same[:: 1 + len(same) // _COMPARED]):
+            return frozenset(files.names[number] for _, number in same)
+    return frozenset()
+
+
+def _are_equal(source: Source, files: FileEntries, pairs: list[tuple[int, int]]) -> bool:
+    contents = source.parse(files.take(np.array(pairs).reshape(-1)), lambda _, content: content)
+    return all(contents[files.names[one]] == contents[files.names[other]] for one, other in pairs)

@@ -7,23 +7,21 @@ import re
 from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError
-from colabstage.layouts.clips import ClipOptions
 from colabstage.layouts.detect import Case, LayoutFunction
 from colabstage.layouts.evidence import IMAGE_FOLDER, gather, required
-from colabstage.layouts.folders import folders_state
-from colabstage.layouts.formats.arrays import arrays_state
-from colabstage.layouts.formats.published import published_arrays
+from colabstage.layouts.formats.arrays import arrays_state, published_arrays
 from colabstage.layouts.formats.tokens import TokenOptions, tokens_state
 from colabstage.layouts.formats.webdataset import webdataset_state
-from colabstage.layouts.names import names_state
+from colabstage.layouts.names import folders_state, names_state
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch
+from colabstage.layouts.stored import ClipOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from colabstage.layouts.clips import SoundDtype
     from colabstage.layouts.formats.tokens import TokenDtype
+    from colabstage.layouts.stored import SoundDtype
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.listing import Tree
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 import codecs
 import copy
 import os
+import re
 import tempfile
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
+from xml.etree.ElementTree import TreeBuilder
+from xml.parsers import expat
 
 from colabstage.errors import CorruptArchiveError, DecodeError
-from colabstage.io.files import read_with_retry
+from colabstage.io.files import read_with_retry, stand_in
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
-from colabstage.io.stand_ins import stand_in
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import BrokenDatasetError
+from colabstage.layouts.columns import show
+from colabstage.layouts.table import BrokenDatasetError, TreeFiles
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.bytes import HEAD_BYTES, LocalBytes, compression_of
 from colabstage.trees.compressed import unpack_into
@@ -28,10 +30,12 @@ from colabstage.trees.names import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
+    from xml.etree.ElementTree import Element
 
-    from colabstage.layouts.samples import Content, SampleSource
+    from colabstage.layouts.table import Content, SampleSource
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
+
 
 T = TypeVar("T")
 # A pointer of Git LFS is shorter, and few files of data are as short.
@@ -248,3 +252,67 @@ class Source:
         if len(content) <= _HELD_BYTES and len(self._held) < _MOST_HELD:
             self._held[entry.name] = content
         return in_place(entry.name, content)
+
+
+# XML of annotations, read element by element.
+
+
+_ENCODING = re.compile(rb"""<\?xml[^>]{0,200}?\sencoding\s*=\s*["']([A-Za-z0-9._-]{1,40})["']""")
+
+
+def parse_xml(name: str, content: bytes, root: str, take: Callable[[Element], None]) -> None:
+    """Call `take` with each element right below the root of a file, and forget it: a file may have millions. Whatever
+    is wrong, also what `take` raises, is an error that names the file and the line."""
+    parser, builder = expat.ParserCreate(), TreeBuilder()
+    depth = 0
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1 and tag != root:
+            msg = f"it is a file of '{show(tag)}', expected '{root}'"
+            raise ValueError(msg)
+        builder.start(tag, attributes)
+
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        element = builder.end(tag)
+        if depth == 1:
+            take(element)
+            element.clear()
+
+    def refuse_entity(*_: object) -> NoReturn:
+        # With entities a small file could grow to gigabytes, or read other files.
+        msg = "it declares an entity, which no annotation needs; refused"
+        raise ValueError(msg)
+
+    parser.EntityDeclHandler = parser.ExternalEntityRefHandler = refuse_entity
+    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, builder.data
+    try:
+        # Python knows more encodings than expat, such as those of Chinese, Japanese and Korean.
+        declared = _ENCODING.match(content)
+        parser.Parse(content if declared is None else content.decode(declared[1].decode()), True)
+    except (expat.ExpatError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        is_xml = not isinstance(error, expat.ExpatError)
+        reason = show(error) if is_xml else f"it is not XML ({error})"
+        raise broken(name, reason, line=parser.CurrentLineNumber) from error
+
+
+# Errors for what is broken in a dataset: where, what is there, and what was expected.
+
+
+def broken(where: str, found: str, expected: str = "", *, line: int = 0) -> BrokenDatasetError:
+    """Return the error for a part of a dataset that cannot be used.
+
+    >>> str(broken("a.txt", "'x y' is not a box", "four numbers", line=3))
+    "'a.txt', line 3: 'x y' is not a box; expected four numbers."
+
+    Args:
+        where: the file, or the sample in it.
+        found: what is there.
+        expected: what should be there.
+        line: the line of the file.
+    """
+    place = f"'{where}'{f', line {line}' if line else ''}"
+    return BrokenDatasetError(f"{place}: {found}{f'; expected {expected}' if expected else ''}.")

@@ -31,9 +31,8 @@ from colabstage.layouts.columns import (
 )
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near
 from colabstage.layouts.formats.tables import parse_table
-from colabstage.layouts.lookup import NONE, SEVERAL, only
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values, known_splits
+from colabstage.layouts.lists import NONE, SEVERAL, only
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
 
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.columns import ColumnRoles
     from colabstage.layouts.evidence import FileKind
     from colabstage.layouts.formats.tables import Table
-    from colabstage.layouts.lookup import Lookup
+    from colabstage.layouts.lists import Lookup
     from colabstage.layouts.reading import Source
     from colabstage.layouts.table import Targets
     from colabstage.trees.listing import FileEntries

@@ -1,4 +1,8 @@
-"""Write a planned pack beside its target, verify it, rename it into place, and report on it."""
+"""Notes on image files that are in a dataset several times, byte for byte: with two labels, or in two splits.
+
+A person would take either for a mistake, and neither shows in a listing. Bytes are read while a pack is made, so it is
+found then, for the price of a digest of each file.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +33,15 @@ from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.report import Report
 from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, link_own, only_for, open_workspace, remove_own
-from colabstage.layouts.mask_values import compare_with_all
+from colabstage.layouts.formats.masks import compare_with_all
 from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.finish import OVERHEAD_BYTES, OddBoxes, finish_pack
 from colabstage.pack.job import ReplanError, settled, with_foreground
 from colabstage.pack.journal import FACTS, KEPT_AFTER, PackJournal, SampleColumn, Spool, spool_end
 from colabstage.pack.plan import pack_content
-from colabstage.pack.repeated import repeated_notes
-from colabstage.pack.rows import put_rows, sweep_rows, write_rows
+from colabstage.pack.rows import plan_takeover, put_rows, rows_made, sweep_rows, take_over, write_rows
 from colabstage.pack.set_stores import STAMPS
-from colabstage.pack.takeover import plan_takeover, rows_made, take_over
 from colabstage.pack.writer import (
     CONTENT,
     LEVELS,
@@ -60,17 +62,77 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.images.decode import Loss
-    from colabstage.images.resample import Resizer
+    from colabstage.images.decode import Loss, Resizer
     from colabstage.io.pipeline import PipelineResult
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.layouts.table import SampleTable
+    from colabstage.pack.arrival import PackStream
     from colabstage.pack.job import PackJob
-    from colabstage.pack.plan import PackPlan
+    from colabstage.pack.plan import PackPlan, SplitPlan
+    from colabstage.pack.rows import BasePack, Takeover
     from colabstage.pack.set_stores import ShardName
-    from colabstage.pack.stream import PackStream
-    from colabstage.pack.takeover import BasePack, Takeover
     from colabstage.trees.listing import Tree
+
+
+def repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
+    """Return a note on images that have several labels, and one on those that are in several splits.
+
+    Images that are there twice with one label, in one split, are no mistake that anybody need hear of.
+
+    `digests`: of each sample's file, 0 where none was taken. `splits`: what was packed of the table.
+    """
+    ordered = np.sort(digests)
+    repeated = np.unique(ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)])
+    if not len(repeated):
+        return ()
+    # Samples that were left out are in no split.
+    split_of = np.full(len(table), -1, np.int16)
+    for number, split in enumerate(splits):
+        split_of[split.samples] = number
+    samples = np.flatnonzero(np.isin(digests, repeated) & (split_of >= 0))
+    _, places, files = np.unique(digests[samples], return_index=True, return_inverse=True)
+    firsts = samples[places][files.reshape(-1)]
+
+    def note(values: NDArray[Any], name_of: Callable[[int], str], where: str, why: str) -> list[str]:
+        """Return a note where copies of one file have different values."""
+        here, there = (values[which].reshape(len(samples), -1) for which in (samples, firsts))
+        # A value that is missing is NaN, which would differ from itself.
+        differs = ((here != there) & ~((here != here) & (there != there))).any(axis=1)  # noqa: PLR0124 - only NaN does
+        if not differs.any():
+            return []
+        first = int(np.argmax(differs))
+        pair = [
+            f"'{table.inputs.source.name(one)}' ({name_of(one)})" for one in (int(firsts[first]), int(samples[first]))
+        ]
+        count = len(np.unique(files.reshape(-1)[differs]))
+        return [
+            f"{counted(count, 'images', 'are')} {where}, byte for byte the same (first {' and '.join(pair)}). {why}"
+        ]
+
+    targets, found = table.targets, list[str]()
+    if isinstance(targets, Values):
+        found += note(
+            targets.values,
+            lambda one: _label_of(table, targets, one),
+            "there with different labels",
+            "At most one of them is right: correct the others, or take them out.",
+        )
+    found += note(
+        split_of,
+        lambda one: splits[split_of[one]].name,
+        "in several splits",
+        "A model looks better than it is when it is tested on images that it was trained on: keep each in one split.",
+    )
+    return tuple(found)
+
+
+def _label_of(table: SampleTable, targets: Values, sample: int) -> str:
+    value = targets.values[sample]
+    return table.classes[int(value)] if table.classes and value.ndim == 0 else str(value.tolist())
+
+
+# Write a planned pack beside its target, verify it, rename it into place, and report on it.
+
 
 # Longer than a read from a local disk takes; and longer than one from memory, the limit where nothing is decoded.
 _SLOW_READ_S = 0.001

@@ -22,9 +22,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, OptionError, SourceChangedError
-from colabstage.images.decode import ImageFacts, check_kept, decode_image, decode_sized, fit_pixels, probe_image
+from colabstage.images.decode import (
+    ImageFacts,
+    can_torch_resize,
+    check_kept,
+    decode_image,
+    decode_sized,
+    expects_torch,
+    fit_pixels,
+    probe_image,
+)
 from colabstage.images.geometry import ImageOptions
-from colabstage.images.resample import can_torch_resize, expects_torch
 from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import counted
@@ -32,11 +40,11 @@ from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.formats.items import read_dataset
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
+    SplitPlan,
     gains_by_torch,
     has_files,
     image_options,
@@ -45,7 +53,6 @@ from colabstage.pack.plan import (
     plan_target,
     why_kept,
 )
-from colabstage.pack.splits import SplitPlan
 from colabstage.sources.opening import OpenedSource, Opening
 from colabstage.sources.parse import LocalSource
 
@@ -56,11 +63,10 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.detect import LayoutFunction
     from colabstage.layouts.formats.items import IndexableDataset
-    from colabstage.layouts.samples import Content, SampleSource
-    from colabstage.layouts.table import Inputs, SampleTable
+    from colabstage.layouts.table import Content, Inputs, SampleSource, SampleTable
     from colabstage.machine.mounts import InCaller
     from colabstage.pack.options import PackOptions
-    from colabstage.pack.takeover import Takeover
+    from colabstage.pack.rows import Takeover
     from colabstage.trees.listing import Tree
 
     PackSource = str | os.PathLike[str] | IndexableDataset

@@ -38,7 +38,7 @@ from colabstage.io.arguments import read_options, refuse_argument
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, make_folder, make_own_folder
-from colabstage.io.redaction import show_address
+from colabstage.io.units import show_address
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
 from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller

@@ -28,7 +28,7 @@ from colabstage.h5.manifest import (
 from colabstage.h5.parts import PartName, shard_path, shards_beside
 from colabstage.io.files import parse_json
 from colabstage.io.ownership import remove_vouched, whatever_is_there
-from colabstage.io.redaction import show_address
+from colabstage.io.units import show_address
 from colabstage.io.workspace import disk_use, open_workspace, remove_own
 from colabstage.pack.finish import OddBoxes
 from colabstage.sources.buckets import ObjectStore

@@ -10,14 +10,21 @@ import numpy as np
 import xxhash
 
 from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, SourceReadError
-from colabstage.images.complete import check_complete
-from colabstage.images.decode import DecodedImage, PixelRoom, Scratch, check_kept, decode_sized, encode_jpeg, fit_pixels
+from colabstage.images.decode import (
+    DecodedImage,
+    PixelRoom,
+    Scratch,
+    check_complete,
+    check_kept,
+    decode_sized,
+    encode_jpeg,
+    fit_pixels,
+)
 from colabstage.images.masks import fit_mask, level_counts, read_mask
 from colabstage.io.files import RetryPolicy, TargetFile, read_with_retry
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
-from colabstage.layouts.mask_values import check_lossless
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import Arrays, Boxes, Masks, UnreadBoxes
+from colabstage.layouts.formats.masks import check_lossless
+from colabstage.layouts.table import Arrays, Boxes, Masks, TreeFiles, UnreadBoxes
 from colabstage.pack.job import ReplanError, keeps_files, target_source
 from colabstage.pack.journal import FACTS
 from colabstage.pack.plan import image_options, mask_options
@@ -31,13 +38,12 @@ if TYPE_CHECKING:
     from colabstage.images.decode import Loss
     from colabstage.images.geometry import ColorMode
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.layouts.samples import Content, SampleSource
-    from colabstage.layouts.table import SampleTable
+    from colabstage.layouts.table import Content, SampleSource, SampleTable
+    from colabstage.pack.arrival import PackStream
     from colabstage.pack.job import PackJob
     from colabstage.pack.journal import PackJournal, SampleColumn, Spool
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import StoredField
-    from colabstage.pack.stream import PackStream
 
 # Which values of a byte a mask has, a bit for each.
 LEVELS = np.dtype(("u1", (32,)))

@@ -25,18 +25,29 @@ from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import public, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder
-from colabstage.io.page import in_notebook
+from colabstage.io.packages import refuse_import
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
-from colabstage.io.report import Report, facts
+from colabstage.io.report import Report, facts, in_notebook
 from colabstage.io.units import format_bytes, format_duration
-from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import open_spool, remove_own
 from colabstage.machine.mounts import require_drive
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
-from colabstage.runs.lease import NAME, Heartbeat, new_lease, wait_until_free
-from colabstage.runs.plot import PLACES, plot_history
-from colabstage.runs.saver import END_S, Job, Saved, Saver
+from colabstage.runs.listing import PLACES, plot_history
+from colabstage.runs.saver import (
+    END_S,
+    NAME,
+    Heartbeat,
+    Job,
+    Saved,
+    Saver,
+    Version,
+    is_complete,
+    list_versions,
+    new_lease,
+    sweep_leftovers,
+    wait_until_free,
+)
 from colabstage.runs.state import (
     Copier,
     check_parts,
@@ -46,7 +57,6 @@ from colabstage.runs.state import (
     random_state,
     set_random_state,
 )
-from colabstage.runs.versions import Version, is_complete, list_versions, sweep_leftovers
 from colabstage.stage.publish import restore_file
 
 try:
@@ -61,7 +71,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from colabstage.io.progress import Clock, Progress
-    from colabstage.runs.lease import Lease
+    from colabstage.runs.saver import Lease
 
     T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from colabstage.errors import NotSupportedHereError
-from colabstage.h5.in_part import PART_MARK, with_mark, with_signature
+from colabstage.h5.arrival import PART_MARK, with_mark, with_signature
 from colabstage.io.files import hash_block, pread_exactly, punch_hole, pwrite_exactly, reserve, typed_write_errors
 from colabstage.io.workspace import current_world, short_digest
 

@@ -25,11 +25,11 @@ from colabstage.io.callers_code import without_ours
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE
 from colabstage.sources.order import ConnectionTuner
-from colabstage.sources.remote import TransientError
-from colabstage.sources.retry import (
+from colabstage.sources.remote import (
     LONGEST_WAIT_S,
     LOOK_S,
     RetryBudget,
+    TransientError,
     closing_pieces,
     ended_early,
     final_error,

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError, said_by
-from colabstage.io.redaction import hide_secrets
+from colabstage.io.units import hide_secrets
 from colabstage.sources.remote import Checksum, TransientError
 
 if TYPE_CHECKING:

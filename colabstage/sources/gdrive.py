@@ -27,10 +27,8 @@ from colabstage.errors import (
 )
 from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.redaction import show_address
-from colabstage.sources.http_answers import page_title, shorten_name
-from colabstage.sources.http_file import HttpFile, open_http
-from colabstage.sources.http_session import WebAnswer, ask_service
+from colabstage.io.units import show_address
+from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, page_title, shorten_name
 from colabstage.sources.remote import TransientError, with_retries
 from colabstage.trees.names import parent_folders
 

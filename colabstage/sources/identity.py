@@ -10,8 +10,7 @@ import itertools
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from colabstage.io.files import hash_block
-from colabstage.io.records import read_fields
+from colabstage.io.files import hash_block, read_fields
 from colabstage.io.workspace import current_world
 from colabstage.trees.listing import FileEntries
 from colabstage.trees.zip import directory_bytes

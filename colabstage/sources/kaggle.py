@@ -25,10 +25,10 @@ from colabstage.errors import (
     WebPageError,
 )
 from colabstage.io.files import RetryPolicy
-from colabstage.io.redaction import show_address
+from colabstage.io.units import show_address
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.gdrive import page_address
-from colabstage.sources.http_session import ask_service
+from colabstage.sources.http_file import ask_service
 from colabstage.sources.remote import TransientError, with_retries
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from colabstage.sources.http_file import HttpFile
-    from colabstage.sources.http_session import WebAnswer
+    from colabstage.sources.http_file import HttpFile, WebAnswer
     from colabstage.sources.remote import Checksum
 
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import SourceChangedError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy, hash_block
-from colabstage.io.redaction import show_address
-from colabstage.io.units import left_out
+from colabstage.io.units import left_out, show_address
 from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
+from colabstage.sources.parse import service_of
 from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError, given_up, with_retries
 from colabstage.sources.remote_files import RemoteFileTree
-from colabstage.sources.services import service_of
 from colabstage.trees.folder import GOOGLE_NATIVE
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from colabstage.sources.parse import Found
     from colabstage.sources.remote import Checksum
-    from colabstage.sources.services import Found
 
 # The length to request if an object is expected to be shorter.
 _SHORT_BYTES = 1024 * 1024

@@ -62,10 +62,9 @@ from colabstage.sources.remote_files import RemoteFileTree, list_files, open_rem
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES, JoinedBytes, LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.joined import JoinedTree, Joining
 from colabstage.trees.listing import total_size
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, distinct_names
-from colabstage.trees.open import OnlyTree, is_folder, open_archive, recognise_archive
+from colabstage.trees.open import JoinedTree, Joining, OnlyTree, is_folder, open_archive, recognise_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

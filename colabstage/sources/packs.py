@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import glob
+import io
 import json
 import os
 import re
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from colabstage.errors import OptionError, SourceNotFoundError
-from colabstage.h5.info import size_of_file
+import numpy as np
+
+from colabstage.errors import OptionError, PackFormatError, SourceNotFoundError
+from colabstage.h5.info import open_h5, size_of_file
 from colabstage.h5.manifest import Manifest, manifest_path, parse_manifest, read_manifest
 from colabstage.h5.parts import PartName, find_parts
-from colabstage.io.redaction import show_address
-from colabstage.io.units import NAMES_SHOWN, format_names
+from colabstage.h5.schema import BYTES, OFFSETS, split_of, y_name
+from colabstage.h5.untrusted import open_alone, reading_contents
+from colabstage.io.units import NAMES_SHOWN, format_names, show_address
+from colabstage.sources.blocks import Edges
 from colabstage.sources.in_part import FileOfSet
 from colabstage.sources.parse import LocalSource, ShareSource, parse_source, share_source
 from colabstage.sources.remote import given_up
@@ -24,8 +30,12 @@ from colabstage.sources.remote_files import FileSource, read_small_file, remote_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from colabstage.h5.parts import Files
+    from colabstage.sources.in_part import BlockwiseFile, WholeFile
     from colabstage.sources.parse import SingleSource
+
 
 # The address of all shards of a set, as packing reports it, or with a star.
 _SHARDS = re.compile(r"(?P<stem>.+)-(?:\*|\?{5})-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
@@ -154,3 +164,273 @@ def name_files(sources: Sequence[SingleSource], manifests: Sequence[Manifest]) -
     elif len(set(names)) < len(names):
         names = [f"{number:05}-{name}" for number, name in enumerate(names)]
     return [FileOfSet(*one) for one in zip(sources, names, manifests, strict=True)]
+
+
+# Find where the rows of a pack are in its files, and which blocks each row needs.
+
+
+# Targets stay here if they take at most this fraction of the limit.
+_KEPT_PART = 8
+# Where the whole pack is copied, the first batch waits for all targets if they take at most this many blocks.
+_KEPT_BLOCKS = 2
+# A batch may be in two blocks that are not neighbours, and its rows reach into the one before and the one after each.
+LEAST_BLOCKS = 6
+# Where the edges of blocks stay, its rows reach into no other: two that are read, one that comes, and one that is here
+# for a moment to leave its edge.
+_LEAST_WITH_EDGES = 4
+# The edges of blocks stay here if they take at most this fraction of the limit.
+_EDGES_PART = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PackField:
+    """A byte range of a file that holds rows of a split, of which some blocks are here."""
+
+    split: str
+    is_input: bool
+    start: int
+    """The address at which they begin, as of `FileSet`."""
+    nbytes: int
+    rows: int
+    offsets: str | None
+    """The dataset of offsets where rows begin; `None` where all rows have one length."""
+    number: int = 0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Span:
+    """Blocks that the inputs, or the targets, of all rows of a split need, in all files."""
+
+    is_input: bool
+    firsts: NDArray[np.int64]
+    lasts: NDArray[np.int64]
+
+
+class Places:
+    """Blocks that each row of a split needs."""
+
+    def __init__(self, spans: list[_Span], file_ends: NDArray[np.int64], edges: bool) -> None:
+        """Take the spans of the split; `file_ends`: the number of rows up to the end of each file; `edges`: whether
+        edges of blocks stay here."""
+        self._spans, self._edges = spans, edges
+        rows = int(file_ends[-1]) if len(file_ends) else 0
+        coarsest = min(
+            spans, key=lambda span: int(span.lasts.max(initial=0) - span.firsts.min(initial=0)), default=None
+        )
+        self.low = 0 if coarsest is None or not rows else int(coarsest.firsts.min())
+        """The block that is the first unit."""
+        self.units = np.zeros((rows, 2), np.intp)
+        if coarsest is not None and rows:
+            begins = np.concatenate([[0], file_ends[:-1]])
+            lows = np.minimum.reduceat(coarsest.firsts, begins)
+            highs = np.maximum.reduceat(coarsest.lasts, begins)
+            # Units are counted without what is between the rows of two files: index, labels, other splits.
+            before = lows - np.concatenate([[0], np.cumsum(highs - lows + 1)[:-1]])
+            skipped = np.repeat(before, np.diff(file_ends, prepend=0))
+            self.units = np.stack([coarsest.firsts - skipped, coarsest.lasts - skipped], axis=1).astype(np.intp)
+        self.gap = max(1, 2 * rows // max(1, int(self.units.max(initial=0)) + 1))
+
+    def needed(self, rows: NDArray[np.intp], *, targets_only: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the blocks that rows need completely, and those of which they need only an edge."""
+        whole: list[NDArray[np.int64]] = []
+        edges: list[NDArray[np.int64]] = []
+        for span in self._spans:
+            if targets_only and span.is_input:
+                continue
+            first, last = span.firsts[rows], span.lasts[rows]
+            across = (last == first + 1) if self._edges else np.zeros(len(rows), np.bool_)
+            edges += [first[across], last[across]]
+            # By steps along the longest row and not row by row, because there may be millions.
+            longest = int((last - first)[~across].max(initial=0))
+            whole += [np.minimum(first[~across] + step, last[~across]) for step in range(longest + 1)]
+        return _unique(whole), _unique(edges)
+
+    def count_here(self, state: NDArray[np.bool_]) -> int:
+        """Count the rows all of whose blocks are here."""
+        # Sums from the beginning: whether all blocks from one to another are here is then one subtraction for each row.
+        before = np.r_[0, np.cumsum(state)]
+        here = np.ones(len(self.units), np.bool_)
+        for span in self._spans:
+            here &= before[span.lasts + 1] - before[span.firsts] == span.lasts - span.firsts + 1
+        return int(here.sum())
+
+    def uses(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return when, by its place in `rows`, which block is needed."""
+        places: list[NDArray[np.int64]] = []
+        blocks: list[NDArray[np.int64]] = []
+        for span in self._spans:
+            first, last = span.firsts[rows], span.lasts[rows]
+            # Edges have been kept since their block was here, so they need no visit.
+            inner = np.flatnonzero((last != first + 1) | (not self._edges))
+            for step in range(int((last - first)[inner].max(initial=0)) + 1):
+                places.append(inner)
+                blocks.append(np.minimum(first[inner] + step, last[inner]))
+        return _joined(places), _joined(blocks)
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[np.int64]:
+    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+
+
+def _unique(parts: list[NDArray[Any]]) -> NDArray[np.int64]:
+    return np.unique(_joined(parts))
+
+
+class _Bytes(io.RawIOBase):
+    """A file for h5py to read; blocks that it touches are fetched first."""
+
+    def __init__(self, file: BlockwiseFile | WholeFile, number: int) -> None:
+        self._file, self._place = file, 0
+        self._begin = file.files.begin(number)
+        self._size = file.files.end(number) - self._begin
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        self._place = base + offset
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), self._size - self._place)
+        if length <= 0:
+            return 0
+        buffer[:length] = self._file.read(self._begin + self._place, length)
+        self._place += length
+        return length
+
+    def __enter__(self) -> Self:
+        return self
+
+
+def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
+    """Find the rows of all splits in all files."""
+    found: list[PackField] = []
+    for number, path in enumerate(file.paths):
+        with reading_contents(path), open_alone(_Bytes(file, number), str(path)) as pack:
+            for name in pack:
+                split = split_of(name)
+                if split is None:
+                    continue
+                fields = _field_of(pack[name], split, is_input=True)
+                if y_name(split) in pack:
+                    fields += _field_of(pack[y_name(split)], split, is_input=False)
+                begin = file.files.begin(number)
+                found += [replace(one, start=begin + one.start, number=number) for one in fields]
+        if len(file.paths) > 1:
+            _check_headers(file, found, number + 1)
+    return _without_small_targets(file, found, 1.0)
+
+
+def _without_small_targets(
+    file: BlockwiseFile | WholeFile, fields: Sequence[PackField], part: float
+) -> tuple[PackField, ...]:
+    """Leave out targets that stay here; `part`: how much of the pack the fields are of, from 0 to 1."""
+    most = _KEPT_BLOCKS * file.files.block_bytes if file.limit is None else part * (file.limit // _KEPT_PART)
+    # One decision for all files: of one split, either all targets stay or none.
+    targets: dict[str, int] = {}
+    for one in fields:
+        if not one.is_input:
+            targets[one.split] = targets.get(one.split, 0) + one.nbytes
+    return tuple(one for one in fields if one.is_input or targets[one.split] > most)
+
+
+def _check_headers(file: BlockwiseFile | WholeFile, fields: Sequence[PackField], read: int) -> None:
+    """Refuse a limit for which there are too many files, before the headers of all of them are here. `read`: how many
+    files `fields` are of."""
+    count = len(file.paths)
+    kept = _kept_blocks(file, _without_small_targets(file, fields, read / count))
+    # Files of one set are alike.
+    expected = -(-int(kept[file.files.file_of < read].sum()) * count // read)
+    file.check_room(np.arange(file.blocks) < expected, Edges.none(file.blocks), least=LEAST_BLOCKS)
+
+
+def _field_of(node: Any, split: str, *, is_input: bool) -> list[PackField]:
+    import h5py
+
+    grouped = isinstance(node, h5py.Group)
+    if grouped and not {BYTES, OFFSETS} <= node.keys():
+        return []
+    data, rows = (node[BYTES], len(node[OFFSETS]) - 1) if grouped else (node, len(node))
+    if data.chunks is not None or data.id.get_offset() is None or not data.id.get_storage_size():
+        # Nobody knows where its rows are: all of it stays, as everything does that no field has.
+        return [PackField(split, is_input, 0, 0, rows, None)]
+    offsets = f"{node.name}/{OFFSETS}" if grouped else None
+    return [PackField(split, is_input, data.id.get_offset(), data.id.get_storage_size(), rows, offsets)]
+
+
+def _kept_blocks(file: BlockwiseFile | WholeFile, fields: tuple[PackField, ...]) -> NDArray[np.bool_]:
+    """Return which blocks hold anything else than rows: they stay."""
+    block_bytes, kept = file.files.block_bytes, np.ones(file.blocks, np.bool_)
+    for field in fields:
+        end = field.start + field.nbytes
+        # A file's last block is as whole as it gets.
+        stop = -(-end // block_bytes) if end == file.files.end(field.number) else end // block_bytes
+        kept[-(-field.start // block_bytes) : stop] = False
+    return kept
+
+
+def find_places(file: BlockwiseFile | WholeFile, fields: Sequence[PackField]) -> Places:
+    """Find which blocks each row of a split needs; `fields`: those of the split."""
+    block_bytes = file.files.block_bytes
+    spans, inputs = [], [field for field in fields if field.is_input]
+    for side in (inputs, [field for field in fields if not field.is_input]):
+        if not side:
+            continue
+        places = [_row_places(file, field) for field in side]
+        starts, stops = (np.concatenate(one) for one in zip(*places, strict=True))
+        spans.append(_Span(side is inputs, starts // block_bytes, np.maximum(stops - 1, starts) // block_bytes))
+    ends = np.cumsum([field.rows for field in inputs if field.rows])
+    return Places(spans, ends, edges=file.has_edges)
+
+
+def _row_places(file: BlockwiseFile | WholeFile, field: PackField) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the addresses at which each row of a field begins and ends."""
+    if field.offsets is None:
+        length = field.nbytes // max(1, field.rows)
+        starts = field.start + np.arange(field.rows, dtype=np.int64) * length
+        return starts, starts + length
+    path = file.paths[field.number]
+    with open_h5(path, in_part=True) as opened, reading_contents(path):
+        offsets = np.asarray(opened[field.offsets][()], np.int64)
+    if len(offsets) != field.rows + 1 or (np.diff(offsets) < 0).any() or offsets[-1] > field.nbytes:
+        msg = f"{field.offsets} in '{path}' does not say where rows begin. Pack it again."
+        raise PackFormatError(msg)
+    return field.start + offsets[:-1], field.start + offsets[1:]
+
+
+def _find_edges(file: BlockwiseFile, fields: tuple[PackField, ...], kept: NDArray[np.bool_]) -> Edges:
+    """Return the parts of each block that belong to rows that extend over one of its ends."""
+    block_bytes, edges = file.files.block_bytes, Edges.none(file.blocks)
+    for field in fields:
+        starts, stops = _row_places(file, field)
+        first, last = starts // block_bytes, np.maximum(stops - 1, starts) // block_bytes
+        across = last == first + 1
+        np.maximum.at(edges.tails, first[across], (first[across] + 1) * block_bytes - starts[across])
+        np.maximum.at(edges.heads, last[across], stops[across] - last[across] * block_bytes)
+    edges.heads[kept] = edges.tails[kept] = 0
+    return edges
+
+
+def bring_kept(file: BlockwiseFile, fields: tuple[PackField, ...]) -> None:
+    """Fetch everything that is not rows, and mark it to stay."""
+    kept = _kept_blocks(file, fields)
+    # Before any of it comes.
+    room = file.check_room(kept, Edges.none(file.blocks), least=LEAST_BLOCKS)
+    with file.hold(np.flatnonzero(kept)):
+        pass
+    edges, least = Edges.none(file.blocks), LEAST_BLOCKS
+    if file.limit is not None:
+        # Without them the neighbours of each block are fetched once more, for the rows that are in both.
+        spare = (room - _LEAST_WITH_EDGES) * file.files.block_bytes
+        found = _find_edges(file, fields, kept)
+        if found.nbytes <= min(file.limit // _EDGES_PART, spare):
+            edges, least = found, _LEAST_WITH_EDGES
+    file.settle(kept, edges, least=least)

@@ -12,16 +12,16 @@ import glob
 import hashlib
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, TypeGuard, Union
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, Union
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
-from colabstage.io.arguments import check_argument
-from colabstage.io.given import instead_of, show_value
-from colabstage.io.missing import whereabouts
-from colabstage.io.redaction import names_secret, show_address
+from colabstage.io.arguments import check_argument, instead_of, show_value, whereabouts
+from colabstage.io.packages import added_by_packages
+from colabstage.io.units import names_secret, show_address
 from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
@@ -36,10 +36,10 @@ from colabstage.machine.mounts import (
 from colabstage.machine.platforms import detect_platform
 from colabstage.sources.gdrive import parse_share_link
 from colabstage.sources.kaggle import parse_kaggle
-from colabstage.sources.services import protocol_of, service_of
+from colabstage.sources.remote import RemoteFile
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
-from colabstage.trees.volumes import is_piece, may_be_part
-from colabstage.trees.volumes import parts_of as parts_of_file
+from colabstage.trees.open import is_piece, may_be_part
+from colabstage.trees.open import parts_of as parts_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from colabstage.sources.gdrive import ShareLink
     from colabstage.sources.kaggle import KaggleDataset
     from colabstage.trees.listing import Tree
+
 
 _EXPECTED = (
     "a folder, a file or a pattern such as 'part-*.zip' on this machine or on a mounted Drive, a Google Drive share "
@@ -567,3 +568,44 @@ def expand_pattern(source: LocalSource) -> LocalSource | ManySource:
         msg = f"Nothing fits the pattern '{text}'. {whereabouts(source.path)}"
         raise SourceNotFoundError(msg)
     return ManySource(source.address, source.name, source.label, tuple(local_source(name) for name in found))
+
+
+# Services beyond those of this package: what installed packages add, and what fsspec knows.
+#
+# An entry point in the group "colabstage.sources" has the name of a scheme, and leads to a function from an address
+# to the file or the files that are there.
+
+
+# A file; or for each file of a folder its name in it, and what opens it, any number of times.
+Found: TypeAlias = RemoteFile | Mapping[str, Callable[[], RemoteFile]]
+
+# fsspec's file systems behind others: they would copy everything that is read to the very disk that has to be spared.
+_WRAPPERS = frozenset(
+    {"simplecache", "filecache", "blockcache", "cached", "reference", "generic", "dir", "async_wrapper"}
+)
+
+
+def service_of(address: str) -> Callable[[str], Found] | None:
+    """Return what opens the addresses of a scheme; `None` where no package adds it."""
+    scheme = address.partition("://")[0].lower()
+    found = next(iter(added_by_packages("colabstage.sources").select(name=scheme)), None)
+    if found is None:
+        return None
+    opener: Callable[[str], Found] = found.load()
+    return opener
+
+
+def protocol_of(address: str) -> str:
+    """Return the protocol of a complete remote address.
+
+    Raises:
+        OptionError: it is not one, or leads through one of fsspec's caches or wrappers.
+    """
+    protocol, mark, rest = address.partition("://")
+    if "::" in protocol or "::" in rest.partition("/")[0] or protocol.lower() in _WRAPPERS:
+        msg = f"'{show_address(address)}' goes through another file system; give the address of the data itself."
+        raise OptionError(msg)
+    if not mark or not rest.strip("/"):
+        msg = f"'{show_address(address)}' is not a remote address; expected one such as s3://bucket/folder."
+        raise OptionError(msg)
+    return protocol.lower()

@@ -14,8 +14,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.machine.drive_attributes import ask_md5s
 from colabstage.sources.identity import as_one_of_many, identify_remote
 from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
-from colabstage.sources.remote import MountedFile, given_up
-from colabstage.sources.retry import read_directly, read_through
+from colabstage.sources.remote import MountedFile, given_up, read_directly, read_through
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts, unknown_entry
 from colabstage.trees.names import check_collisions, clean_member_name, distinct_names

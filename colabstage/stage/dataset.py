@@ -11,9 +11,9 @@ from colabstage.errors import CancelledError, NotStagedError, OptionError, ended
 from colabstage.h5.arrival import Readiness
 from colabstage.io.boundary import public
 from colabstage.io.environment import logger_of
+from colabstage.io.packages import whole_imports
 from colabstage.io.report import Report, Row, Table, facts
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
-from colabstage.io.whole_imports import whole_imports
 from colabstage.load.plan import TORCH_REMEDIES, ArrayOptions, LoaderOptions
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from colabstage.h5.info import PackInfo
     from colabstage.io.progress import Progress
     from colabstage.load.dataset import dataset_h5
+    from colabstage.load.frameworks.arrays import NumpyLoader
     from colabstage.load.frameworks.keras_dataset import KerasBatches
-    from colabstage.load.frameworks.numpy_loader import NumpyLoader
     from colabstage.load.loader import Loader
     from colabstage.load.partial import PartialPack
     from colabstage.load.plan import ArrayArguments, LoaderArguments
@@ -365,7 +365,7 @@ class StagedDataset:
         Raises:
             SplitNotFoundError, OptionError: as `data[split]` and `to_numpy`.
         """
-        from colabstage.load.frameworks.numpy_loader import to_numpy
+        from colabstage.load.frameworks.arrays import to_numpy
 
         return to_numpy(self._reader(split), batch_size, **arguments)
 

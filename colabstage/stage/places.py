@@ -53,7 +53,7 @@ from colabstage.io.ownership import (
 )
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.redaction import show_address
+from colabstage.io.units import show_address
 from colabstage.io.workspace import (
     disk_use,
     find_owned,
@@ -65,10 +65,9 @@ from colabstage.io.workspace import (
 )
 from colabstage.machine.mounts import drive_root, require_answer, run_watched, silence_of
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.sources.copy import copy_file
+from colabstage.sources.arriving import copy_file
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
-from colabstage.sources.remote import RemoteFacts, given_up
-from colabstage.sources.retry import read_directly
+from colabstage.sources.remote import RemoteFacts, given_up, read_directly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -700,7 +699,7 @@ class BucketPlace(Place):
 
     def _replace(self, new: Publication, earlier: Manifest, advance: Callable[[int], None]) -> bool:
         """Have the service copy the blocks that an earlier version has too; return whether it did, and all is there."""
-        from colabstage.sources.server_copy import Piece, join_pieces, replace_object
+        from colabstage.sources.buckets import Piece, join_pieces, replace_object
 
         if not self._store.copies_parts:
             return False

@@ -17,14 +17,12 @@ from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import UNKNOWN_SPACE, free_space
-from colabstage.pack.stream import PackStream
-from colabstage.stage.base import find_base
-from colabstage.stage.cache import Cache, is_published
+from colabstage.pack.arrival import PackStream
+from colabstage.stage.cache import Cache, StageFigures, is_published, less_room
 from colabstage.stage.dataset import found_in
-from colabstage.stage.decide import decide, has_to_come, plan_reading, staging_figures
+from colabstage.stage.decide import decide, find_base, has_to_come, plan_reading, staging_figures
 from colabstage.stage.record import is_spoilt
 from colabstage.stage.request import FILES_REMEDY, SOURCE_REMEDIES, StageArguments, make_request
-from colabstage.stage.room import StageFigures, less_room
 from colabstage.stage.shards import plan_shards
 from colabstage.stage.source import SourceOnce, StageCall
 from colabstage.trees.listing import total_size

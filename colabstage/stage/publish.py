@@ -25,18 +25,17 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.h5.manifest import is_whole, manifest_of_bytes, manifest_path, read_manifest
+from colabstage.io.arguments import whereabouts
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder
-from colabstage.io.missing import whereabouts
 from colabstage.io.ownership import atomic_path, sweep_orphans
-from colabstage.io.redaction import show_address
-from colabstage.io.units import format_bytes, format_duration, format_rate
+from colabstage.io.units import format_bytes, format_duration, format_rate, show_address
 from colabstage.machine.drive_attributes import wait_uploaded as wait_until_uploaded
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay
 from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_with_one_remount
-from colabstage.sources.copy import copy_file
+from colabstage.sources.arriving import copy_file
 from colabstage.sources.parse import Target, absolute_path
 from colabstage.sources.remote import Checksum, pieces_of
 from colabstage.stage.places import (

@@ -13,8 +13,7 @@ from colabstage.errors import OptionError
 from colabstage.io.arguments import check_argument, read_options
 from colabstage.io.boundary import public
 from colabstage.io.environment import cache_dir_variable
-from colabstage.io.redaction import show_address
-from colabstage.io.units import parse_bytes
+from colabstage.io.units import parse_bytes, show_address
 from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import drive_root, place_in, require_drive
 from colabstage.machine.platforms import detect_platform

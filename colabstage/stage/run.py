@@ -18,14 +18,7 @@ from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack, sweep_exchanges
 from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.display import resolve_progress
-from colabstage.io.files import (
-    check_own_folder,
-    clear_lock,
-    local_lock,
-    make_folder,
-    make_own_folder,
-    tag_cache_folder,
-)
+from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder, tag_cache_folder
 from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
 from colabstage.io.receipts import check_replaceable, sweep_receipts
@@ -34,30 +27,40 @@ from colabstage.io.workspace import find_orphans, open_spool, put_back
 from colabstage.machine.mounts import required_to_stay, run_watched
 from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount
+from colabstage.pack.arrival import MemberRanges
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import listed_job, prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.rows import sweep_rows
 from colabstage.pack.shards import pack_by_executor
-from colabstage.pack.stream import MemberRanges
 from colabstage.sources.opening import sweep_copies
 from colabstage.sources.parse import parts_of, paths_of, read_local_dir
 from colabstage.sources.to_folder import SLOW_READERS, write_folder
-from colabstage.stage.base import bring_base, find_base
 from colabstage.stage.cache import (
     Cache,
     CachedPack,
+    beyond_limit,
+    check_disk_limit,
     discard_rows,
     find_published,
     is_published,
     keep_rows,
+    less_room,
     open_in_part,
     publish_pack,
     read_cached_rows,
     restore,
 )
 from colabstage.stage.dataset import StagedDataset, StageReport, found_in, which_file
-from colabstage.stage.decide import decide, decide_here, has_to_come, plan_reading, staging_figures
+from colabstage.stage.decide import (
+    bring_base,
+    decide,
+    decide_here,
+    find_base,
+    has_to_come,
+    plan_reading,
+    staging_figures,
+)
 from colabstage.stage.publish import discard_version
 from colabstage.stage.record import (
     LocalRecord,
@@ -78,7 +81,6 @@ from colabstage.stage.request import (
     lock_path,
     make_request,
 )
-from colabstage.stage.room import beyond_limit, check_disk_limit, less_room
 from colabstage.stage.shards import pack_into_cache, plan_without_room
 from colabstage.stage.source import SourceListingError, SourceOnce, StageCall, check_listing
 from colabstage.stage.streaming import BackgroundPack
@@ -93,14 +95,13 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress
     from colabstage.io.receipts import Receipt
     from colabstage.load.partial import PartialPack
+    from colabstage.pack.arrival import PackStream
     from colabstage.pack.job import PackJob
     from colabstage.pack.options import PackOptions
-    from colabstage.pack.stream import PackStream
-    from colabstage.pack.takeover import BasePack
+    from colabstage.pack.rows import BasePack
     from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import SourceArgument
-    from colabstage.stage.base import Base
-    from colabstage.stage.decide import Here, Reading
+    from colabstage.stage.decide import Base, Here, Reading
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.request import StageRequest
     from colabstage.stage.source import Freshness

@@ -26,15 +26,15 @@ from colabstage.io.units import format_bytes, format_count, parse_bytes
 from colabstage.io.workspace import find_orphans, open_workspace, remove_own, unless
 from colabstage.load.partial import forget_parts
 from colabstage.machine.resources import check_space
+from colabstage.pack.arrival import MemberRanges
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import ReplanError, keeps_files, prepare_pack, settled
 from colabstage.pack.plan import has_files, pack_content
 from colabstage.pack.set_stores import ShardResult, result_of
 from colabstage.pack.shards import set_report, shard_job, shard_names, write_shards
-from colabstage.pack.stream import MemberRanges
 from colabstage.sources.identity import compare_states
 from colabstage.sources.in_part import fixed_bytes
-from colabstage.sources.pack_rows import LEAST_BLOCKS
+from colabstage.sources.packs import LEAST_BLOCKS
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.stage.cache import CachedPack, find_shards
 from colabstage.stage.places import look_at_file

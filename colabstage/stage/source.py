@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Progress
     from colabstage.load.partial import PartialPack
-    from colabstage.pack.stream import PackStream
+    from colabstage.pack.arrival import PackStream
     from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.opening import OpenedSource
     from colabstage.stage.request import StageRequest

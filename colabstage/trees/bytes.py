@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import CorruptArchiveError, SourceNotFoundError, SourceReadError
-from colabstage.io.files import Closing, pread_exactly, punch_hole
-from colabstage.io.missing import whereabouts
-from colabstage.io.stand_ins import stand_in
+from colabstage.io.arguments import whereabouts
+from colabstage.io.files import Closing, pread_exactly, punch_hole, stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

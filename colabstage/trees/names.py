@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import UnsafeArchiveError
-from colabstage.io.given import show_content
+from colabstage.io.arguments import show_content
 from colabstage.io.units import format_bytes, format_count, left_out
 from colabstage.io.workspace import is_our_name
 

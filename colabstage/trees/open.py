@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 import stat
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
+from colabstage.io.arguments import whereabouts
 from colabstage.io.files import RetryPolicy, read_with_retry
-from colabstage.io.missing import whereabouts
+from colabstage.io.units import format_count, listed
 from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
     HEAD_BYTES,
@@ -30,18 +32,19 @@ from colabstage.trees.bytes import (
 from colabstage.trees.compressed import inner_name, open_stream, unpack_into
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, TreeView, sorted_by_name
-from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, parent_folders
+from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, distinct_names, parent_folders
 from colabstage.trees.seven_zip import ToolArchiveTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree, refuse_volume
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.zip_member import ZipMember
+    from colabstage.trees.zip import ZipMember
+
 
 TreeFormat = Literal["folder"] | ArchiveKind
 
@@ -284,3 +287,236 @@ def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
     shown = list(dict.fromkeys(near))[:3] or sorted({name.partition("/")[0] for name in names})[:5]
     written = " or ".join(f"only={name!r}" for name in shown)
     return SourceNotFoundError(f"only={part!r} matches nothing in '{tree.label}'. Write one that does: {written}.")
+
+
+# Several trees as one, and files that are parts of one thing: how they are recognised and what is still missing.
+
+
+# What people call the parts of a dataset that are to stay apart.
+_SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
+# Where there is one of these, it may have the labels.
+_NO_CLASSES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt", ".xml")
+_FOLDERS_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How the files of several trees are named in one."""
+
+    prefixes: tuple[str, ...]
+    """For each tree the folder that its files are put into, "" for none."""
+    reason: str
+    """Why, as a sentence."""
+
+
+def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_folders: bool = True) -> Joining:
+    """Decide how to name the files of several trees in one. Pure.
+
+    They are united as they are, unless a name would be there twice, or the trees are named like splits (train, val,
+    test …): then each part goes into a folder of its own name.
+
+    Args:
+        stems: the readable name of each tree; need not be distinct.
+        names: the file names in each tree; without what is the same in one before.
+        of_folders: whether all trees are folders, and none an archive.
+    """
+    # Splits come first: united, train/ and test/ of two archives would lose which is which.
+    folders = distinct_names(stems)
+    if all(stem.lower() in _SPLIT_NAMES for stem in stems) and folders == tuple(stems):
+        prefixes = tuple(
+            # A tree may have the folder of its own name already, and nothing beside it.
+            "" if part and all(name.lower().startswith(f"{stem.lower()}/") for name in part) else folder
+            for folder, stem, part in zip(folders, stems, names, strict=True)
+        )
+        return Joining(
+            prefixes, f"The parts are named like splits, so each is a folder: {listed(folders, _FOLDERS_SHOWN)}."
+        )
+    collision = _first_collision(names)
+    if collision is None:
+        reason = f"The files of {len(stems):,} parts are united; no name is there twice."
+        # photos/* of a shell: the folders of classes, each as a part, whose own names are nowhere then.
+        is_flat = not any("/" in name or name.lower().endswith(_NO_CLASSES) for part in names for name in part)
+        # Parts of one thing that are counted, as images_001 and images_002, are no classes; 0 and 1 may be.
+        is_counted = any(map(str.isalpha, stems[0])) and len({re.sub(r"\d+", "", stem) for stem in stems}) == 1
+        if is_flat and len(set(stems)) == len(stems) > 1 and not is_counted:
+            remedy = "stage the folder that they are in" if of_folders else "extract each into a folder of its name"
+            reason += (
+                f" What the parts are called ({listed(stems, _FOLDERS_SHOWN)}) is lost: if these are classes, {remedy}."
+            )
+        return Joining(("",) * len(stems), reason)
+    downloads = [DRIVE_ZIP.fullmatch(f"{stem}.zip") for stem in stems]
+    if all(downloads) and len({match["stem"] for match in downloads if match is not None}) == 1:
+        msg = (
+            f"'{collision}' is in more than one part of '{stems[0]}.zip' … with other contents: two files "
+            "of one name in a folder of the Drive. Rename one of them there, and download the folder again."
+        )
+        raise ArchiveError(msg)
+    reason = f"'{collision}' is in more than one part, so each part is a folder: {listed(folders, _FOLDERS_SHOWN)}."
+    return Joining(folders, reason)
+
+
+def _first_collision(names: Sequence[Collection[str]]) -> str | None:
+    """Return a name that is in two trees, or a file in one and a folder in another; the first in order."""
+    files = Counter(name for part in names for name in part)
+    twice = [name for name, count in files.items() if count > 1]
+    # One tree is written into one folder later, where a name cannot be a file and a folder.
+    return min([*twice, *(parent_folders(files) & files.keys())], default=None)
+
+
+# Of files without checksums that are in several parts, what is read to see whether they are the same.
+_COMPARED_BYTES = 64 << 20
+
+
+def _without_copies(trees: Sequence[Tree]) -> list[FileEntries]:
+    """Return the files of each tree without those that an earlier tree has with the same name and content."""
+    firsts: dict[str, tuple[Tree, int]] = {}
+    budget = _COMPARED_BYTES
+    found = []
+    for tree in trees:
+        entries = tree.entries
+        kept = []
+        for number, name in enumerate(entries.names):
+            other, at = firsts.setdefault(name, (tree, number))
+            size = entries.sizes.item(number)
+            if other is tree or other.entries.sizes.item(at) != size:
+                kept.append(number)
+            elif tree.crcs is not None and other.crcs is not None:
+                if tree.crcs[number] != other.crcs[at]:
+                    kept.append(number)
+            else:
+                budget -= size
+                if budget < 0 or tree.read(entries[number]) != other.read(other.entries[at]):
+                    kept.append(number)
+        found.append(entries.take(np.array(kept, np.int64)))
+    return found
+
+
+class JoinedTree(TreeView):
+    """The files of several trees as one tree; a file that several have with the same content is there once. Closing it
+    closes them all.
+    """
+
+    def __init__(self, label: str, parts: Sequence[tuple[str, Tree]], *, joining: Joining | None = None) -> None:
+        self.label = label
+        self._trees = [tree for _, tree in parts]
+        kinds = [tree.kind for tree in self._trees]
+        # A folder's files can all be read at once, which is what its kind is looked at for.
+        self.kind = "folder" if "folder" in kinds else kinds[0]
+        stems, of_folders = [stem for stem, _ in parts], all(kind == "folder" for kind in kinds)
+        listings = [tree.entries for tree in self._trees]
+        if joining is None:
+            united = _without_copies(self._trees)
+            joining = plan_joining(stems, [entries.names for entries in united], of_folders=of_folders)
+            copies = sum(map(len, listings)) - sum(map(len, united))
+            if copies and not any(joining.prefixes):
+                listings = united
+                files = format_count(copies, "files")
+                joining = replace(joining, reason=f"{joining.reason} {files} were in several with the same content.")
+        names: list[str] = []
+        starts, start = [], 0
+        for prefix, entries in zip(joining.prefixes, listings, strict=True):
+            names += [f"{prefix}/{name}" for name in entries.names] if prefix else entries.names
+            starts.append(start)
+            # One part after the other is the order that each of them likes best.
+            start += int(entries.positions.max(initial=-1)) + 1
+        columns = [
+            np.concatenate([getattr(entries, column) for entries in listings])
+            for column in ("sizes", "mtimes_ns", "executable")
+        ]
+        positions = np.concatenate([entries.positions + at for entries, at in zip(listings, starts, strict=True)])
+        names, (sizes, times, executable, positions), self._order = sorted_by_name(names, *columns, positions)
+        self.entries = FileEntries(names, sizes, times, positions, executable)
+        self._listings = listings
+        self._firsts = np.cumsum([0, *map(len, listings)])
+        folders = zip(joining.prefixes, self._trees, strict=True)
+        self.empty_folders = tuple(
+            f"{prefix}/{name}" if prefix else name for prefix, tree in folders for name in tree.empty_folders
+        )
+        # Parts that come from one place say the same, which is said once.
+        notes = dict.fromkeys(note for tree in self._trees for note in tree.notes)
+        self.notes = (*filter(None, [joining.reason]), *notes)
+
+    def parts(self) -> tuple[Tree, ...]:
+        """Return the trees that have files, in the order of their first ones."""
+        numbers, firsts = np.unique(np.searchsorted(self._firsts, self._order, side="right") - 1, return_index=True)
+        return tuple(part for number in numbers[np.argsort(firsts)] for part in self._trees[number].parts())
+
+    def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
+        """Return the tree that has a file, and the file as that one has it."""
+        row = int(self._order[self._own(entry)])
+        # Rows count through all parts, so the part is the last that begins at or before one.
+        part = int(np.searchsorted(self._firsts, row, side="right")) - 1
+        return self._trees[part].origin(self._listings[part][row - int(self._firsts[part])])
+
+    def close(self) -> None:
+        """Close all parts. Calling it twice is fine."""
+        for tree in self._trees:
+            tree.close()
+
+
+# Files that are parts of one archive or download, by their names: which belong together, and what is missing. Pure.
+
+
+# How Google Drive names the zips of a folder that it downloads in several.
+DRIVE_ZIP = re.compile(r"(?P<stem>.+-\d{8}T\d{6}Z)(?:-\d+)?-(?P<number>\d{3})\.zip")
+# Pieces of one archive, as `split`, 7-Zip and other archivers number them: joined as they are, they are the archive.
+_PIECE = re.compile(
+    r"(?P<stem>.+\.(?:zip|7z|tar|tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|tzst))\."
+    r"(?P<number>\d{3}|part-?(?:\d+|[a-z]{2})|(?!bz$)[a-f][a-z])",
+    re.IGNORECASE,
+)
+# Volumes of a rar or zip have headers of their own, so only their own tools join them.
+_VOLUME = re.compile(r"(?:(?P<rar>.+)\.part(?P<number>\d+)\.rar|(?P<zip>.+)\.z\d\d)", re.IGNORECASE)
+
+
+def parts_of(name: str, siblings: Collection[str]) -> tuple[str, ...]:
+    """Return the files that are one archive, or one download, with the file `name`, in order; itself where it is whole.
+    `siblings`: what else is in its folder."""
+    volume = _VOLUME.fullmatch(name)
+    if volume is not None:
+        first = name if volume["zip"] else f"{volume['rar']}.part{'1'.zfill(len(volume['number']))}.rar"
+        line = f'unrar x "{first}" folder/' if volume["rar"] else f'zip -s 0 "{volume["zip"]}.zip" --out whole.zip'
+        then = "stage that folder" if volume["rar"] else "stage whole.zip"
+        msg = f"'{name}' is one volume of an archive in several files. Join them, and {then}: {line}"
+        raise ArchiveError(msg)
+    for pattern in (_PIECE, DRIVE_ZIP):
+        own = pattern.fullmatch(name)
+        if own is None:
+            continue
+        matches = (pattern.fullmatch(other) for other in {name, *siblings})
+        parts = {match["number"]: match[0] for match in matches if match is not None and match["stem"] == own["stem"]}
+        _check_numbers(name, parts)
+        return tuple(parts[number] for number in sorted(parts, key=_number))
+    return (name,)
+
+
+def may_be_part(name: str) -> bool:
+    """Tell whether a file is by its name one of several, so that its folder is worth a look."""
+    return any(pattern.fullmatch(name) for pattern in (_PIECE, DRIVE_ZIP, _VOLUME))
+
+
+def is_piece(name: str) -> bool:
+    """Tell whether a file is by its name a piece of an archive that was cut, to be joined as `cat` does it."""
+    return _PIECE.fullmatch(name) is not None
+
+
+def _number(text: str) -> int:
+    """Return which part one is by its number, or its letters as `split` counts: aa, ab, … az, ba."""
+    text = text.lower().removeprefix("part").lstrip("-")
+    return int(text) if text.isdigit() else (ord(text[0]) - ord("a")) * 26 + ord(text[1]) - ord("a")
+
+
+def _check_numbers(name: str, parts: Mapping[str, str]) -> None:
+    present = sorted(map(_number, parts))
+    # Letters begin with aa, numbers with 0 or 1.
+    begin = 1 if any(map(str.isdigit, next(iter(parts)))) else 0
+    missing = sorted(set(range(begin, present[-1])) - set(present))
+    if not missing:
+        return
+    sample = next(iter(parts))
+    digits = re.sub(r"\D", "", sample)
+    written = str(missing[0]).zfill(len(digits)) if digits else chr(97 + missing[0] // 26) + chr(97 + missing[0] % 26)
+    at = parts[sample].rfind(digits or sample)
+    lost = parts[sample][:at] + written + parts[sample][at + len(digits or sample) :]
+    msg = f"'{name}' is one of several parts, and '{lost}' is not beside it. Download or copy that part too."
+    raise ArchiveError(msg)

@@ -7,7 +7,7 @@ import errno
 import pytest
 import typer
 
-from colabstage.cli.outcome import exit_codes, show
+from colabstage.cli.command import exit_codes, show
 from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
 
 

@@ -199,7 +199,7 @@ def test_it_is_put_back_after_an_error_in_the_step() -> None:
 
 def test_copies_of_a_model_are_in_the_computers_memory() -> None:
     """A GPU that a model nearly fills could not hold a second one. (The device of these tests has no memory at all.)"""
-    from colabstage.diagnose.restore import Restored
+    from colabstage.diagnose.profile import Restored
 
     with torch.device("meta"), pytest.raises(OptionError, match="Parameter"):
         # A tensor without data cannot be copied to the computer's memory, and any copy on the device could.

@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError
-from colabstage.images import complete
-from colabstage.images.complete import check_complete
-from colabstage.images.decode import decode_image
+from colabstage.images import decode
+from colabstage.images.decode import check_complete, decode_image
 from colabstage.images.geometry import ImageOptions
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ def test_a_marker_among_the_codes_is_judged_as_the_reader_does(marker: int) -> N
 @pytest.mark.parametrize("restarts", [False, True])
 def test_the_end_of_codes_is_the_first_marker_wherever_it_is(monkeypatch: pytest.MonkeyPatch, restarts: bool) -> None:
     """The search by parts finds what a search in one piece finds, also where a marker is in two parts."""
-    monkeypatch.setattr(complete, "_LOOK_BYTES", 16)
+    monkeypatch.setattr(decode, "_LOOK_BYTES", 16)
     marker = re.compile(rb"\xff[^\x00\xd0-\xd7]" if restarts else rb"\xff[^\x00]")
     rng = np.random.default_rng(0)
     for size in (0, 1, 2, 16, 17, 18, *rng.integers(3, 200, 300)):
@@ -143,7 +142,7 @@ def test_the_end_of_codes_is_the_first_marker_wherever_it_is(monkeypatch: pytest
         data = rng.choice(np.array([0, 1, 0xD3, 0xD9, 0xFF], np.uint8), size, p=[0.3, 0.5, 0.05, 0.05, 0.1]).tobytes()
         found = marker.search(data, 3)
         end = len(data) if found is None else found.start()
-        assert complete._end_of_codes(data, 3, restarts=restarts) == end
+        assert decode._end_of_codes(data, 3, restarts=restarts) == end
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 500, b"<html>quota exceeded</html>", b"plain text"])
@@ -155,7 +154,7 @@ def test_what_is_no_image_is_refused(data: bytes) -> None:
 
 def test_the_codes_of_many_scans_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes ten times as long as to look through them; damaged ones come as grey blocks, as those of one scan."""
-    monkeypatch.setattr(complete, "decode_image", pytest.fail)
+    monkeypatch.setattr(decode, "decode_image", pytest.fail)
     whole = bytearray(WHOLE["progressive jpeg"])
     check_complete(bytes(whole))
     whole[-300:-200] = b"\x5a" * 100

@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError
-from colabstage.images.decode import decode_image
+from colabstage.images.decode import decode_image, decode_region
 from colabstage.images.geometry import ImageOptions
 from colabstage.images.headers import first_rows, read_jpeg_header
-from colabstage.images.region import decode_region
 
 HEIGHT, WIDTH = 203, 301
 CROPS = [(0, 0, 40, 50), (10, 20, 64, 96), (31, 7, 1, 200), (90, 100, 100, 150), (150, 0, 53, 301), (0, 0, 203, 301)]

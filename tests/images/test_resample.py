@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.images.decode import Scratch, decode_sized, fit_pixels
+from colabstage.images.decode import Scratch, can_torch_resize, decode_sized, fit_pixels, resample
 from colabstage.images.geometry import ImageOptions, place_image
-from colabstage.images.resample import can_torch_resize, resample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -160,7 +159,7 @@ def test_the_kernel_starts_no_threads_of_its_own() -> None:
 import os, numpy as np
 from colabstage.images.geometry import ImageOptions
 from colabstage.images.decode import fit_pixels
-from colabstage.images.resample import can_torch_resize
+from colabstage.images.decode import can_torch_resize
 assert can_torch_resize()
 before = len(os.listdir("/proc/self/task"))
 for side in (100, 1000):
@@ -184,7 +183,7 @@ def test_torch_does_not_resize_where_it_cannot(before: str, variables: dict[str,
     """Without torch, and on a processor without its fast kernel, the answer is no, not an error."""
     if variables:
         pytest.importorskip("torch", reason="needs torch: pip install torch")
-    script = f"{before}\nfrom colabstage.images.resample import can_torch_resize\nprint(can_torch_resize())"
+    script = f"{before}\nfrom colabstage.images.decode import can_torch_resize\nprint(can_torch_resize())"
     done = subprocess.run(
         [sys.executable, "-c", script],
         check=True,

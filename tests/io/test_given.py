@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import colabstage
 from colabstage.errors import OptionError
-from colabstage.io.given import instead_of, show_value
+from colabstage.io.arguments import instead_of, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.io.page import draws_html
+from colabstage.io.report import draws_html
 from tests.kernels import errors_in, run_cells, text_in
 
 if TYPE_CHECKING:

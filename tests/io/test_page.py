@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from colabstage.io.page import COLOURS, STYLE, left_aligned, notes, page
+from colabstage.io.report import COLOURS, STYLE, left_aligned, notes, page
 
 MISCHIEF = "<script>alert('&')</script>"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import OptionError
-from colabstage.io.redaction import hide_secrets, is_signed_address, secrets_in, show_address
+from colabstage.io.units import hide_secrets, is_signed_address, secrets_in, show_address
 from colabstage.sources.parse import LocalSource, parse_source
 
 SECRET = "hunter2S3cr3tValue"

@@ -10,7 +10,7 @@ from PIL import Image
 
 from colabstage import pack_dataset
 from colabstage.errors import ArchiveError, DecodeError
-from colabstage.io.stand_ins import stand_in
+from colabstage.io.files import stand_in
 from colabstage.layouts.table import BrokenDatasetError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from PIL import Image
 from colabstage.layouts.columns import Column
 from colabstage.layouts.columns import make_targets as targets_of_columns
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.lookup import Lookup
+from colabstage.layouts.lists import Lookup
 from colabstage.options import Values, array_rows, audio_clips, image_masks, table_rows, token_blocks
 
 if TYPE_CHECKING:

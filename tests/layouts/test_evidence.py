@@ -27,8 +27,7 @@ from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.words import spoken
 from colabstage.options import SampleTable, Values, file_names, table_rows
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.joined import JoinedTree
-from colabstage.trees.open import open_tree
+from colabstage.trees.open import JoinedTree, open_tree
 from tests.layouts.described import described
 from tests.layouts.known import PETS, WAV, YOLO_BOX, MemoryTree, known, pets, rows, voc
 

@@ -20,7 +20,7 @@ from colabstage.errors import DecodeError
 from colabstage.images.geometry import MaskOptions
 from colabstage.images.masks import read_mask
 from colabstage.layouts.formats.items import read_dataset
-from colabstage.layouts.mask_values import kinds_of, meaning_of, two_foregrounds
+from colabstage.layouts.formats.masks import kinds_of, meaning_of, two_foregrounds
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.load.reading.reader import SplitReader
 from colabstage.options import Images, Masks

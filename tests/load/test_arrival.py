@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError, SourceReadError
 from colabstage.h5.arrival import UnitLayout
-from colabstage.load.arrival import FirstEpochOrder, UnitOrder, even_window, mixing_of, visited_units
 from colabstage.load.epoch import RowOrder, Shard
+from colabstage.load.partial import FirstEpochOrder, UnitOrder, even_window, mixing_of, visited_units
 from colabstage.pack.arrival import window_units
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from colabstage import dataset_h5, make_loader, transforms
 from colabstage.errors import OptionError
-from colabstage.load.epoch import BatchPlace
-from colabstage.load.geometry import (
+from colabstage.load.augment import (
     CROP_DRAWS,
     cut,
     cut_by_windows,
@@ -24,6 +23,7 @@ from colabstage.load.geometry import (
     resize_crops,
     resized_crops,
 )
+from colabstage.load.epoch import BatchPlace
 from colabstage.transforms import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DriveDisconnectedError, SplitNotFoundError
 from colabstage.images.decode import decode_sized
 from colabstage.images.geometry import ImageOptions
-from colabstage.load.reading import encoded as row_readers
+from colabstage.load.reading import fields
 from colabstage.load.reading.reader import SplitReader
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
@@ -150,7 +150,7 @@ def test_images_that_are_resized_on_read_are_resized_by_torch(
 ) -> None:
     """By torch's filter where it can be used, one by one and in batches alike, and otherwise by Pillow's, which is that
     of a reader alone; no pixel is more than one grey level off."""
-    monkeypatch.setattr(row_readers, "can_torch_resize", lambda: usable)
+    monkeypatch.setattr(fields, "can_torch_resize", lambda: usable)
     path = make_encoded(7, size=(5, 13))
     dataset = dataset_h5(path)
     batch, _ = dataset.read_batch(range(7), threads=2)

@@ -20,10 +20,9 @@ from PIL import Image
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import DamagedPackError, DecodeError
-from colabstage.images.decode import probe_image
-from colabstage.images.region import decode_region, decode_whole, region_factor
+from colabstage.images.decode import decode_region, decode_whole, probe_image, region_factor
 from colabstage.load.reading import memory as kept_in
-from colabstage.load.reading.encoded import Encoded
+from colabstage.load.reading.fields import Encoded
 from colabstage.transforms import Compose, RandomFlip, RandomResizedCrop
 
 if TYPE_CHECKING:

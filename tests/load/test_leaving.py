@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from colabstage import dataset_h5, make_loader
-from colabstage.load.reading.encoded import Encoded
-from colabstage.load.reading.fields import EngineChoice
+from colabstage.load.reading.fields import Encoded, EngineChoice
 from colabstage.load.reading.memory import ReadFile
 from colabstage.transforms import RandomResizedCrop
 

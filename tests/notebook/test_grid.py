@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.notebook.browser import Browsing, bar_order
-from colabstage.notebook.grid import THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
+from colabstage.notebook.browser import THUMB_PX, Browsing, bar_order, draw_bars, draw_grid, draw_large, draw_legend
 from colabstage.notebook.samples import Sample, open_splits
 from tests.notebook.packs import PACKS, photos, write_boxed
 

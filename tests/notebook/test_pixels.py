@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.notebook.grid import (
-    class_colour,
-    data_uri,
-    is_background,
-    paint_mask,
-    shrink,
-    to_bytes,
-    to_rgb,
-)
+from colabstage.notebook.browser import class_colour, data_uri, is_background, paint_mask, shrink, to_bytes, to_rgb
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

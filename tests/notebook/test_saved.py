@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
 
-from colabstage.io.page import new_figure
+from colabstage.io.report import new_figure
 
 
 def test_a_figure_says_nothing_of_who_drew_it() -> None:

@@ -16,8 +16,8 @@ from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.io.progress import Progress
 from colabstage.load.reading.reader import SplitReader
 from colabstage.options import PackOptions
-from colabstage.pack import joining
-from colabstage.pack.joining import join_shards
+from colabstage.pack import finish
+from colabstage.pack.finish import join_shards
 from colabstage.pack.options import split_fractions
 from colabstage.pack.shards import pack_by_executor
 
@@ -35,7 +35,7 @@ def test_it_is_the_file_of_one_process(
 ) -> None:
     """Byte for byte, with splits that some shards have no rows of; nothing else is left."""
     # Samples are copied in several steps, as those of gigabytes are.
-    monkeypatch.setattr(joining, "COPY_BYTES", 500)
+    monkeypatch.setattr(finish, "COPY_BYTES", 500)
     photos = make_images(tmp_path / "photos", 150, size=(6, 7))
     splits = {"train": 0.97, "dev": 0.02, "test": 0.01}
     alone = pack_dataset(

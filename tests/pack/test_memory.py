@@ -13,12 +13,11 @@ import pytest
 from benchmarks._small_jpegs import write_small_jpegs
 from benchmarks.scale import ALLOWED_BYTES_EACH, bytes_each, packing
 from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
-from colabstage.layouts.samples import numbered_samples
+from colabstage.layouts.table import numbered_samples
 from colabstage.load.reading.reader import SplitReader
 from colabstage.options import Images, SampleTable, Values
 from colabstage.pack import plan as plan_module
-from colabstage.pack.plan import StoredField
-from colabstage.pack.splits import SplitPlan, split_rows
+from colabstage.pack.plan import SplitPlan, StoredField, split_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

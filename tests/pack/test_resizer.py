@@ -16,7 +16,7 @@ from PIL import Image
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError, MissingDependencyError
 from colabstage.h5.info import read_info
-from colabstage.images.resample import can_torch_resize
+from colabstage.images.decode import can_torch_resize
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.pack import execute, job
 from colabstage.pack.plan import TORCH_SAMPLES

@@ -33,7 +33,7 @@ from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.h5.parts import shards_beside
 from colabstage.load.reading.reader import SplitReader
 from colabstage.options import Images, SampleTable, TreeFiles
-from colabstage.pack.dispatch import run_tasks
+from colabstage.pack.shards import run_tasks
 from tests.support.steps import OneStep
 
 if TYPE_CHECKING:

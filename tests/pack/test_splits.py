@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError, OptionError
 from colabstage.options import Images, SampleTable, TreeFiles, Values
-from colabstage.pack.splits import assign_groups, assign_splits, key_hashes, split_rows
+from colabstage.pack.plan import assign_groups, assign_splits, key_hashes, split_rows
 from colabstage.trees.listing import FileEntry
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError
-from colabstage.layouts.samples import rows_of_file
+from colabstage.layouts.table import rows_of_file
 from colabstage.options import Arrays, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.trees.bytes import LocalBytes
 

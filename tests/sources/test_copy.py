@@ -27,7 +27,7 @@ from colabstage.io.display import Board
 from colabstage.io.files import block_ranges, hash_block, hash_ranges
 from colabstage.io.progress import Cancellation, LateStep
 from colabstage.io.workspace import temp_beside
-from colabstage.sources.copy import copy_file
+from colabstage.sources.arriving import copy_file
 from simulated_drive.knobs import ContentFault, DriveFaults, OpFault
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from colabstage import plan_stage, stage_dataset
+from colabstage.stage.cache import StageFigures
 from colabstage.stage.plan import StagePlan
-from colabstage.stage.room import StageFigures
 
 PLAN = StagePlan(
     source="<drive>/photos.zip",

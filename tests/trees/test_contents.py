@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.io.stand_ins import is_html
+from colabstage.io.files import is_html
 from colabstage.trees.bytes import compression_of, is_tar_head
 
 if TYPE_CHECKING:

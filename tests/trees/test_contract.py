@@ -30,10 +30,9 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.joined import JoinedTree
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, as_tree, total_size
 from colabstage.trees.names import ArchiveLimits
-from colabstage.trees.open import OnlyTree, open_archive
+from colabstage.trees.open import JoinedTree, OnlyTree, open_archive
 from colabstage.trees.zip import ZipTree
 from tests.support.archives import seven_bytes
 from tests.trees.conftest import RecordingBytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from colabstage.trees.joined import plan_joining
+from colabstage.trees.open import plan_joining
 
 
 @pytest.mark.parametrize(

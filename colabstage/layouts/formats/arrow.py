@@ -23,11 +23,21 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.boxes import as_corners, find_form
 from colabstage.layouts.evidence import require_files
-from colabstage.layouts.faults import broken
-from colabstage.layouts.records import Label, Labels, make_boxes, make_labels, records_state, splits_of_field
-from colabstage.layouts.samples import SampleSource
-from colabstage.layouts.shards import ScanMemory, ScanWindow, ShardFile, open_shard, scan_each
-from colabstage.layouts.table import BrokenDatasetError, Images
+from colabstage.layouts.reading import broken
+from colabstage.layouts.records import (
+    Label,
+    Labels,
+    ScanMemory,
+    ScanWindow,
+    ShardFile,
+    make_boxes,
+    make_labels,
+    open_shard,
+    records_state,
+    scan_each,
+    splits_of_field,
+)
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleSource
 from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, label_names, plain_name
 from colabstage.trees.bytes import SourceFile
 

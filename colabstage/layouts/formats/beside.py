@@ -13,14 +13,11 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, listed
 from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, records_beside, side_of
-from colabstage.layouts.class_lists import ClassList, read_class_list
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import left_out_notes
-from colabstage.layouts.faults import broken
-from colabstage.layouts.lookup import Lookup
-from colabstage.layouts.reading import decode_text
+from colabstage.layouts.lists import ClassList, Lookup, read_class_list
+from colabstage.layouts.reading import broken, decode_text, parse_xml
 from colabstage.layouts.words import IMAGES, SPLITS, folder_of, normal, split_of_path, stem_of
-from colabstage.layouts.xml import parse_xml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

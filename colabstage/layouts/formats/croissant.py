@@ -22,17 +22,16 @@ from colabstage.io.units import listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import Column, show, split_of_cell
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, near
-from colabstage.layouts.faults import broken
 from colabstage.layouts.formats.tables import Table, parse_table
+from colabstage.layouts.reading import broken
 from colabstage.layouts.rows import TableSearch
-from colabstage.layouts.samples import TreeFiles
-from colabstage.layouts.table import BrokenDatasetError, Values
+from colabstage.layouts.table import BrokenDatasetError, TreeFiles, Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from colabstage.layouts.evidence import FileKind, Found
-    from colabstage.layouts.lookup import Lookup
+    from colabstage.layouts.lists import Lookup
     from colabstage.layouts.reading import Source
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.listing import FileEntries

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
+from colabstage.io.arguments import instead_of, is_frame, show_value
 from colabstage.io.files import read_with_retry
-from colabstage.io.given import instead_of, is_frame, show_value
 from colabstage.layouts.boxes import BoxColumn, Form, as_corners, find_form
 from colabstage.layouts.columns import show
-from colabstage.layouts.mask_values import find_masks
-from colabstage.layouts.samples import numbered_samples
-from colabstage.layouts.table import Arrays, Images, SampleTable, UnreadBoxes
+from colabstage.layouts.formats.masks import find_masks
+from colabstage.layouts.table import Arrays, Images, SampleTable, UnreadBoxes, numbered_samples
 from colabstage.machine.mounts import call_here
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.samples import SampleSource
-    from colabstage.layouts.table import Targets
+    from colabstage.layouts.table import SampleSource, Targets
     from colabstage.machine.mounts import InCaller
 
 NAME = "dataset"

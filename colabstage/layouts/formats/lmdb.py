@@ -12,12 +12,19 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.evidence import require_files
-from colabstage.layouts.faults import broken
-from colabstage.layouts.reading import copy_of
-from colabstage.layouts.records import Label, Labels, all_have, decode_label, make_labels, parse_label, records_state
-from colabstage.layouts.samples import SampleSource, join_samples, stamp_of
-from colabstage.layouts.shards import IMAGE_HEADS, scan_each
-from colabstage.layouts.table import Images, Values
+from colabstage.layouts.reading import broken, copy_of
+from colabstage.layouts.records import (
+    IMAGE_HEADS,
+    Label,
+    Labels,
+    all_have,
+    decode_label,
+    make_labels,
+    parse_label,
+    records_state,
+    scan_each,
+)
+from colabstage.layouts.table import Images, SampleSource, Values, join_samples, stamp_of
 from colabstage.layouts.words import folder_of, is_image
 
 if TYPE_CHECKING:

@@ -18,21 +18,26 @@ from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import counted
 from colabstage.layouts.evidence import left_out_notes, require_files
-from colabstage.layouts.faults import broken
-from colabstage.layouts.mask_values import find_masks
-from colabstage.layouts.records import Label, Labels, all_have, make_boxes, make_labels, names_of, records_state
-from colabstage.layouts.samples import SampleSource
-from colabstage.layouts.shards import (
+from colabstage.layouts.formats.masks import find_masks
+from colabstage.layouts.reading import broken
+from colabstage.layouts.records import (
     IMAGE_HEADS,
+    Label,
+    Labels,
     Part,
     ScanMemory,
     ScanWindow,
     ShardFile,
     ShardParts,
+    all_have,
+    make_boxes,
+    make_labels,
+    names_of,
     open_shard,
+    records_state,
     scan_each,
 )
-from colabstage.layouts.table import Images
+from colabstage.layouts.table import Images, SampleSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,7 +46,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
-    from colabstage.layouts.samples import Content
+    from colabstage.layouts.table import Content
     from colabstage.trees.listing import FileEntries, FileEntry
 
 # TensorFlow's `crc32c::Mask`.

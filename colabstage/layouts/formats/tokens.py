@@ -23,10 +23,8 @@ from colabstage.io.units import format_count, listed
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.columns import NUMBER
 from colabstage.layouts.evidence import Evidence, count_kinds, near
-from colabstage.layouts.faults import broken
-from colabstage.layouts.reading import decode_text, open_member, refuse_stand_in, spool_folder
-from colabstage.layouts.samples import join_samples, rows_of_file, stamp_of
-from colabstage.layouts.table import Arrays, SampleTable
+from colabstage.layouts.reading import broken, decode_text, open_member, refuse_stand_in, spool_folder
+from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
 from colabstage.layouts.words import (
     IMAGES,
     SPLIT_ORDER,

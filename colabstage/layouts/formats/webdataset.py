@@ -14,25 +14,30 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, SourceChangedError
-from colabstage.io.given import show_content
-from colabstage.layouts.clips import ClipOptions, clip_rows
+from colabstage.io.arguments import show_content
 from colabstage.layouts.columns import same_partition
 from colabstage.layouts.evidence import left_out_notes, near
-from colabstage.layouts.faults import broken
-from colabstage.layouts.mask_values import find_masks
+from colabstage.layouts.formats.masks import find_masks
+from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
     Label,
     Labels,
+    Part,
+    ScanMemory,
+    ScanWindow,
+    ShardFile,
+    ShardParts,
     all_have,
     decode_label,
     make_labels,
     names_of,
+    open_shard,
     parse_label,
     records_state,
+    scan_each,
     splits_of_field,
 )
-from colabstage.layouts.shards import Part, ScanMemory, ScanWindow, ShardFile, ShardParts, open_shard, scan_each
-from colabstage.layouts.stored import decode_npy
+from colabstage.layouts.stored import ClipOptions, clip_rows, decode_npy
 from colabstage.layouts.table import Arrays, Images
 from colabstage.layouts.words import IMAGES, SOUNDS, SPLIT_FIELDS, label_names, plain_name
 from colabstage.trees.names import clean_member_name, extension_of, is_junk
@@ -43,7 +48,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
-    from colabstage.layouts.samples import SampleSource
+    from colabstage.layouts.table import SampleSource
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import Tree
 

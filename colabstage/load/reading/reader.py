@@ -1,45 +1,541 @@
-"""Read rows of one split from one HDF5 file, or from several as if they were one file, without torch.
+"""Rows of one split in one HDF5 file: what `SplitReader` reads, alone or beside the parts in other files.
 
-The files' rows follow each other in the order of the files.
+A `SplitPart` is a description until it is read from. Each process opens the file for itself on first use (HDF5
+handles and locks do not survive fork or pickling), and refuses a file that is no longer the one described.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import os
-from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import DamagedPackError, OptionError, SplitNotFoundError
-from colabstage.h5.info import format_splits, read_info
+from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SplitNotFoundError
+from colabstage.h5.info import format_splits, info_of, open_fields, open_h5, read_info
 from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts, joined_info
-from colabstage.io.pipeline import SOLO
+from colabstage.h5.schema import BOXES, BYTES, OFFSETS
+from colabstage.h5.untrusted import element_dtype, reading_contents
+from colabstage.images.geometry import ImageOptions
+from colabstage.io.environment import logger_of
+from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
-from colabstage.load.reading.fields import resolve_rows
-from colabstage.load.reading.memory import KeptImages, allow_open_files, check_memory, empty_array
-from colabstage.load.reading.part import RowFacts, SplitPart
-from colabstage.machine.mounts import require_answer
-from colabstage.machine.resources import read_resources
+from colabstage.load.reading.fields import (
+    Boxes,
+    CacheState,
+    Encoded,
+    EngineChoice,
+    Foreign,
+    Mapped,
+    Pread,
+    Ragged,
+    Storage,
+    check_offsets,
+    choose_engine,
+    load_ragged,
+    memory_table,
+    read_keys,
+    read_storage,
+    resolve_rows,
+)
+from colabstage.load.reading.memory import (
+    FileStamp,
+    KeptImages,
+    KeptSlot,
+    MappedFile,
+    ReadFile,
+    allow_open_files,
+    check_memory,
+    check_stamp,
+    empty_array,
+    resident_part,
+)
+from colabstage.machine.mounts import mount_of, require_answer, slow_reason
+from colabstage.machine.resources import read_resources, usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from colabstage.h5.arrival import Arrival, Side, UnitLayout
-    from colabstage.h5.info import NamedFields, PackInfo
+    from colabstage.h5.info import FieldInfo, NamedFields, PackInfo, SplitInfo
     from colabstage.h5.parts import Files
-    from colabstage.images.resample import Resizer
-    from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.reading.fields import EngineChoice, Indices, TargetBatch
+    from colabstage.images.decode import Resizer
+    from colabstage.images.geometry import MaskOptions
+    from colabstage.load.reading.fields import Field, Indices, TargetBatch
+
+
+# Headers of so many images are read in a moment, and their mean is near enough to plan memory with.
+_PROBED_ROWS = 16
+_PIXELS_A_BYTE = 10
+# Targets of any length are read into memory up to this length: labels of a million samples take some seconds.
+_FEW_BYTES = 32 * 1024 * 1024
+
+_log = logger_of(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSource:
+    """A field of a split and how it is read."""
+
+    info: FieldInfo
+    storage: Storage
+    """Of the rows; of the bytes of encoded rows; of the boxes; of rows of any length only their number and dtype."""
+    choice: EngineChoice
+    coding: ImageOptions | MaskOptions | None = None
+    columns: Mapping[str, tuple[Storage, EngineChoice]] = field(default_factory=dict)
+
+    @property
+    def of_any_length(self) -> bool:
+        """Return whether rows have any length by HDF5's own means."""
+        return self.info.kind in ("ragged", "texts")
+
+    @property
+    def nbytes(self) -> int:
+        """Return the length of all rows in memory, encoded ones as stored; an estimate for rows of any length."""
+        return self.info.nbytes if self.of_any_length else self.storage.nbytes
+
+
+@dataclass(eq=False, repr=False)
+class RowFacts:
+    """What is known of the rows of a split before any is read."""
+
+    encoded: bool
+    """Whether inputs are image files that are decoded when they are read."""
+    row_shape: tuple[int, ...] | None
+    """Shape of one input; `None` if inputs have different shapes, and are read as lists."""
+    row_dtype: np.dtype[Any]
+    """Dtype of inputs, in native byte order; `object` for texts. Encoded 16-bit or float images have their own."""
+    target_shape: tuple[int, ...] | None
+    """Shape of one target, `()` for a number; `None` if there are no targets, or their shapes differ."""
+    target_dtype: np.dtype[Any] | None
+    """Dtype of targets of one shape, in native byte order; otherwise `None`."""
+    target_bytes: int | None
+    """Length of one target in memory; 0 if there are no targets, `None` if their lengths differ."""
+    has_targets: bool
+    has_boxes: bool
+    has_free_rows: bool
+    """Whether inputs are arrays of variable length."""
+    has_free_targets: bool
+    """Whether targets are texts or arrays of variable length."""
+    decodes_targets: bool
+    """Whether targets are mask files that are decoded when they are read."""
+    whole_reason: str | None
+    """Why images cannot be cropped while they are decoded; `None` if they can, as 8-bit ones of their own sizes."""
+    crop_channels: int
+    """Number of channels of such crops."""
+
+    @classmethod
+    def of(cls, x: FieldSource, y: FieldSource | None) -> RowFacts:
+        """Derive shapes and dtypes from the header."""
+        image = x.info.image
+        keeps = image is not None and image.color_mode == "keep"
+        channels = 1 if image is not None and image.color_mode == "grayscale" else 3
+        shape = x.info.shape
+        if image is not None and image.size is not None and not keeps:
+            shape = (*image.size, channels)
+        target_shape, target_dtype, target_bytes = None, None, 0 if y is None else None
+        if y is not None:
+            target_shape = y.info.shape if y.info.mask is None else y.info.mask.size
+            if target_shape is not None:
+                target_dtype = np.dtype(np.uint8) if y.info.mask is not None else y.storage.dtype
+                target_bytes = math.prod(target_shape) * target_dtype.itemsize
+        return cls(
+            encoded=x.info.kind == "encoded",
+            row_shape=shape,
+            row_dtype=np.dtype(object) if x.info.kind == "texts" else x.storage.dtype,
+            target_shape=target_shape,
+            target_dtype=target_dtype,
+            target_bytes=target_bytes,
+            has_targets=y is not None,
+            has_boxes=y is not None and y.info.kind == "boxes",
+            has_free_rows=x.info.kind == "ragged",
+            has_free_targets=y is not None and y.of_any_length,
+            decodes_targets=y is not None and y.info.kind == "encoded",
+            whole_reason=_why_whole(image, keeps=keeps),
+            crop_channels=channels,
+        )
+
+
+def _why_whole(image: ImageOptions | None, *, keeps: bool) -> str | None:
+    """Return why images cannot be cropped while they are decoded; `None` if they can."""
+    if image is None:
+        return "they are not image files"
+    if image.size is not None:
+        return f"they are brought to {image.size[0]} x {image.size[1]} pixels first"
+    return "they keep the channels and the depth of their files" if keeps else None
+
+
+class _OpenFile:
+    """What one process has open of a file: mappings, handles, and the fields over them.
+
+    It closes when the last field over it is dropped: unmapping under a reader would crash the process.
+    """
+
+    def __init__(self, part: SplitPart, path: Path) -> None:
+        self._path = path
+        # Of the file, and of each that a link in it leads to, when they were described.
+        self._stamps = {**part._stamps, path: part._stamps[part.path]}
+        # Not a method of the part, which would keep this open in a cycle.
+        self._open = part._open_file
+        self._mappings: dict[Path, MappedFile] = {}
+        self._handles: dict[Path, ReadFile] = {}
+
+    def rows(self, storage: Storage, choice: EngineChoice) -> Mapped | Pread | Foreign:
+        """Return the field of a dataset of numbers."""
+        if choice.name == "mapped":
+            return Mapped.over(self.mapped(storage), storage)
+        if choice.name == "read":
+            return Pread(self._handle(storage), storage)
+        with reading_contents(self._path):
+            return Foreign(self._h5[storage.name], storage, self._path)
+
+    def load(self, storage: Storage, choice: EngineChoice) -> NDArray[Any]:
+        """Read all of a dataset, front to back."""
+        if choice.name == "h5py":
+            with ThreadPool(usable_cores()) as pool:
+                field = self.rows(storage, choice)
+                assert isinstance(field, Foreign)
+                return field.load(pool)
+        values = empty_array(storage.shape, storage.dtype)
+        self.sequential(storage).read_blocks(storage.offset or 0, values.reshape(-1).view(np.uint8))
+        return values
+
+    def ragged(self, source: FieldSource) -> Ragged:
+        """Return the field of rows of any length."""
+        with reading_contents(self._path):
+            return Ragged(self._h5[source.storage.name], self._path, texts=source.info.kind == "texts")
+
+    def encoded(self, source: FieldSource, slot: KeptSlot, resizer: Resizer, *, in_memory: bool) -> Encoded:
+        """Return the field of image or mask files; with `in_memory` all files are read now."""
+        label = f"{source.info.name} in '{self._path}'"
+        offsets = self.offsets(source)
+        check_offsets(offsets, source.storage.shape[0], label, "bytes")
+        data: Mapped | Pread | Foreign
+        if in_memory:
+            data = Mapped(self.load(source.storage, source.choice).reshape(-1, 1), None)
+        else:
+            data = self.rows(source.storage, source.choice)
+        assert source.coding is not None
+        return Encoded(
+            label,
+            lambda row: data.bytes_of(int(offsets[row]), int(offsets[row + 1])),
+            source.info.rows,
+            source.coding,
+            resizer=resizer,
+            slot=slot,
+            check=data.check if isinstance(data, Mapped) else None,
+        )
+
+    def boxes(self, source: FieldSource, x: Field, image: ImageOptions | None) -> Boxes:
+        """Return the field of boxes, which follow their images `x` where `image` has those resized."""
+        return Boxes(
+            f"{source.info.name} in '{self._path}'",
+            self.offsets(source),
+            {name: (self.rows(storage, choice), storage) for name, (storage, choice) in source.columns.items()},
+            image=image,
+            sizes_of=x.own_sizes if isinstance(x, Encoded) else None,
+        )
+
+    def offsets(self, source: FieldSource) -> NDArray[np.int64]:
+        """Read where each row begins: few numbers, needed for every row."""
+        with reading_contents(self._path):
+            return np.asarray(self._h5[f"{source.info.name}/{OFFSETS}"][()], np.int64)
+
+    def mapped(self, storage: Storage) -> MappedFile:
+        """Return the mapping of the file that stores a dataset. Inputs and targets share it."""
+        home = storage.home or self._path
+        if home not in self._mappings:
+            self._mappings[home] = MappedFile(home, self._stamps[home])
+        return self._mappings[home]
+
+    def sequential(self, storage: Storage) -> ReadFile:
+        """Return a handle of its own: the system reads ahead for each handle by how that one is used."""
+        home = storage.home or self._path
+        return ReadFile(home, self._stamps[home], at_random=False)
+
+    def resident_part(self, storage: Storage) -> float:
+        """Return which part of a contiguous dataset the system holds in memory, 0 to 1."""
+        start = storage.offset or 0
+        return resident_part(self.mapped(storage).data[start : start + storage.nbytes])
+
+    def _handle(self, storage: Storage) -> ReadFile:
+        home = storage.home or self._path
+        if home not in self._handles:
+            self._handles[home] = ReadFile(home, self._stamps[home], at_random=True)
+        return self._handles[home]
+
+    @cached_property
+    def _h5(self) -> Any:
+        # Also those that links lead to, because HDF5 follows them by itself.
+        for path, stamp in self._stamps.items():
+            check_stamp(path, path.stat(), stamp)
+        return self._open(self._path)
+
+
+class SplitPart:
+    """Read the rows of a split that one file has, numbered `[0, N)`, as lazily and safely as `SplitReader`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        split: str,
+        *,
+        beside_bytes: int,
+        arrival: Arrival | None,
+        fields: NamedFields | None,
+        resizer: Resizer,
+        number: int,
+        allow_external: bool,
+    ) -> None:
+        """Look at the file; no sample is read. `beside_bytes`: what is read at random beside this file, which the
+        system's cache has to hold too. `number`: which of several parts this is. All else is as of `SplitReader`."""
+        # Absolute, because a worker process may be in another folder.
+        self.path = Path(path).expanduser().absolute()
+        self._allow_external, self._in_part = allow_external, arrival is not None
+        self._open_file = partial(open_fields, fields=fields, allow_external=allow_external, in_part=self._in_part)
+        self._resizer = resizer
+        self.split = split
+        # When all rows are here, an arrival only changes the order of an epoch.
+        self._arrival = None if arrival is None or arrival.complete else arrival
+        self._stamps: dict[Path, FileStamp] = {}
+        self._beside_bytes = beside_bytes
+        # Before it is opened, so that another one that takes its place meanwhile is refused when it is read. Opening
+        # says what is wrong where there is none.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._stamps[self.path] = FileStamp.of(self.path.stat(), arriving=self._arrival is not None)
+        with self._open_file(self.path) as file, reading_contents(self.path):
+            info = info_of(file, self.path, fields)
+            self.info: SplitInfo = info.split(split)
+            self.classes = info.classes
+            self.slow_mount = slow_reason(mount_of(self.path))
+            self._x = self._examine(file, self.info.x)
+            self._y = None if self.info.y is None else self._examine(file, self.info.y)
+        if self._y is not None and self._y.info.image is not None:
+            msg = (
+                f"{self._y.info.name} in '{self.path}' holds image files; expected numbers, masks or boxes as targets."
+            )
+            raise PackFormatError(msg)
+        self.facts = RowFacts.of(self._x, self._y)
+        shape = self.facts.row_shape
+        stored = self._x.nbytes // max(1, len(self))
+        self.row_bytes = stored if shape is None else math.prod(shape) * self.facts.row_dtype.itemsize
+        self.stored_bytes = self._x.nbytes + (self._y.nbytes if self._y is not None and self._y.of_any_length else 0)
+        self._x = self._considering_cache(self._x)
+        # The process that opened them, and fields. Not the file: it closes where no field needs it.
+        self._opened: tuple[int, Field, Field | None] | None = None
+        # Of inputs and targets: shared with the copy that has its rows in memory, which decodes the same.
+        self.slots = KeptSlot(2 * number), KeptSlot(2 * number + 1)
+        self.in_memory = False
+        self._loaded: Field | None = None
+
+    def __len__(self) -> int:
+        return self.info.rows
+
+    @property
+    def engine(self) -> EngineChoice:
+        """Return how the inputs are read, and why."""
+        if self.in_memory:
+            return EngineChoice("memory", "the whole split was read into memory")
+        return self._x.choice
+
+    @property
+    def x(self) -> Field:
+        """Return the field of inputs, opened in this process."""
+        return self._loaded or self._open()[1]
+
+    @property
+    def y(self) -> Field | None:
+        """Return the field of targets, opened in this process; `None` if there are none."""
+        return self._open()[2]
+
+    @property
+    def images(self) -> Encoded:
+        """Return the field of inputs, which must be image files."""
+        x = self.x
+        if not isinstance(x, Encoded):
+            msg = f"{self._x.info.name} in '{self.path}' is not made of image files."
+            raise TypeError(msg)
+        return x
+
+    def estimate_row_bytes(self) -> int:
+        """Estimate the length of an input in memory; from the headers of a few, where each has its own."""
+        if self._arrival is not None and self.facts.encoded:
+            # To fetch blocks for an estimate would take long. Photographs as JPEG take a tenth of their pixels.
+            return self.row_bytes * _PIXELS_A_BYTE
+        x = self.x
+        if not isinstance(x, Encoded) or not len(self):
+            return self.row_bytes
+        lengths = x.decoded_lengths(np.linspace(0, len(self) - 1, _PROBED_ROWS).astype(np.intp))
+        return sum(lengths) // len(lengths) if lengths else self.row_bytes
+
+    def in_place(self) -> NDArray[Any] | None:
+        """Return the inputs without a copy, as `SplitReader.in_place`."""
+        x = self.x
+        if not isinstance(x, Mapped) or not (self._y is None or self._y.info.kind == "fixed"):
+            return None
+        return x.writable_table().view(self.facts.row_dtype).reshape(len(self), *self._x.storage.shape[1:])
+
+    def check(self) -> None:
+        """Make sure that inputs in place are unchanged, as `SplitReader.check`."""
+        if isinstance(x := self.x, Mapped):
+            x.check()
+
+    def keys(self, rows: NDArray[np.intp] | None = None) -> list[str]:
+        """Read the source keys of rows, as `SplitReader.keys`."""
+        if self.info.keys is None:
+            msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
+            raise PackFormatError(msg)
+        path = self._path_now()
+        # Keys of another file would name the wrong sources, without an error.
+        check_stamp(path, path.stat(), self._stamps[self.path])
+        with open_h5(path, allow_external=self._allow_external, in_part=self._in_part) as file, reading_contents(path):
+            return read_keys(file[self.info.keys], rows)
+
+    def into_memory(self) -> SplitPart:
+        """Return another part of the same rows, with all inputs read into memory now."""
+        if self.in_memory:
+            return self
+        # Another object, so that whoever holds this one sees no change.
+        loaded = copy.copy(self)
+        loaded.in_memory = True
+        loaded._opened = None
+        loaded._open()
+        return loaded
+
+    def warm_up(self, cancellation: Cancellation) -> None:
+        """Load the inputs into the page cache, as `SplitReader.warm_up`."""
+        # Rows that are still to arrive cannot be read beforehand.
+        if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
+            return
+        file, storage = _OpenFile(self, self.path), self._x.storage
+        state = self._cache_state(file, storage)
+        # What does not fit would push itself out of memory while it is read.
+        if state.warm or not state.fits:
+            return
+        for _ in file.sequential(storage).read_through(storage.offset or 0, storage.nbytes):
+            cancellation.check()
+        # The system may have dropped the first pages while the last ones were read, as in a container whose cache is
+        # limited. Mapped reads of a cold file would then fetch twenty times what they need.
+        state = self._cache_state(file, storage)
+        if not state.warm:
+            reason = f"after reading all of it once, only {state.resident_part:.0%} has stayed in memory"
+            _log.warning("'%s' is read row by row: %s.", self.path, reason)
+            self._x = replace(self._x, choice=EngineChoice("read", reason))
+            self._opened = None
+
+    def close(self) -> None:
+        """Release the file; the next read opens it again. Reads under way in other threads finish first."""
+        self._opened = None
+        for slot in self.slots:
+            if (kept := slot.kept) is not None:
+                kept.release()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Handles mean nothing in another process, and memory is loaded again there rather than sent.
+        return {**self.__dict__, "_opened": None, "_loaded": None}
+
+    def _examine(self, file: Any, info: FieldInfo) -> FieldSource:
+        """Describe how a field is stored."""
+        node = file[info.name]
+        if info.kind in ("ragged", "texts"):
+            what = "have any length (HDF5's variable-length type)" if info.kind == "ragged" else "are texts"
+            why = f"its rows {what}, which only HDF5 itself reads"
+            rows = Storage(info.name, tuple(node.shape), element_dtype(node), why_foreign=why)
+            return FieldSource(info, rows, choose_engine(rows))
+        if info.kind == "fixed":
+            return FieldSource(info, *self._look_at(node, info.name))
+        if info.kind == "encoded":
+            coding = info.mask or info.image or ImageOptions()
+            return FieldSource(info, *self._look_at(node[BYTES], f"{info.name}/{BYTES}"), coding)
+        columns = {name: self._look_at(node[name], f"{info.name}/{name}") for name in info.columns}
+        return FieldSource(info, *columns[BOXES], columns=columns)
+
+    def _look_at(self, dataset: Any, name: str) -> tuple[Storage, EngineChoice]:
+        storage = read_storage(dataset, name, self.path)
+        slow = self.slow_mount
+        if storage.home is not None:
+            # The linked file may be replaced as well, so it is looked at as the file itself is.
+            self._stamps.setdefault(storage.home, FileStamp.of(storage.home.stat()))
+            slow = slow or slow_reason(mount_of(storage.home))
+        return storage, choose_engine(storage, slow_mount=slow, path=self.path)
+
+    def _considering_cache(self, field: FieldSource) -> FieldSource:
+        """Return the same field, read as suits how much of it is in memory now."""
+        if field.choice.name != "mapped":
+            return field
+        if self._arrival is not None:
+            why = f"{field.choice.reason}, whose rows are waited for as they are needed"
+            return replace(field, choice=replace(field.choice, reason=why))
+        cache = self._cache_state(_OpenFile(self, self.path), field.storage)
+        return replace(field, choice=choose_engine(field.storage, cache=cache))
+
+    def _cache_state(self, file: _OpenFile, storage: Storage) -> CacheState:
+        # Parts of one dataset are read at random together, and share the memory that is free.
+        nbytes = storage.nbytes + self._beside_bytes
+        return CacheState(file.resident_part(storage), nbytes, read_resources().free_memory_bytes)
+
+    def _open(self) -> tuple[int, Field, Field | None]:
+        """Return this process's id and fields, opened now if they were not."""
+        opened = self._opened
+        # Two threads may both find it closed; one opening is dropped then, and a fork finds no lock that is held.
+        if opened is None or opened[0] != os.getpid():
+            file = _OpenFile(self, self._path_now())
+            x = self._loaded or self._open_x(file)
+            if self.in_memory:
+                # Apart from what is open, because forked children share it.
+                self._loaded = x
+            opened = self._opened = os.getpid(), x, None if self._y is None else self._open_y(file, self._y, x)
+        return opened
+
+    def _path_now(self) -> Path:
+        """Return where the file is; one that is being packed gets its final name at the end."""
+        place = None if self._arrival is None else self._arrival.layout.place
+        return self.path if place is None or self.path.exists() else place
+
+    def _open_x(self, file: _OpenFile) -> Field:
+        x, label = self._x, f"{self._x.info.name} in '{self.path}'"
+        if self.in_memory:
+            remedy = "Leave in_memory=False: files on a local disk are read from the system's cache, as far as it goes."
+            check_memory(self.stored_bytes, read_resources().free_memory_bytes, label, remedy=remedy)
+        if x.of_any_length:
+            field = file.ragged(x)
+            return load_ragged(field, label, read_resources().free_memory_bytes) if self.in_memory else field
+        if x.coding is not None:
+            return file.encoded(x, self.slots[0], self._resizer, in_memory=self.in_memory)
+        if self.in_memory:
+            return Mapped(memory_table(file.load(x.storage, x.choice)), None)
+        return file.rows(x.storage, x.choice)
+
+    def _open_y(self, file: _OpenFile, y: FieldSource, x: Field) -> Field:
+        if y.of_any_length:
+            field = file.ragged(y)
+            # Read one by one they would take longer than their inputs.
+            if self.in_memory:
+                load_ragged(field, y.info.name, read_resources().free_memory_bytes)
+            elif y.nbytes <= _FEW_BYTES:
+                field.load(_FEW_BYTES)
+            return field
+        if y.info.kind == "boxes":
+            return file.boxes(y, x, self._x.info.image)
+        if y.coding is not None:
+            return file.encoded(y, self.slots[1], self._resizer, in_memory=False)
+        return file.rows(y.storage, y.choice)
+
+
+# Read rows of one split from one HDF5 file, or from several as if they were one file, without torch.
+#
+# The files' rows follow each other in the order of the files.
 
 
 class SplitReader(RowFacts):

@@ -16,8 +16,8 @@ from PIL import Image
 
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.layouts.class_lists import parse_class_list
 from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.lists import parse_class_list
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.options import Boxes
 from colabstage.trees.folder import FolderTree

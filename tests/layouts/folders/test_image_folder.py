@@ -19,7 +19,7 @@ from colabstage.layouts.words import IMAGES as IMAGE_EXTENSIONS
 from colabstage.options import Values
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.joined import JoinedTree
+from colabstage.trees.open import JoinedTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree
 from tests.layouts.readers import read_image_folder

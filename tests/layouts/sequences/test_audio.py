@@ -14,8 +14,8 @@ import pytest
 
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts.clips import read_clip
 from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.stored import read_clip
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.options import Arrays, Values, audio_clips
 from colabstage.trees.folder import FolderTree

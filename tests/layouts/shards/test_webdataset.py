@@ -21,13 +21,12 @@ from colabstage import pack_dataset
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.formats.webdataset import scan_shard
-from colabstage.layouts.shards import ScanWindow, ShardFile, split_of_shard
+from colabstage.layouts.records import ScanWindow, ShardFile, split_of_shard
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.options import Arrays, Masks, Values, audio_clips
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.joined import JoinedTree
-from colabstage.trees.open import open_tree
+from colabstage.trees.open import JoinedTree, open_tree
 from tests.layouts.readers import contents, labels, picture
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def test_a_sample_of_many_is_one_small_object_while_they_are_scanned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2,000 images with a class: at most 700 bytes of memory each."""
-    monkeypatch.setattr("colabstage.layouts.shards._FAR_BYTES", 1 << 15)
+    monkeypatch.setattr("colabstage.layouts.records._FAR_BYTES", 1 << 15)
     files = [(f"{n // 2:06d}.{('png', 'cls')[n % 2]}", b"1") for n in range(4_000)]
     path = write_tar(tmp_path / "shards" / "a.tar", files)
     shard = ShardFile(path.name, "", lambda: LocalBytes(path))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from colabstage.load.augment import resized_crops
 from colabstage.load.epoch import BatchPlace
-from colabstage.load.geometry import resized_crops
 
 pytestmark = pytest.mark.torch
 

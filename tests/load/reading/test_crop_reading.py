@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 
 from colabstage.errors import DecodeError
-from colabstage.images.region import decode_region
+from colabstage.images.decode import decode_region
 from colabstage.io.pipeline import ThreadPool
+from colabstage.load.augment import CROP_DRAWS, resized_crops
 from colabstage.load.epoch import BatchPlace
-from colabstage.load.geometry import CROP_DRAWS, resized_crops
-from colabstage.load.reading.encoded import resize_into
+from colabstage.load.reading.fields import resize_into
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:

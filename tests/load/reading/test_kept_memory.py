@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from PIL import Image
 
+from colabstage.images.decode import decode_region, decode_whole
 from colabstage.images.geometry import ImageOptions
-from colabstage.images.region import decode_region, decode_whole
-from colabstage.load.reading import encoded as encoded_in
+from colabstage.load.reading import fields
 from colabstage.load.reading import memory as kept_in
-from colabstage.load.reading.encoded import Encoded
+from colabstage.load.reading.fields import Encoded
 from colabstage.load.reading.memory import KeptImages, KeptSlot, Room
 
 GIGABYTES = 8_000_000_000
@@ -159,7 +159,7 @@ def test_threads_that_decode_one_image_read_the_one_that_stays(monkeypatch: pyte
         both.wait(20)
         return whole
 
-    monkeypatch.setattr(encoded_in, "decode_whole", meet)
+    monkeypatch.setattr(fields, "decode_whole", meet)
     found: list[Any] = []
     crop = (0, 0, 64, 48)
     threads = [

@@ -11,7 +11,7 @@ import pytest
 from requests.structures import CaseInsensitiveDict
 
 from colabstage.errors import SourceAccessError, SourceNotFoundError, SourceReadError
-from colabstage.sources.http_answers import (
+from colabstage.sources.http_file import (
     ContentRange,
     Validators,
     coding_of,
