@@ -1,4 +1,7 @@
-"""What `colabstage info` says of an HDF5 file."""
+"""The commands by name, their help, and how a run ends.
+
+Heavy modules are imported inside the commands, so that `--help` answers at once.
+"""
 
 from __future__ import annotations
 
@@ -6,97 +9,15 @@ import codecs
 import inspect
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from colabstage.cli import commands as c
-from colabstage.cli.command import WRONG_ARGUMENTS, Output, is_usage_error, say_interrupted, say_usage_error
-from colabstage.h5.info import read_info
-from colabstage.h5.manifest import look_at_manifest
-from colabstage.io.report import Row, Table, facts, json_values
-from colabstage.io.units import NAMES_SHOWN, format_bytes, format_names
+from colabstage.cli.command import WRONG_ARGUMENTS, is_usage_error, say_interrupted, say_usage_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from colabstage.h5.info import FieldInfo, PackInfo
-
-
-# More lines would not help; --json has all of them.
-_MOST_SKIPPED = 10
-
-
-def describe_pack(file: str) -> Output:
-    """Read the headers of a file, and its manifest."""
-    info, nbytes = read_info(Path(file)), Path(file).stat().st_size
-    manifest, encoding = look_at_manifest(info.path, nbytes), _encoding(info)
-    by = f", written by colabstage {manifest.written_by}" if manifest.written_by else ""
-    # It can be read all the same, but there is nothing to compare its bytes with.
-    form = "HDF5 that colabstage did not write" if info.format_version is None else f"pack {info.format_version}{by}"
-    known = {
-        "file": str(info.path),
-        "size": format_bytes(nbytes),
-        "format": form,
-        "source": info.source or "",
-        "layout": info.layout or "",
-        "samples": ", ".join(f"{name} {rows:,}" for name, rows in info.rows.items()),
-        "classes": format_names(info.classes[:NAMES_SHOWN], len(info.classes)) if info.classes else "",
-        "encoding": encoding + (f", because {info.encoding_reason}" if info.encoding_reason else ""),
-        "resized by": info.resizer or "",
-        "manifest": manifest.detail,
-    }
-    fields = [(split, field) for split in info.splits.values() for field in (split.x, split.y) if field is not None]
-    rows = tuple(
-        Row((split.name, f"{split.rows:,}", one.name, _one_row(one), str(one.dtype), format_bytes(one.nbytes)))
-        for split, one in fields
-    )
-    head = ("split", "rows", "dataset", "one row", "dtype", "size")
-    lines = [str(facts((name, said) for name, said in known.items() if said)), ""]
-    lines.append(str(Table(rows, head, numbers=frozenset({1, 5}))))
-    if info.skipped:
-        rest = len(info.skipped) - _MOST_SKIPPED
-        more = [f"  … and {rest:,} more, with --json"] if rest > 0 else []
-        lines += ["", f"{len(info.skipped):,} left out:", *(f"  {one}" for one in info.skipped[:_MOST_SKIPPED]), *more]
-    found = json_values(info) | {"nbytes": nbytes, "encoding": encoding, "manifest": json_values(manifest)}
-    return Output(found, "\n".join(lines))
-
-
-def _encoding(info: PackInfo) -> str:
-    """Return how inputs are stored: as the file says, otherwise `pixels`, `encoded`, or `arrays` if rows are not
-    images."""
-    if info.encoding is not None:
-        return info.encoding
-    fields = [split.x for split in info.splits.values()]
-    # One split of encoded images is enough: the file then needs decoding when it is read.
-    if any(field.kind == "encoded" for field in fields):
-        return "encoded"
-    return "pixels" if all(map(_are_pixels, fields)) else "arrays"
-
-
-def _are_pixels(field: FieldInfo) -> bool:
-    """Tell whether rows look like images: bytes, with as many channels as images have."""
-    shape = field.shape or ()
-    # Signed bytes and floats may be anything; unsigned bytes of this shape are images in all programs.
-    return field.dtype.kind == "u" and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 2, 3, 4)))
-
-
-def _one_row(field: FieldInfo) -> str:
-    if field.kind == "fixed":
-        return " x ".join(map(str, field.shape or ())) or "one number"
-    if field.kind == "encoded":
-        what, options = ("an image file", field.image) if field.mask is None else ("a mask file", field.mask)
-        size = getattr(options, "size", None)
-        return f"{what} of its own size" if size is None else f"{what}, to be {size[0]} x {size[1]}"
-    names = {"boxes": f"any number of {', '.join(field.columns)}", "texts": "a text"}
-    return names.get(field.kind, "any number of values")
-
-
-# The commands by name, their help, and how a run ends.
-#
-# Heavy modules are imported inside the commands, so that `--help` answers at once.
-
 
 _MARK = "Examples:"
 # Marks of reports, for terminals without them (LANG=C).

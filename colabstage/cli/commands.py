@@ -237,7 +237,7 @@ def info(file: o.PackFile) -> Output:
       colabstage info /content/colabstage/kitti-1f2e3d4c/kitti-1f2e3d4c.h5
       colabstage info data.h5 --json
     """
-    from colabstage.cli.app import describe_pack
+    from colabstage.cli.described import describe_pack
     from colabstage.sources.parse import refuse_address
 
     refuse_address("FILE", file, "copy it here with fetch_files first")

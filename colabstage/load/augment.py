@@ -20,7 +20,8 @@ from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
 from colabstage.images.geometry import VOID
 from colabstage.io.boundary import public_class
-from colabstage.load.batch import LENGTHS, white_of
+from colabstage.load.batch import LENGTHS
+from colabstage.load.batches import white_of
 from colabstage.load.calling import apply_transform, check_batch_transform
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.reading.fields import resize_into

@@ -55,7 +55,7 @@ try:
 except ImportError as error:
     refuse_import("torch", "CudaDataLoader and make_loader need", error)
 
-from colabstage.load.batch import map_leaves, moves_itself
+from colabstage.load.batches import map_leaves, moves_itself
 
 
 def usable_device(device: str | torch.device) -> torch.device:

@@ -1,0 +1,227 @@
+"""Batches as torch tensors: convert arrays without a copy, convert nested batches, and apply the last steps to them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import torch
+
+from colabstage.errors import OptionError
+from colabstage.h5.schema import LABELS
+from colabstage.load.batch import WHITE, Ragged, is_image_shape, pad_boxes, target_array
+from colabstage.load.calling import apply_transform, collate_results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from colabstage.load.batch import Group
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.epoch import BatchPlace
+
+_IMAGE_AXES = 3
+
+
+def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Rebuild a batch with `change` applied to every element that is not a list, tuple or mapping; these keep their
+    types. What has a method `to` of its own, such as torch's `PackedSequence`, counts as one thing."""
+    if not isinstance(batch, list | tuple | Mapping) or moves_itself(batch):
+        return change(batch)
+    filled: Any
+    if isinstance(batch, Mapping):
+        values = {key: map_leaves(value, change) for key, value in batch.items()}
+        if type(batch) is dict or not isinstance(batch, MutableMapping):
+            return values if type(batch) is dict else type(batch)(values)  # type: ignore[call-arg]
+        # A copy keeps what else there is in a mapping, such as a defaultdict's factory, and in a subclass of list.
+        filled = copy.copy(batch)
+        filled.update(values)
+        return filled
+    parts = [map_leaves(part, change) for part in batch]
+    if type(batch) is list:
+        return parts
+    if isinstance(batch, list):
+        filled = copy.copy(batch)
+        filled[:] = parts
+        return filled
+    return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
+
+
+def moves_itself(thing: object) -> bool:
+    """Return whether an object that is not a tensor has a method to move it to a device."""
+    return not isinstance(thing, torch.Tensor) and callable(getattr(thing, "to", None))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of a batch's targets, and what makes batches of a dataset's samples."""
+
+    dataset: dataset_h5
+    ragged: Ragged = "list"
+    label_offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ragged not in get_args(Ragged):
+            msg = f"ragged={self.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
+            raise OptionError(msg)
+        if self.ragged == "pad" and self.dataset.reader.has_free_rows and not self.dataset.reader.has_boxes:
+            msg = (
+                'ragged="pad" pads boxes; rows of any length are lists of tensors. Leave it out, and pad them by '
+                "batch_transform=lambda x, y: (torch.nn.utils.rnn.pad_sequence(x, batch_first=True), y)."
+            )
+            raise OptionError(msg)
+
+    def tensors(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Return what was read as tensors."""
+        return input_tensors(x), self.targets(y)
+
+    def targets(self, y: Any) -> Any:
+        """Return targets as tensors; those of rows with shapes of their own in a list, boxes as `ragged` says."""
+        if not isinstance(y, list):
+            return tensor_of(target_array(y))
+        if self.label_offset:
+            y = [{**one, LABELS: one[LABELS] + self.label_offset} for one in y]
+        if self.ragged == "pad" and all(isinstance(one, dict) for one in y):
+            return _tensors(pad_boxes(y))
+        return _tensors(y)
+
+    def batches(self, group: Group) -> list[tuple[Any, Any]]:
+        """Return the batches of a group, each as tensors of its own over its part of the memory: one that is saved or
+        sent takes nothing of the others along."""
+        if len(group.rows) == 1:
+            return [self.batch(group.x, group.y)]
+        # Converted once for the group, not for each batch.
+        parts = group._replace(y=target_array(group.y)).parts()
+        return [(input_tensor(x), torch.from_numpy(y)) for x, y, _ in parts]
+
+    def batch(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Return the batch of what was read, by the dataset's transforms if it has any: called in this thread, sample
+        by sample, as by a stock `DataLoader`. A side without one is as in batches without transforms."""
+        dataset = self.dataset
+        if not dataset.per_sample:
+            return self.tensors(x, y)
+        samples = [dataset.sample(*parts) for parts in zip(x, y, strict=True)]
+        xs, ys = (list(side) for side in zip(*samples, strict=True))
+        # As a stock DataLoader stacks what a transform returns, so that code moves here unchanged.
+        made_x = input_tensors(x) if dataset.transform is None else collate_results("transform", xs)
+        if dataset.target_transform is None:
+            return made_x, self.targets(y)
+        if dataset.reader.has_boxes:
+            # It may have made something else of the dicts; that is handed on as it is.
+            return made_x, self.targets(ys) if all(isinstance(target, dict) for target in ys) else ys
+        return made_x, collate_results("target_transform", ys)
+
+
+def input_tensors(x: NDArray[Any] | list[Any]) -> Any:
+    """Return inputs as tensors over the same memory: images `(B, H, W, C)` as a `(B, C, H, W)` view (`channels_last`),
+    those of their own sizes in a list of `(C, H, W)`."""
+    if not isinstance(x, list):
+        return input_tensor(x)
+    return [
+        part.permute(2, 0, 1) if isinstance(part, torch.Tensor) and part.dim() == _IMAGE_AXES else part
+        for part in _tensors(x)
+    ]
+
+
+def input_tensor(x: NDArray[Any]) -> torch.Tensor:
+    """Return inputs of one shape as a tensor."""
+    tensor = tensor_of(x)
+    return tensor.permute(0, 3, 1, 2) if is_image_shape(x.shape[1:]) else tensor
+
+
+def _tensors(values: Any) -> Any:
+    return map_leaves(values, lambda part: tensor_of(part) if isinstance(part, np.ndarray) else part)
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor over the same memory; an OptionError where torch has no such dtype."""
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        msg = (
+            f"torch has no tensors of dtype {array.dtype}. Give the dataset a transform, or target_transform, that "
+            'converts them: transform=lambda x: x.astype("float64").'
+        )
+        raise OptionError(msg) from error
+
+
+def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
+    """Return the floating-point dtype that is meant by torch's, numpy's or a name of it, an OptionError if it is none;
+    `None` for `None`."""
+    if dtype is None:
+        return None
+    name: object = dtype
+    if not isinstance(dtype, str | torch.dtype):
+        # numpy's have the names of torch's.
+        with suppress(TypeError):
+            name = np.dtype(dtype).name
+    # As Keras has it, and as torch prints it.
+    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        msg = (
+            f'dtype={dtype!r} is not a floating-point dtype; expected one such as torch.float32 or "float32". Leave it '
+            "out for batches as they are stored."
+        )
+        raise OptionError(msg)
+    return found
+
+
+def white_of(dtype: torch.dtype) -> float | None:
+    """Return the value of white in images of this dtype; `None` where the dtype does not tell."""
+    return WHITE.get(str(dtype).removeprefix("torch."))
+
+
+def scale_to(x: Any, dtype: torch.dtype) -> Any:
+    """Convert tensors, also in lists, to a floating-point dtype on the device they are on; uint8 and uint16 become
+    [0, 1], other values stay, as do texts."""
+    if isinstance(x, list):
+        return [scale_to(part, dtype) for part in x]
+    if isinstance(x, str):
+        return x
+    white = white_of(x.dtype)
+    if white is None:
+        # Floats and wide integers say nothing of a range that they come in.
+        return x.to(dtype)
+    # 65535 is beyond float16, so its range is divided first.
+    wide = torch.float32 if x.dtype == torch.uint16 else dtype
+    scaled = x.to(wide)
+    # CUDA multiplies by the reciprocal of a number, which differs in the last bit from the division that CPUs do.
+    divisor = white if not x.is_cuda else torch.full((), white, dtype=wide, device=x.device)
+    return scaled.div_(divisor).to(dtype)
+
+
+def move_to(x: Any, device: torch.device) -> Any:
+    """Copy tensors, also in lists and dicts, to a device; those that are there already stay."""
+    return map_leaves(x, lambda part: part.to(device) if isinstance(part, torch.Tensor) else part)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Apply the last steps, dtype and batch transform, to batches `(x, y)` or `(x, y, index)`."""
+
+    dtype: torch.dtype | None
+    batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
+
+    def scale(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the batch with x in its dtype, on the device that it is on."""
+        return batch if self.dtype is None else (scale_to(batch[0], self.dtype), *batch[1:])
+
+    def transform(self, batch: tuple[Any, ...], place: BatchPlace | None = None) -> Any:
+        """Return the batch as the caller gets it: `(x, y)`, or `((x, y), index)`. `place`: what random transforms draw
+        by, if that is known."""
+        # With `return_index` the batch has a third part.
+        x, y, *index = batch
+        sample, change = (x, y), self.batch_transform
+        if change is not None:
+            sample = apply_transform(change, x, y, place)
+        return (sample, index[0]) if index else sample
+
+    def collate(self, batch: tuple[Any, ...]) -> Any:
+        """Finish what frameworks get that build loaders of our parts: it is in host memory by then. Stands where they
+        expect a `collate_fn`."""
+        return self.transform(self.scale(batch))
