@@ -38,8 +38,8 @@ from colabstage.sources.gdrive import parse_share_link
 from colabstage.sources.kaggle import parse_kaggle
 from colabstage.sources.remote import RemoteFile
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
-from colabstage.trees.open import is_piece, may_be_part
-from colabstage.trees.open import parts_of as parts_of_file
+from colabstage.trees.volumes import is_piece, may_be_part
+from colabstage.trees.volumes import parts_of as parts_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,7 +13,8 @@ from colabstage.errors import ArchiveError, OptionError, SourceNotFoundError
 from colabstage.io.arguments import read_only
 from colabstage.trees.bytes import JoinedBytes
 from colabstage.trees.listing import only_line
-from colabstage.trees.open import JoinedTree, OnlyTree, open_archive, parts_of
+from colabstage.trees.open import JoinedTree, OnlyTree, open_archive
+from colabstage.trees.volumes import parts_of
 from colabstage.trees.zip import ZipTree
 from tests.trees.conftest import RecordingBytes
 

@@ -322,7 +322,7 @@ def test_weights_of_samples_are_the_third_part(make_file: Callable[..., Any]) ->
 
 def test_torch_is_not_imported() -> None:
     """Where it is not installed, or not wanted: importing it takes seconds."""
-    modules = ", ".join(f"colabstage.load.frameworks.{name}" for name in ("arrays", "numpy_loader", "tensorflow"))
+    modules = ", ".join(f"colabstage.load.frameworks.{name}" for name in ("arrays", "tensorflow"))
     code = f"import {modules}, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
