@@ -1,4 +1,4 @@
-"""How a command ends: its result on stdout, its exit code, and one line on stderr that says why."""
+"""`command`: what makes a function that calls the library and returns its result a command of the command line."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ from colabstage.stage.request import make_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+
+# How a command ends: its result on stdout, its exit code, and one line on stderr that says why.
 
 
 FAILED = 1
@@ -155,9 +158,6 @@ def shows_progress() -> bool:
     """Tell whether stderr is a terminal that can redraw a line, which bars need."""
     # In a log file each update of the bar would be a line of its own.
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-
-
-# `command`: what makes a function that calls the library and returns its result a command of the command line.
 
 
 def command(

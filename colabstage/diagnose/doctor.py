@@ -1,8 +1,7 @@
-"""The facts about this machine and a dataset that `doctor` judges, as plain JSON values, and how they are collected.
-This is the only part of `doctor` that touches anything, always under a deadline.
+"""`doctor`: what is wrong with this machine, or with the location of a dataset, and what to do about it.
 
-A dataset's path is examined in a process of its own, because a process that touches a hanging mount hangs too. Run as a
-program (with the path, and the seconds for counting files) this module prints `DatasetFacts` as JSON.
+Each check is a pure function from facts to a verdict. Its docstring is the remedy that the user reads if the verdict is
+not `ok`, so it is addressed to the user and begins with what to do.
 """
 
 from __future__ import annotations
@@ -48,6 +47,13 @@ if TYPE_CHECKING:
     from colabstage.diagnose.gpu import GpuReading
     from colabstage.io.report import Status
     from colabstage.machine.mounts import Mount
+
+
+# The facts about this machine and a dataset that `doctor` judges, as plain JSON values, and how they are collected.
+# This is the only part of `doctor` that touches anything, always under a deadline.
+#
+# A dataset's path is examined in a process of its own, because a process that touches a hanging mount hangs too. Run
+# as a program (with the path, and the seconds for counting files) this module prints `DatasetFacts` as JSON.
 
 
 _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
@@ -357,12 +363,6 @@ def _inspect_gpus(timeout_s: float) -> dict[str, Any]:
 
 if __name__ == "__main__":
     sys.stdout.write(json.dumps(asdict(_inspect_here(Path(sys.argv[1]), counting_s=float(sys.argv[2])))))
-
-
-# `doctor`: what is wrong with this machine, or with the location of a dataset, and what to do about it.
-#
-# Each check is a pure function from facts to a verdict. Its docstring is the remedy that the user reads if the
-# verdict is not `ok`, so it is addressed to the user and begins with what to do.
 
 
 _GB, _MB = 1_000_000_000, 1_000_000

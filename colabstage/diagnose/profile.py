@@ -1,8 +1,8 @@
-"""Put back what measuring changes: random numbers, a dataset's attributes, and what the caller hands over.
+"""`profile_loader`: where the time of a training loop goes, and what to change.
 
-A measured step trains, draws and records. What it changes cannot be found by looking at it, so the caller hands it
-over: `restore=(model, optimizer, losses)`. Everything in there is copied before the first step and put back in place at
-the end. Copies are in the computer's memory, also those of a model on a GPU.
+Loader alone, step alone, both: three runs, which read the clock a few times for each batch and do nothing else. The
+stages come from a fourth run of the loader alone, in which a thread samples Python's stacks; if worker processes make
+its batches, of the loader without them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from colabstage.io.progress import Clock
+
+
+# Put back what measuring changes: random numbers, a dataset's attributes, and what the caller hands over.
+#
+# A measured step trains, draws and records. What it changes cannot be found by looking at it, so the caller hands it
+# over: `restore=(model, optimizer, losses)`. Everything in there is copied before the first step and put back in
+# place at the end. Copies are in the computer's memory, also those of a model on a GPU.
 
 
 # A dataset may wrap others, each with transforms inside transforms.
@@ -293,13 +300,6 @@ def _on_host(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _on_host(item) for key, item in value.items()}
     return [_on_host(item) for item in value] if type(value) is list else copy.deepcopy(value)
-
-
-# `profile_loader`: where the time of a training loop goes, and what to change.
-#
-# Loader alone, step alone, both: three runs, which read the clock a few times for each batch and do nothing else. The
-# stages come from a fourth run of the loader alone, in which a thread samples Python's stacks; if worker processes
-# make its batches, of the loader without them.
 
 
 # Of medium lightness, to be visible on white and on black.

@@ -1,10 +1,24 @@
-"""Scale the pixels of an image to where they go.
+"""Image bytes to arrays and back, from any number of threads at once.
 
-It is done by Pillow's bilinear filter, or by torch's kernel of the same filter. Both let the filter's support grow with
-the reduction (no aliasing). torch's kernel is four to six times as fast for images of three channels where the
-processor has AVX2. It works on the thread that calls it alone, gives the interpreter lock away, and comes within one
-grey level of Pillow. Which of the two is used shows in the bytes, so it is never chosen here: whoever packs decides it
-once for all images.
+JPEG goes through libjpeg-turbo by `simplejpeg`, which releases the interpreter lock while it decodes; whatever that
+cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour JPEGs
+come out equal, byte for byte (tests/images/test_decode.py holds that).
+
+What happens to the rarer kinds:
+
+- EXIF orientation is always applied; XMP orientation where EXIF has none.
+- Palettes are looked up. Alpha is dropped for `"rgb"` and `"grayscale"`, as Pillow's `convert` does (it is not blended
+  with a background), and kept as the fourth channel for `"keep"`.
+- `"grayscale"` of a colour JPEG is the luma that the file stores, which Pillow gets after `draft("L")`; other formats
+  use Pillow's weights (ITU-R 601-2).
+- 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Of 16-bit
+  colours Pillow reads the upper 8 alone. What is lost shows in `DecodedImage.lost`. Floating
+  point and 32-bit grayscale come as float32 for `"keep"`, with no agreed range for a conversion to 8 bits: an error.
+- Animations give their first frame.
+
+Faulting fresh pages takes a tenth of the time of decoding, so each thread keeps what it decodes into. But decoding
+takes up to 16 bytes for each pixel on the way, and a few kilobytes may hold 170 million pixels: for those, threads take
+turns.
 """
 
 from __future__ import annotations
@@ -38,6 +52,15 @@ if TYPE_CHECKING:
 
     from colabstage.images.geometry import ColorMode, Placement
     from colabstage.images.headers import JpegHeader
+
+
+# Scale the pixels of an image to where they go.
+#
+# It is done by Pillow's bilinear filter, or by torch's kernel of the same filter. Both let the filter's support grow
+# with the reduction (no aliasing). torch's kernel is four to six times as fast for images of three channels where the
+# processor has AVX2. It works on the thread that calls it alone, gives the interpreter lock away, and comes within
+# one grey level of Pillow. Which of the two is used shows in the bytes, so it is never chosen here: whoever packs
+# decides it once for all images.
 
 
 Resizer = Literal["pillow", "torch"]
@@ -169,31 +192,6 @@ def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | No
     if pixels.dtype == np.uint16:
         values = np.rint(values)
     return values.astype(pixels.dtype, copy=False)
-
-
-# Image bytes to arrays and back, from any number of threads at once.
-#
-# JPEG goes through libjpeg-turbo by `simplejpeg`, which releases the interpreter lock while it decodes; whatever that
-# cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour
-# JPEGs come out equal, byte for byte (tests/images/test_decode.py holds that).
-#
-# What happens to the rarer kinds:
-#
-# - EXIF orientation is always applied; XMP orientation where EXIF has none.
-# - Palettes are looked up. Alpha is dropped for `"rgb"` and `"grayscale"`, as Pillow's `convert` does (it is not
-#   blended
-#   with a background), and kept as the fourth channel for `"keep"`.
-# - `"grayscale"` of a colour JPEG is the luma that the file stores, which Pillow gets after `draft("L")`; other formats
-#   use Pillow's weights (ITU-R 601-2).
-# - 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Of
-#   16-bit
-#   colours Pillow reads the upper 8 alone. What is lost shows in `DecodedImage.lost`. Floating
-#   point and 32-bit grayscale come as float32 for `"keep"`, with no agreed range for a conversion to 8 bits: an error.
-# - Animations give their first frame.
-#
-# Faulting fresh pages takes a tenth of the time of decoding, so each thread keeps what it decodes into. But decoding
-# takes up to 16 bytes for each pixel on the way, and a few kilobytes may hold 170 million pixels: for those, threads
-# take turns.
 
 
 Loss = Literal["frames", "bits"]

@@ -1,9 +1,8 @@
-"""How results look in a notebook: tables and notes as HTML, and figures.
+"""`Report`: a result that shows itself as text, as HTML in a notebook, as JSON values and as a picture.
 
-Text has the colour that the notebook sets for outputs; the few other colours are of medium lightness, so they are
-legible on white and on black. Every CSS rule has our class, so nothing else on the page changes. There are no scripts,
-so a saved notebook looks the same. A figure renders itself, because notebooks can show a figure only once pyplot has
-been imported, which also chooses a backend for the whole session; without it they print `<Figure size …>`.
+A report is a headline, tables and notes. A table has rows of plain text in columns; a row may have a status (what a
+check found), a line below it (what to do about it) and a bar (a quantity to compare). A result that has figures of its
+own is a subclass with fields and properties, all of which `to_dict` gives.
 """
 
 from __future__ import annotations
@@ -28,6 +27,15 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# How results look in a notebook: tables and notes as HTML, and figures.
+#
+# Text has the colour that the notebook sets for outputs; the few other colours are of medium lightness, so they are
+# legible on white and on black. Every CSS rule has our class, so nothing else on the page changes. There are no
+# scripts, so a saved notebook looks the same. A figure renders itself, because notebooks can show a figure only once
+# pyplot has been imported, which also chooses a backend for the whole session; without it they print `<Figure size
+# …>`.
 
 
 # Contrast of 3.5 and more against #ffffff as well as #1e1e1e, for text in bold and for bars.
@@ -200,13 +208,6 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and draws_html(kind.__name__ for kind in type(shell).__mro__)
-
-
-# `Report`: a result that shows itself as text, as HTML in a notebook, as JSON values and as a picture.
-#
-# A report is a headline, tables and notes. A table has rows of plain text in columns; a row may have a status (what a
-# check found), a line below it (what to do about it) and a bar (a quantity to compare). A result that has figures of
-# its own is a subclass with fields and properties, all of which `to_dict` gives.
 
 
 Status = Literal["ok", "warn", "fail", "skip", "change"]

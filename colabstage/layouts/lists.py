@@ -1,4 +1,4 @@
-"""Find files by the names that people write for them: in tables, lists and annotations."""
+"""Evidence of lists: which samples are of which split, by lists of their names."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from colabstage.layouts.reading import Source
+
+
+# Find files by the names that people write for them: in tables, lists and annotations.
 
 
 # In place of the number of a file: a name leads to none, or to several.
@@ -170,9 +173,6 @@ class _Index:
         """Return the places of a name."""
         found = self.several.get(name)
         return found if found is not None else (self.last[name],) if name in self.last else ()
-
-
-# Evidence of lists: which samples are of which split, by lists of their names.
 
 
 _LISTS = (".txt", ".lst")

@@ -1,6 +1,6 @@
 """Bytes of files in a tree: at any place of one, the first of one, and many small ones at once; and texts of them.
 
-This and `lookup` are where layouts touch a tree.
+This and the index of names in `lists` are where layouts touch a tree.
 """
 
 from __future__ import annotations

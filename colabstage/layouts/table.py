@@ -1,4 +1,9 @@
-"""The contents of samples by number: files, rows in a file or in memory, parts of them, and several in a row."""
+"""The table of samples that every layout makes from a tree, and the kinds of content in it.
+
+A layout says which content belongs to which sample; packing reads it, many samples at once and in the best order for
+the medium. The kinds say what content means, not how it is stored, which is decided when a pack is planned. Audio and
+text need no kind of their own: they are arrays of one shape, with a decoder.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +25,9 @@ if TYPE_CHECKING:
 
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
+
+
+# The contents of samples by number: files, rows in a file or in memory, parts of them, and several in a row.
 
 
 # A sample's content before it is stored: a file's bytes, or values that need no decoding.
@@ -184,13 +192,6 @@ class TreeFiles(SampleSource):
     def __reduce__(self) -> tuple[Any, ...]:
         # A planned shard of a set is sent to the worker that packs it.
         return TreeFiles, (self.tree, self.entries)
-
-
-# The table of samples that every layout makes from a tree, and the kinds of content in it.
-#
-# A layout says which content belongs to which sample; packing reads it, many samples at once and in the best order
-# for the medium. The kinds say what content means, not how it is stored, which is decided when a pack is planned.
-# Audio and text need no kind of their own: they are arrays of one shape, with a decoder.
 
 
 class BrokenDatasetError(LayoutError):

@@ -1,7 +1,12 @@
-"""Move pixels, masks and boxes when the images of a batch are cut, mirrored and resized, each in its own way.
+"""Augment batches for `make_loader(..., batch_transform=...)`: each sample in its own way, on the device.
 
-On a GPU one kernel does a step for the whole batch. On the processor what is fastest is to copy image by image
-(64 of 256x256x3 uint8 cut to 224: 11 ms so, 128 ms by one indexed gather), so there the same functions do that.
+A transform is called with `(x, y)`, x `(B, C, H, W)` of bytes or floats, and returns new ones; masks and boxes in y
+move with x. In a loader the parameters of a sample follow from the seed, the epoch and the sample's row alone, so they
+do not change with the batch size or where an epoch is resumed. Called by hand, they come from torch's generator, which
+`torch.manual_seed` seeds.
+
+torchvision's v2 transforms and kornia's modules can stand wherever these can. They draw from torch's generators, and
+torchvision's draw once for the whole batch.
 """
 
 from __future__ import annotations
@@ -34,6 +39,12 @@ if TYPE_CHECKING:
     Size = tuple[int, int]
     # Moves pixels that cannot be mixed, `(B, K, H, W)` of any dtype.
     Movement = Callable[[torch.Tensor], torch.Tensor]
+
+# Move pixels, masks and boxes when the images of a batch are cut, mirrored and resized, each in its own way.
+#
+# On a GPU one kernel does a step for the whole batch. On the processor what is fastest is to copy image by image (64
+# of 256x256x3 uint8 cut to 224: 11 ms so, 128 ms by one indexed gather), so there the same functions do that.
+
 
 _TRIES = 10
 # Numbers that `resized_crops` needs for each image: area and ratio of each try, then the place.
@@ -369,17 +380,6 @@ def _as_array(images: torch.Tensor) -> NDArray[Any]:
     """Return the tensor's memory as an array `(B, H, W, C)`, for copying; numpy has no bfloat16."""
     plain = images.view(torch.int16) if images.dtype == torch.bfloat16 else images
     return plain.movedim(1, 3).numpy()
-
-
-# Augment batches for `make_loader(..., batch_transform=...)`: each sample in its own way, on the device.
-#
-# A transform is called with `(x, y)`, x `(B, C, H, W)` of bytes or floats, and returns new ones; masks and boxes in y
-# move with x. In a loader the parameters of a sample follow from the seed, the epoch and the sample's row alone, so
-# they do not change with the batch size or where an epoch is resumed. Called by hand, they come from torch's
-# generator, which `torch.manual_seed` seeds.
-#
-# torchvision's v2 transforms and kornia's modules can stand wherever these can. They draw from torch's generators,
-# and torchvision's draw once for the whole batch.
 
 
 if TYPE_CHECKING:

@@ -1,8 +1,4 @@
-"""The order in which an epoch visits rows that are still arriving, in units.
-
-It shuffles units, then rows within a window of some units. It depends on seed, epoch and layout alone, never on what
-came first, so that what will be needed next is known beforehand.
-"""
+"""A pack that is elsewhere, here in part or on its way: an `Arrival` brings its rows."""
 
 from __future__ import annotations
 
@@ -54,6 +50,12 @@ if TYPE_CHECKING:
     from colabstage.sources.in_part import Expected
     from colabstage.sources.packs import PackField, Places
     from colabstage.sources.parse import SingleSource
+
+
+# The order in which an epoch visits rows that are still arriving, in units.
+#
+# It shuffles units, then rows within a window of some units. It depends on seed, epoch and layout alone, never on
+# what came first, so that what will be needed next is known beforehand.
 
 
 class Announced:
@@ -295,9 +297,6 @@ def mixing_of(labels: NDArray[np.integer], batch_size: int) -> float:
     found = ((counts.astype(np.float64) ** 2).sum() - 2 * batch_size * cross) / len(batches)
     found += batch_size**2 * (share**2).sum()
     return float(expected / found) if found > 1e-9 else 1.0
-
-
-# A pack that is elsewhere, here in part or on its way: an `Arrival` brings its rows.
 
 
 # A window of more blocks mixes no better: rows of a split are in the order of a hash in the pack already.

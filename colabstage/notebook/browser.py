@@ -1,7 +1,7 @@
-"""Samples as HTML, without scripts: a grid of many, one enlarged with its details, and classes as bars.
+"""`browse_dataset`: the position in a dataset, the browser's widgets, and what each button does.
 
-A sample is shown as a picture with its mask and boxes, a sound's wave, tokens, or numbers. Arrays of any dtype and any
-channels become 8-bit pictures, with masks drawn over them, and are in the page as data URIs.
+A page is one HTML text, not a widget for each sample, so it arrives in one message. The widgets are created once, and
+are limited to those of ipywidgets 7.7, which Colab has.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.notebook.samples import Samples, ShownSplits
+
+
+# Samples as HTML, without scripts: a grid of many, one enlarged with its details, and classes as bars.
+#
+# A sample is shown as a picture with its mask and boxes, a sound's wave, tokens, or numbers. Arrays of any dtype and
+# any channels become 8-bit pictures, with masks drawn over them, and are in the page as data URIs.
 
 
 # Images with shorter sides stay lossless and are enlarged without filtering. Digits of 28 pixels and CIFAR's 32 are
@@ -438,12 +444,6 @@ def draw_bars(bars: Sequence[tuple[str, int, bool]], most: int) -> str:
         for name, count, chosen in bars
     )
     return f"<div class='cs-bars'>{lines}</div>"
-
-
-# `browse_dataset`: the position in a dataset, the browser's widgets, and what each button does.
-#
-# A page is one HTML text, not a widget for each sample, so it arrives in one message. The widgets are created once,
-# and are limited to those of ipywidgets 7.7, which Colab has.
 
 
 _COLUMNS = (

@@ -1,8 +1,4 @@
-"""Notes on image files that are in a dataset several times, byte for byte: with two labels, or in two splits.
-
-A person would take either for a mistake, and neither shows in a listing. Bytes are read while a pack is made, so it is
-found then, for the price of a digest of each file.
-"""
+"""Write a planned pack beside its target, verify it, rename it into place, and report on it."""
 
 from __future__ import annotations
 
@@ -74,6 +70,12 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import Tree
 
 
+# Notes on image files that are in a dataset several times, byte for byte: with two labels, or in two splits.
+#
+# A person would take either for a mistake, and neither shows in a listing. Bytes are read while a pack is made, so it
+# is found then, for the price of a digest of each file.
+
+
 def repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
     """Return a note on images that have several labels, and one on those that are in several splits.
 
@@ -129,9 +131,6 @@ def repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequ
 def _label_of(table: SampleTable, targets: Values, sample: int) -> str:
     value = targets.values[sample]
     return table.classes[int(value)] if table.classes and value.ndim == 0 else str(value.tolist())
-
-
-# Write a planned pack beside its target, verify it, rename it into place, and report on it.
 
 
 # Longer than a read from a local disk takes; and longer than one from memory, the limit where nothing is decoded.

@@ -1,7 +1,7 @@
 """What is left to do when every sample is written: one file is made of what there is.
 
 Of decoded samples gaps are closed, spooled bytes are moved into place, and boxes are written; when samples are left
-out, the others keep their split, their label and their order. Shards are joined by `joining`.
+out, the others keep their split, their label and their order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The split and the row of each sample.
+"""Decide what a pack will be before a byte of it is written: how each sample is stored, and where.
 
-Both come from a hash of (seed, sample key), not from a random generator: they are the same on every version of every
-library, and a sample that is added later moves few of the others.
+Where a box is in the stored image depends on how large the image was, which is known only once it has been decoded. So
+packing records every image's size, and the boxes, which are small, are computed and written at the end (`finish`), for
+a whole split at once.
 """
 
 from __future__ import annotations
@@ -55,6 +56,12 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
 
     Fractions = Sequence[tuple[str, float]]
+
+# The split and the row of each sample.
+#
+# Both come from a hash of (seed, sample key), not from a random generator: they are the same on every version of
+# every library, and a sample that is added later moves few of the others.
+
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -241,13 +248,6 @@ def _check_shares(fractions: Fractions, counts: NDArray[np.int64]) -> None:
                 "Give it more, or leave it out."
             )
             raise OptionError(msg)
-
-
-# Decide what a pack will be before a byte of it is written: how each sample is stored, and where.
-#
-# Where a box is in the stored image depends on how large the image was, which is known only once it has been decoded.
-# So packing records every image's size, and the boxes, which are small, are computed and written at the end
-# (`finish`), for a whole split at once.
 
 
 _UINT8 = np.dtype(np.uint8)

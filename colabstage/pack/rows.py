@@ -1,6 +1,6 @@
 """The record of a pack's rows, `NAME.h5.DIGITS.rows` beside it: of which state of which content each row was made.
 
-The next staging of the same source reads only what this record does not prove unchanged (`takeover`). Its name has a
+The next staging of the same source reads only what this record does not prove unchanged. Its name has a
 digest of the pack's hashes, so it describes that very pack; a pack without one is staged afresh. Columns and not JSON:
 the record of a hundred thousand rows has five megabytes.
 """

@@ -1,8 +1,7 @@
-"""The versions of a run in its folder: their names, their order, and which of them may go.
+"""Save versions of a run in a thread: written here, hashed, published, read back, and the oldest removed.
 
-A version is named by the session that wrote it, the number of the save in this session, and the step that it holds.
-Each session of a run has a higher number than all before it, so what a machine writes that another one has taken over
-from sorts before everything that is newer. No two saves share a name, so nothing is ever replaced.
+The training loop hands over a copy of the state and goes on. Only one version is on its way at a time. What fails is
+noted and tried again with the next version; the training goes on.
 """
 
 from __future__ import annotations
@@ -40,6 +39,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Clock
+
+
+# The versions of a run in its folder: their names, their order, and which of them may go.
+#
+# A version is named by the session that wrote it, the number of the save in this session, and the step that it holds.
+# Each session of a run has a higher number than all before it, so what a machine writes that another one has taken
+# over from sorts before everything that is newer. No two saves share a name, so nothing is ever replaced.
 
 
 _NAME = re.compile(r"session-(\d{4,})-save-(\d{4,})-step-(\d{8,})\.pt(?:\.json)?")
@@ -276,12 +282,6 @@ def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Call
         "it there, or write take_over=True, which ends that session at its next step."
     )
     raise RunInUseError(msg)
-
-
-# Save versions of a run in a thread: written here, hashed, published, read back, and the oldest removed.
-#
-# The training loop hands over a copy of the state and goes on. Only one version is on its way at a time. What fails
-# is noted and tried again with the next version; the training goes on.
 
 
 try:

@@ -1,4 +1,4 @@
-"""The connections to one address on the web: redirects, logins, time limits, and the meaning of failures."""
+"""One file on a web server: its facts, and any part of it, checked against what the server promised."""
 
 from __future__ import annotations
 
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     import requests
 
     from colabstage.io.progress import Clock
+
+
+# The connections to one address on the web: redirects, logins, time limits, and the meaning of failures.
 
 
 AGENT = "colabstage"
@@ -657,9 +660,6 @@ def _from_base64(offer: tuple[str, str]) -> Checksum | None:
     # A value that is not a checksum of its kind is ignored.
     except (ValueError, OptionError):
         return None
-
-
-# One file on a web server: its facts, and any part of it, checked against what the server promised.
 
 
 _TIMEOUT_S = 30.0

@@ -1,4 +1,4 @@
-"""How much of the local disk staging takes, and what to do where that is more than is free or than the disk limit."""
+"""The cached copy of a pack: found by its manifest, copied here or opened in part, published when it is new."""
 
 from __future__ import annotations
 
@@ -68,6 +68,9 @@ if TYPE_CHECKING:
     from colabstage.stage.record import LocalRecord
     from colabstage.stage.request import CacheDir, StageRequest
     from colabstage.stage.source import Freshness, SourceOnce, StageCall
+
+
+# How much of the local disk staging takes, and what to do where that is more than is free or than the disk limit.
 
 
 # A smaller limit is no useful advice.
@@ -151,9 +154,6 @@ def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> Non
         "call opens that pack in part."
     )
     raise NotEnoughSpaceError(msg)
-
-
-# The cached copy of a pack: found by its manifest, copied here or opened in part, published when it is new.
 
 
 OUTDATED = "made from an earlier state of the source"

@@ -1,7 +1,5 @@
-"""The earlier pack of a source that has changed, here or in the cache: a new one takes its rows over.
-
-A pack without the record of its rows (`pack/rows`) is of no use here, and the source is read.
-"""
+"""What one call of `stage_dataset` does: reuse what is on this machine, restore the packed copy in the cache, or read
+the source; and what reading takes. `plan_stage` prints the decision that `stage_dataset` executes."""
 
 from __future__ import annotations
 
@@ -51,6 +49,11 @@ if TYPE_CHECKING:
     from colabstage.stage.request import StageRequest
     from colabstage.stage.source import SourceOnce, StageCall
     from colabstage.trees.listing import Tree
+
+
+# The earlier pack of a source that has changed, here or in the cache: a new one takes its rows over.
+#
+# A pack without the record of its rows (`pack/rows`) is of no use here, and the source is read.
 
 
 class Base(NamedTuple):
@@ -154,10 +157,6 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
     if identity is not None:
         write_record(request, LocalRecord(request.key, identity, seal_of(request), False, True, cache_name(request)))
     return base.pack._replace(state=state_of(base.pack.path))
-
-
-# What one call of `stage_dataset` does: reuse what is on this machine, restore the packed copy in the cache, or read
-# the source; and what reading takes. `plan_stage` prints the decision that `stage_dataset` executes.
 
 
 Action = Literal["reuse", "restore", "stage"]

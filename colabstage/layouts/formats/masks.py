@@ -1,8 +1,4 @@
-"""What the values of masks mean: class indices, or a foreground that is 255.
-
-Whatever makes masks has that decided here, by a look at a few. Once all have been read, what all of them say is
-compared with it: the first masks of an archive may be of one value alone.
-"""
+"""Masks of images: files of the same stem in folders of their own or with a suffix, and names of their values."""
 
 from __future__ import annotations
 
@@ -48,6 +44,12 @@ if TYPE_CHECKING:
     from colabstage.layouts.reading import Source
     from colabstage.layouts.table import Content, SampleSource
     from colabstage.trees.listing import FileEntries, FileEntry
+
+
+# What the values of masks mean: class indices, or a foreground that is 255.
+#
+# Whatever makes masks has that decided here, by a look at a few. Once all have been read, what all of them say is
+# compared with it: the first masks of an archive may be of one value alone.
 
 
 Color = tuple[int, int, int]
@@ -233,9 +235,6 @@ def check_lossless(content: Content) -> None:
     if isinstance(content, bytes) and is_lossy(content):
         msg = f"The mask cannot be used: {_LOSSY}."
         raise DecodeError(msg)
-
-
-# Masks of images: files of the same stem in folders of their own or with a suffix, and names of their values.
 
 
 NAME = "pairs"

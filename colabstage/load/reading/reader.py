@@ -1,7 +1,6 @@
-"""Rows of one split in one HDF5 file: what `SplitReader` reads, alone or beside the parts in other files.
+"""Read rows of one split from one HDF5 file, or from several as if they were one file, without torch.
 
-A `SplitPart` is a description until it is read from. Each process opens the file for itself on first use (HDF5
-handles and locks do not survive fork or pickling), and refuses a file that is no longer the one described.
+The files' rows follow each other in the order of the files.
 """
 
 from __future__ import annotations
@@ -73,6 +72,12 @@ if TYPE_CHECKING:
     from colabstage.images.decode import Resizer
     from colabstage.images.geometry import MaskOptions
     from colabstage.load.reading.fields import Field, Indices, TargetBatch
+
+
+# Rows of one split in one HDF5 file: what `SplitReader` reads, alone or beside the parts in other files.
+#
+# A `SplitPart` is a description until it is read from. Each process opens the file for itself on first use (HDF5
+# handles and locks do not survive fork or pickling), and refuses a file that is no longer the one described.
 
 
 # Headers of so many images are read in a moment, and their mean is near enough to plan memory with.
@@ -531,11 +536,6 @@ class SplitPart:
         if y.coding is not None:
             return file.encoded(y, self.slots[1], self._resizer, in_memory=False)
         return file.rows(y.storage, y.choice)
-
-
-# Read rows of one split from one HDF5 file, or from several as if they were one file, without torch.
-#
-# The files' rows follow each other in the order of the files.
 
 
 class SplitReader(RowFacts):
