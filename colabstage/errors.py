@@ -264,7 +264,7 @@ class SourceChangedError(SourceReadError):
 
 
 class WebPageError(SourceReadError):
-    """The server sent an HTML page instead of the data: a login, a confirmation, an error.
+    """The server sent a page, or text for an archive, instead of the data: a login, a confirmation, an error.
 
     What to do: use the address of the download itself.
     """

@@ -39,7 +39,7 @@ LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (
     (r"/colabstage/images/", r"", "decode"),
     (r"/(torchvision/transforms|monai/transforms|scipy/ndimage)/", r"", "transform"),
     (r"/(albumentations|kornia|skimage|imgaug)/", r"", "transform"),
-    (r"/colabstage/load/(augment|geometry)\.py$", r"", "transform"),
+    (r"/colabstage/load/augment\.py$", r"", "transform"),
     (r"/torch/utils/data/_utils/collate\.py$", r"", "collate"),
     (r"/numpy/_core/shape_base\.py$", r"^(stack|vstack|concatenate)$", "collate"),
     (r"/colabstage/load/(ahead|batch|batches|device|loader)\.py$", r"", "collate"),

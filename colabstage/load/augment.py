@@ -36,9 +36,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.io.pipeline import ThreadPool
+    from colabstage.load.calling import SeededTransform
+    from colabstage.load.reading.reader import SplitReader
+
     Size = tuple[int, int]
     # Moves pixels that cannot be mixed, `(B, K, H, W)` of any dtype.
     Movement = Callable[[torch.Tensor], torch.Tensor]
+    Transform = Callable[[Any, Any], tuple[Any, Any]] | SeededTransform
 
 # Move pixels, masks and boxes when the images of a batch are cut, mirrored and resized, each in its own way.
 #
@@ -381,17 +386,6 @@ def _as_array(images: torch.Tensor) -> NDArray[Any]:
     plain = images.view(torch.int16) if images.dtype == torch.bfloat16 else images
     return plain.movedim(1, 3).numpy()
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from colabstage.load.calling import SeededTransform
-
-    Transform = Callable[[Any, Any], tuple[Any, Any]] | SeededTransform
-    from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.reading.reader import SplitReader
 
 _SEEDS = 2**62
 

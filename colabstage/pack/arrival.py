@@ -50,6 +50,13 @@ if TYPE_CHECKING:
 
     from colabstage.h5.arrival import Expectation, Side
     from colabstage.io.progress import Cancellation
+    from colabstage.layouts.table import SampleTable
+    from colabstage.pack.job import PackJob
+    from colabstage.pack.journal import PackJournal
+    from colabstage.pack.writer import WriteJob
+    from colabstage.sources.opening import OpenedSource
+
+    Range = tuple[int, int]
 
 
 # What one request may bring of a far archive. Its round trip is hidden by those beside it as long as it is not too
@@ -558,20 +565,6 @@ class PackArrival:
 
 # A pack that is read while it is written: tells readers which rows are there, and packing which it needs next.
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from colabstage.layouts.table import SampleTable
-    from colabstage.pack.job import PackJob
-    from colabstage.pack.journal import PackJournal
-    from colabstage.pack.writer import WriteJob
-    from colabstage.sources.opening import OpenedSource
-
-    Range = tuple[int, int]
 
 # Kinds of trees whose positions count bytes of one file.
 _ARCHIVES = ("zip", "tar")

@@ -47,15 +47,8 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.options import PackOptions
 
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from colabstage.layouts.table import SampleTable
-
     Fractions = Sequence[tuple[str, float]]
+
 
 # The split and the row of each sample.
 #

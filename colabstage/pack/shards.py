@@ -58,11 +58,6 @@ from colabstage.pack.set_stores import LocalStore, RemoteStore, ShardName, Shard
 from colabstage.pack.writer import check_share, sample_stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
-    from concurrent.futures import Executor
-
-
-if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
     from typing import Self
@@ -76,6 +71,7 @@ if TYPE_CHECKING:
     from colabstage.pack.set_stores import SetStore
 
     Written = Generator[tuple[ShardName, ShardResult]]
+
 
 # Large enough that opening and uploading a file does not count, small enough that a lost one is soon written again.
 _SHARD_BYTES = 1_000_000_000

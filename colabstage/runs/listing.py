@@ -15,7 +15,8 @@ from colabstage.io.report import COLOURS, INK, MUTED, new_figure, plain_axes
 from colabstage.io.units import format_bytes, listed
 from colabstage.io.workspace import owner_is_alive
 from colabstage.machine.mounts import require_drive
-from colabstage.runs.saver import NAME, SILENT_S, Lease, Version, list_versions, read_lease
+from colabstage.runs.lease import NAME, SILENT_S, Lease, read_lease
+from colabstage.runs.versions import Version, list_versions
 
 if TYPE_CHECKING:
     import os

@@ -33,21 +33,9 @@ from colabstage.io.workspace import open_spool, remove_own
 from colabstage.machine.mounts import require_drive
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
+from colabstage.runs.lease import NAME, Heartbeat, new_lease, wait_until_free
 from colabstage.runs.listing import PLACES, plot_history
-from colabstage.runs.saver import (
-    END_S,
-    NAME,
-    Heartbeat,
-    Job,
-    Saved,
-    Saver,
-    Version,
-    is_complete,
-    list_versions,
-    new_lease,
-    sweep_leftovers,
-    wait_until_free,
-)
+from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
     Copier,
     check_parts,
@@ -57,6 +45,7 @@ from colabstage.runs.state import (
     random_state,
     set_random_state,
 )
+from colabstage.runs.versions import Version, is_complete, list_versions, sweep_leftovers
 from colabstage.stage.publish import restore_file
 
 try:
@@ -71,7 +60,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from colabstage.io.progress import Clock, Progress
-    from colabstage.runs.saver import Lease
+    from colabstage.runs.lease import Lease
 
     T = TypeVar("T")
 

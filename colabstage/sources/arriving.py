@@ -48,21 +48,16 @@ from colabstage.sources.order import FAR_BYTES, ConnectionTuner, RangeOrder
 from colabstage.sources.remote import MountedFile, pieces_of, read_directly, read_through, stopped_error
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from colabstage.h5.manifest import Manifest
-    from colabstage.io.progress import Cancellation, ProgressStep
-
-
-if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
+    from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Cancellation, Clock, LateStep, ProgressStep
     from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile
 
     Move = Callable[[Path, Callable[[Path], bool]], None]
+
 
 _DATA = "data"
 # Before a copy, reads are scattered, but often close to the last one; this many bytes take as long as a round trip.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import contextlib
 import gzip
 import html
@@ -33,7 +34,7 @@ from colabstage.errors import (
 from colabstage.io.files import RetryPolicy, is_html
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.units import is_signed_address, show_address
+from colabstage.io.units import hide_secrets, is_signed_address, show_address
 from colabstage.sources.remote import (
     Checksum,
     RemoteFacts,
@@ -43,6 +44,7 @@ from colabstage.sources.remote import (
     parse_checksum,
     with_retries,
 )
+from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -573,6 +575,18 @@ def is_page(headers: Mapping[str, str], head: bytes) -> bool:
     return is_html(head) or (is_page_type(headers) and head != b"" and not _BINARY.search(head))
 
 
+def is_text_for_an_archive(name: str, head: bytes) -> bool:
+    """Return whether a file that is called an archive begins with plain text, as messages of services do: JSON, XML, a
+    sentence. Every kind of archive has other bytes at its beginning."""
+    if not head or not name.lower().endswith(ARCHIVE_SUFFIXES) or _BINARY.search(head):
+        return False
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def names_a_page(url: str, name: str) -> bool:
     """Return whether the address itself names a web page."""
     return urlsplit(url).path.lower().endswith(_PAGE_SUFFIXES) or name.lower().endswith(_PAGE_SUFFIXES)
@@ -952,6 +966,8 @@ def _judge(
     # Services answer a login, a quota or a missing file with a page and status 200.
     if is_page(headers, beginning) and not names_a_page(session.url, name):
         raise _page_error(session.label, beginning)
+    if is_text_for_an_archive(name, beginning):
+        raise _text_error(session.label, name, beginning)
     head = part or _Part(0, b"", None if coding else content_length(headers), found)
     modified = parse_http_date(found.last_modified)
     # The first server may report a checksum that the storage behind it does not.
@@ -978,6 +994,15 @@ def _page_error(label: str, head: bytes) -> WebPageError:
     msg = (
         f"'{label}' returns a web page{named} instead of data: perhaps a login, a confirmation, a preview or an error. "
         "Open it in a browser, and copy the link of the download itself."
+    )
+    return WebPageError(msg)
+
+
+def _text_error(label: str, name: str, head: bytes) -> WebPageError:
+    said = hide_secrets(" ".join(head[:400].decode("utf-8", "replace").split()))[:120]
+    msg = (
+        f"'{label}' returns text instead of the archive '{name}': “{said}”. Perhaps it is an error, or a login: "
+        "open it in a browser, and copy the link of the download itself."
     )
     return WebPageError(msg)
 

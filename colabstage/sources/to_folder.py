@@ -60,10 +60,15 @@ from colabstage.trees.zip import read_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any
 
     from colabstage.io.progress import ProgressStep
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
+    from colabstage.trees.zip import ZipMember
+
+    # How it is packed is `None` for a member that is stored unchanged at its position.
+    Member = tuple[FileEntry, ZipMember | None]
 
 
 # On a Drive mount, speed grows with the reads in flight up to about 20, and falls beyond 32.
@@ -608,17 +613,6 @@ def _journal_head(fingerprint: str) -> dict[str, object]:
 # Inflating and writing ten thousands of small files is system calls with a little Python between them; threads would
 # spend more on handing the interpreter to each other than on that.
 
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import FileEntry
-    from colabstage.trees.zip import ZipMember
-
-    # How it is packed is `None` for a member that is stored unchanged at its position.
-    Member = tuple[FileEntry, ZipMember | None]
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # As tarfile's `data` filter leaves them: readable, and a program only if the archive says so.

@@ -120,9 +120,9 @@ def test_a_second_call_reads_nothing(server: WebServer, photos: Path, tmp_path: 
 def test_a_changed_source_is_fetched_again(server: WebServer, photos: Path, tmp_path: Path) -> None:
     """A new version replaces what was fetched before."""
     fetch(server.url("data.zip"), tmp_path / "a.zip")
-    server.put("data.zip", b"new")
-    assert fetch(server.url("data.zip"), tmp_path / "a.zip").fetched_bytes == 3
-    assert (tmp_path / "a.zip").read_bytes() == b"new"
+    server.put("data.zip", b"PK\3\4new")
+    assert fetch(server.url("data.zip"), tmp_path / "a.zip").fetched_bytes == 7
+    assert (tmp_path / "a.zip").read_bytes() == b"PK\3\4new"
     fetch(photos, tmp_path / "b")
     (photos / "class0" / "00.bin").unlink()
     fetch(photos, tmp_path / "b")

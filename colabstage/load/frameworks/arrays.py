@@ -31,12 +31,6 @@ from colabstage.load.plan import ArrayOptions, LoaderOptions
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
-    from colabstage.h5.parts import Files
-    from colabstage.load.dataset import dataset_h5
-    from colabstage.load.plan import ArrayArguments, LoaderPlan
-
-
-if TYPE_CHECKING:
     from collections.abc import Generator
 
     from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -52,6 +46,7 @@ if TYPE_CHECKING:
     Source: TypeAlias = dataset_h5 | SplitReader | Files
     # x and y, and the weights of samples where there are any.
     Batch = tuple[Any, ...]
+
 
 # Batches that may be read at the same time, by TensorFlow's threads.
 _MOST_AT_ONCE = 4

@@ -43,23 +43,16 @@ from colabstage.io.units import format_bytes, format_count
 from colabstage.load.reading.memory import SHARE_BYTES, cut_off, empty_array, spare_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from colabstage.images.decode import Crop, Resizer
     from colabstage.images.geometry import ColorMode, ImageOptions
     from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.reading.memory import KeptImages, KeptSlot, Key, Room
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from colabstage.images.geometry import ImageOptions
-    from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.reading.memory import MappedFile, ReadFile
+    from colabstage.load.reading.memory import KeptImages, KeptSlot, Key, MappedFile, ReadFile, Room
 
     Indices = Sequence[int] | NDArray[np.integer[Any]]
+
 
 # Targets of B rows: one array `(B, …)`, or a list of B if rows have different shapes.
 TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] | list[str]

@@ -570,6 +570,21 @@ def test_a_page_in_place_of_data_is_refused(server: WebServer, look: Callable[..
         look("data.zip")
 
 
+@pytest.mark.parametrize("text", [b'{"error": {"code": 401}}', "<Error>Zugriff für alle</Error>".encode(), b"no"])
+@pytest.mark.parametrize("name", ["data.zip", "data.tar.gz", "photos.7z"])
+def test_text_in_place_of_an_archive_is_refused(
+    server: WebServer, look: Callable[..., HttpFile], name: str, text: bytes
+) -> None:
+    """A message of the service, whatever its type; under another name it is a file like any other."""
+    server.put(name, text)
+    with pytest.raises(WebPageError) as failed:
+        look(name)
+    assert name in str(failed.value)
+    assert text.decode() in str(failed.value)
+    server.put("answer.json", text)
+    assert content(look("answer.json"), 0, len(text)) == text
+
+
 def test_a_page_in_place_of_a_part_is_refused(server: WebServer, look: Callable[..., HttpFile]) -> None:
     """A login that ran out in the middle."""
     file = look()

@@ -1,0 +1,203 @@
+"""Which session a run belongs to: one small file in its folder, with a sign of life every half minute.
+
+The file is overwritten in place: on Drive each file that is replaced goes to the trash, and would count against the
+quota. A machine that writes it while another one does leaves either one's text, or one that cannot be read and is no
+proof of anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from colabstage.errors import ColabstageError, RunInUseError, TargetExistsError
+from colabstage.io.files import json_text, parse_json, pwrite_exactly
+from colabstage.io.units import format_duration
+from colabstage.io.workspace import owner_is_alive, owner_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from colabstage.io.progress import Clock
+
+NAME = "run.json"
+BEAT_S = 30.0
+# Three signs of life, and what Drive may take to show them on another machine.
+SILENT_S = 150.0
+# By how much the clocks of two machines may differ. A sign of life that is older than this is old by any clock.
+_CLOCKS_S = 300.0
+_KIND = "colabstage run 1"
+_NBYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a session says about itself."""
+
+    session: int
+    """Its number, from 1."""
+    owner: str
+    """Which process it is, as `io.workspace.owner_token` names it."""
+    host: str
+    """The machine's name."""
+    began: float
+    """When it began, in seconds since 1970."""
+    beat: float
+    """When it last gave a sign of life."""
+    ended: bool = False
+    """Whether it has left."""
+    newest: str = ""
+    """The version that it saved last."""
+    epoch: int = 0
+    """The epoch of that version."""
+    step: int = 0
+    """Its steps."""
+
+    def age(self) -> str:
+        """Say how long its last sign of life is ago, by this machine's clock."""
+        return format_duration(max(0.0, time.time() - self.beat))
+
+
+def read_lease(folder: Path) -> Lease | None:
+    """Return what is noted in a run's folder; `None` if there is nothing, or nothing whole.
+
+    Raises:
+        TargetExistsError: there is a file of that name that is no run's.
+    """
+    file = folder / NAME
+    try:
+        text = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        noted: Any = parse_json(text)
+    except ValueError:
+        noted = {"kind": _KIND} if _KIND.encode() in text or not text.strip() else None
+    if not isinstance(noted, dict) or noted.get("kind") != _KIND:
+        msg = f"'{file}' was not written by a run, so nothing is saved in this folder. Choose another folder."
+        raise TargetExistsError(msg)
+    known = {field.name: noted[field.name] for field in fields(Lease) if field.name in noted}
+    try:
+        return Lease(**known)
+    except TypeError:
+        return None
+
+
+def write_lease(folder: Path, lease: Lease) -> None:
+    """Note a lease in a run's folder. Each text is as long as any, so that one over another leaves nothing of it."""
+    text = json_text({"kind": _KIND, **asdict(lease)}).encode().ljust(_NBYTES)
+    handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        pwrite_exactly(handle, text, 0)
+    finally:
+        os.close(handle)
+
+
+def new_lease(session: int, newest: str, epoch: int, step: int) -> Lease:
+    """Return the lease of this process, which goes on from the version `newest`."""
+    now = time.time()
+    return Lease(session, owner_token(), socket.gethostname(), now, now, newest=newest, epoch=epoch, step=step)
+
+
+class Heartbeat:
+    """Hold a run for this process: a thread gives signs of life until the run is left.
+
+    Attributes:
+        lost: the lease of the session that has taken the run over; `None` while it is ours.
+    """
+
+    def __init__(self, folder: Path, lease: Lease) -> None:
+        """Write the lease, and begin."""
+        self.lost: Lease | None = None
+        self._folder, self._lease = folder, lease
+        self._lock = threading.Lock()
+        self._left = threading.Event()
+        write_lease(folder, lease)
+        self._thread = threading.Thread(target=self._work, name="colabstage-heartbeat", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Look whether the run is still ours.
+
+        Raises:
+            RunInUseError: another session has taken it over.
+        """
+        there, ours = read_lease(self._folder), self._lease
+        # Two that began at the same moment have one number; the one that wrote last goes on.
+        other = there is not None and (there.owner, there.began) != (ours.owner, ours.began)
+        if there is not None and other and there.session >= ours.session:
+            self.lost = there
+            msg = (
+                f"Session {there.session}, on {there.host}, has taken this run over; nothing more is saved here. Its "
+                f"last version from here is {ours.newest or 'none'}."
+            )
+            raise RunInUseError(msg)
+
+    def note(self, newest: str, epoch: int, step: int) -> None:
+        """Write down the newest version."""
+        self._beat(newest=newest, epoch=epoch, step=step)
+
+    def _beat(self, **changes: Any) -> None:
+        with self._lock:
+            self._lease = replace(self._lease, **changes, beat=time.time())
+            # A mount that fails now is met when saving.
+            with contextlib.suppress(ColabstageError, OSError):
+                self.check()
+                write_lease(self._folder, self._lease)
+
+    def leave(self) -> None:
+        """Leave the run to the next session."""
+        self._left.set()
+        # A mount may never answer; a session that is silent that long has left, for any other.
+        self._thread.join(SILENT_S)
+
+    def _work(self) -> None:
+        while not self._left.wait(BEAT_S):
+            self._beat()
+        self._beat(ended=True)
+
+
+def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Callable[[str], object]) -> Lease | None:
+    """Return the lease of the session before, once it is certain that this has left or fallen silent.
+
+    A session of this machine whose process has ended is gone. One of another machine may have been taken away, or train
+    at this very moment, and its clock may be wrong: whether it gives signs of life is measured by this one's.
+
+    Raises:
+        RunInUseError: it is there, and `take_over` is not wanted.
+    """
+    before = read_lease(folder)
+    if before is None or before.ended or take_over:
+        return before
+    alive = owner_is_alive(before.owner)
+    if alive is False:
+        return before
+    is_old = time.time() - before.beat > SILENT_S + _CLOCKS_S
+    deadline = clock.now() + (0.0 if is_old else SILENT_S)
+    if alive is None and not is_old:
+        notice(
+            f"Session {before.session} of this run, on {before.host}, gave a sign of life {before.age()} ago. "
+            f"Listening for {format_duration(deadline - clock.now())} whether it still trains."
+        )
+    now: Lease | None = before
+    while alive is None and clock.now() < deadline:
+        clock.sleep(min(5.0, max(0.01, deadline - clock.now())))
+        now = read_lease(folder)
+        if now is None or now.ended:
+            return now or before
+        if now.beat != before.beat:
+            alive = True
+    if not alive or now is None:
+        return before
+    here = "here" if owner_is_alive(now.owner) else f"on {now.host}"
+    msg = (
+        f"'{folder}' is in use: session {now.session} trains {here}, with its last sign of life {now.age()} ago. Stop "
+        "it there, or write take_over=True, which ends that session at its next step."
+    )
+    raise RunInUseError(msg)
