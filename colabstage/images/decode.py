@@ -40,8 +40,9 @@ import numpy as np
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import ImageOptions, block_side, place_image, reduction_factor, turn_upright
 from colabstage.images.headers import END_BYTES, comes_by_rows, first_rows, is_jpeg, lacks_end, read_jpeg_header
+from colabstage.io.accelerated import find_simplejpeg
 from colabstage.io.files import stand_in
-from colabstage.io.packages import find_simplejpeg, whole_imports
+from colabstage.io.whole_imports import whole_imports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -21,7 +21,14 @@ import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, MissingDependencyError, OptionError, PackFormatError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
-from colabstage.h5.untrusted import check_extent, check_type, follow, home_of, open_alone, open_with_any_locking
+from colabstage.h5.untrusted import (
+    check_extent,
+    check_type,
+    follow,
+    home_of,
+    open_alone,
+    open_with_any_locking,
+)
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import format_count
 from colabstage.layouts.reading import broken, in_place, open_member, read_each, read_head

@@ -21,7 +21,6 @@ from colabstage.images.decode import encode_jpeg
 from colabstage.io.boundary import public
 from colabstage.io.report import COLOURS, STYLE, TEXT_COLOUR, Row, Table, facts, notes
 from colabstage.io.units import format_count
-from colabstage.notebook.plots import as_images, show_with_picture, widget_view
 from colabstage.notebook.samples import (
     Sample,
     SplitClasses,
@@ -32,6 +31,7 @@ from colabstage.notebook.samples import (
     read_samples,
     sample_kind,
 )
+from colabstage.notebook.saved import as_images, show_with_picture, widget_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -21,7 +21,7 @@ from colabstage.io.display import Board, panel_html
 from colabstage.io.progress import Cancellation
 from colabstage.io.report import COLOURS, STYLE
 from colabstage.io.units import hide_secrets, parse_bytes, parse_fractions, parse_sides
-from colabstage.notebook.plots import show_with_picture
+from colabstage.notebook.saved import show_with_picture
 from colabstage.pack.options import split_fractions, square
 from colabstage.stage.request import FormArguments, Keep, Verify, make_request
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from colabstage.errors import OptionError, said_by
 from colabstage.h5.manifest import read_manifest
-from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
+from colabstage.io.whole_imports import refuse_import
 from colabstage.io.workspace import short_digest
 
 try:

@@ -8,17 +8,10 @@ of a local archive are written by processes, everything else by threads.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
-import gc
 import itertools
 import os
-import pickle
-import queue
-import signal
 import struct
-import subprocess
-import sys
 import threading
 import unicodedata
 from collections import Counter
@@ -28,22 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from colabstage.errors import (
-    CancelledError,
-    DriveError,
-    SourceError,
-    SourceReadError,
-    TargetExistsError,
-    UnsafeArchiveError,
-)
+from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError, UnsafeArchiveError
 from colabstage.io.files import (
     Closing,
     RetryPolicy,
     TargetFile,
     block_ranges,
     hash_block,
-    pread_exactly,
-    pwrite_exactly,
     read_with_retry,
     translate_write_error,
     typed_write_errors,
@@ -53,23 +37,18 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.receipts import Receipt, put_folder
 from colabstage.io.workspace import Journal, only_for, open_workspace, read_journal, remove_own, rename_own, temp_beside
 from colabstage.machine.resources import usable_cores
-from colabstage.trees.bytes import PIECE_BYTES, LocalBytes, RequestedBytes, TemporaryBytes, cut_while_read, owners_bytes
+from colabstage.sources.members import Folder, Processes, ProcessesNotStartedError, write_file, write_members
+from colabstage.trees.bytes import PIECE_BYTES, LocalBytes, TemporaryBytes, cut_while_read, owners_bytes
 from colabstage.trees.compressed import pieces_ahead
 from colabstage.trees.names import check_case_collisions, parent_folders
-from colabstage.trees.zip import read_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Any
 
     from colabstage.io.progress import ProgressStep
+    from colabstage.sources.members import Member
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
-    from colabstage.trees.zip import ZipMember
-
-    # How it is packed is `None` for a member that is stored unchanged at its position.
-    Member = tuple[FileEntry, ZipMember | None]
-
 
 # On a Drive mount, speed grows with the reads in flight up to about 20, and falls beyond 32.
 SLOW_READERS = 32
@@ -606,201 +585,3 @@ def _read_ledger(path: Path, fingerprint: str) -> dict[_Span, str]:
 
 def _journal_head(fingerprint: str) -> dict[str, object]:
     return {"format": _FORMAT, "fingerprint": fingerprint}
-
-
-# Members of archives and other small files, written below a folder: by threads, or by processes that do only this.
-#
-# Inflating and writing ten thousands of small files is system calls with a little Python between them; threads would
-# spend more on handing the interpreter to each other than on that.
-
-
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# As tarfile's `data` filter leaves them: readable, and a program only if the archive says so.
-_MODES = (0o644, 0o755)
-# Long enough for a killed process to be gone; waiting without an end would hang on a dead disk.
-_END_S = 10.0
-_PR_SET_PDEATHSIG = 1
-
-
-class Folder(NamedTuple):
-    """The folder that files go to."""
-
-    handle: int
-    """An open handle on it, so that it cannot be exchanged for another one meanwhile."""
-    path: str
-    """Its path, for messages."""
-
-
-def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence[Member], folder: Folder) -> str:
-    """Unpack, verify and write small members that are neighbours in an archive; return the hash of their content.
-
-    `data` holds all of them, and begins at `begin` in the archive `source`. Their folders exist.
-    """
-    import xxhash
-
-    hasher = xxhash.xxh3_64()
-
-    def pread(length: int, offset: int) -> bytes:
-        at = offset - begin
-        # What is outside of what was read at once comes from the archive.
-        return data[at : at + length] if 0 <= at <= len(data) - length else source.pread(length, offset)
-
-    near = RequestedBytes(pread, source.size, label=source.label)
-    for entry, packing in members:
-        if packing is not None:
-            content = read_member(near, packing)
-        else:
-            content = near.pread(entry.size, entry.position) if entry.size else b""
-            if len(content) != entry.size:
-                raise cut_while_read(source.label, entry.name)
-        write_file(folder, entry.name, content, entry.executable, entry.mtime_ns)
-        hasher.update(content)
-    return hasher.hexdigest()
-
-
-def write_file(folder: Folder, name: str, content: bytes, executable: bool, mtime_ns: int) -> None:
-    """Write a new file below a folder, with its mode and time."""
-    # No context manager: small files come by the hundred thousand, and a path is made only for the one that fails.
-    try:
-        handle = _open_new(folder, name, executable)
-        try:
-            if os.write(handle, content) != len(content):
-                pwrite_exactly(handle, content, 0)
-            if mtime_ns:
-                os.utime(handle, ns=(mtime_ns, mtime_ns))
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise translate_write_error(error, Path(folder.path) / name) from error
-
-
-def _open_new(folder: Folder, name: str, executable: bool) -> int:
-    mode = _MODES[executable]
-    try:
-        return os.open(name, _NEW_FILE, mode, dir_fd=folder.handle)
-    except FileExistsError:
-        # What a killed run was writing.
-        remove_own(Path(folder.path) / name)
-        return os.open(name, _NEW_FILE, mode, dir_fd=folder.handle)
-
-
-class ProcessesNotStartedError(Exception):
-    """No process could be started here; threads can do the work."""
-
-
-_PROGRAM = """
-import sys
-sys.path[:] = {path!r}
-from colabstage.sources.to_folder import write_in_child
-write_in_child({archive}, {label!r}, {folder!r}, {parent})
-"""
-
-
-class Processes(Closing):
-    """Processes that write members of one archive below one folder. `write` may be called from many threads.
-
-    A process reads parts on its input and answers on its output. It holds nothing but the two handles that it was born
-    with, so it can be killed at any moment, and it ends with its parent.
-
-    Raises:
-        ProcessesNotStartedError: no process can be started here, as inside another program.
-    """
-
-    def __init__(self, archive: LocalBytes, folder: Folder, count: int) -> None:
-        self._all: list[subprocess.Popen[bytes]] = []
-        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        program = _PROGRAM.format(
-            path=[*sys.path, str(Path(__file__).parents[2])],
-            archive=archive.fileno(),
-            label=archive.label,
-            folder=tuple(folder),
-            parent=os.getpid(),
-        )
-        try:
-            self._all += [_start(program, (archive.fileno(), folder.handle)) for _ in range(count)]
-            for process in self._all:
-                _ask(process, None)
-                self._idle.put(process)
-        except (OSError, EOFError) as error:
-            self.close()
-            raise ProcessesNotStartedError from error
-
-    def write(self, begin: int, end: int, members: Sequence[Member]) -> str:
-        """Have members written that lie between two positions of the archive; as `write_members`."""
-        process = self._idle.get()
-        try:
-            answer = _ask(process, (begin, end, members))
-        except (OSError, EOFError) as error:
-            code = process.wait(_END_S)
-            msg = f"A process that extracts ended unexpectedly (exit code {code}). Run this again."
-            raise SourceReadError(msg) from error
-        finally:
-            self._idle.put(process)
-        if isinstance(answer, Exception):
-            # The error as the process raised it, with its type.
-            raise answer
-        digest: str = answer
-        return digest
-
-    def close(self) -> None:
-        """End them: what they wrote is noted only after their answer."""
-        while self._all:
-            process = self._all.pop()
-            process.kill()
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None
-                # A message may be left that nobody reads any more.
-                with contextlib.suppress(OSError):
-                    stream.close()
-            process.wait(_END_S)
-
-
-def _start(program: str, handles: tuple[int, int]) -> subprocess.Popen[bytes]:
-    if not sys.executable:  # Python inside another program
-        raise EOFError
-    return subprocess.Popen(
-        # Isolated and without site: none of the environment's hooks runs, and the start is as short as it can be.
-        [sys.executable, "-I", "-S", "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        pass_fds=handles,
-        # An interrupt at the keyboard is the parent's to handle, which then ends these.
-        start_new_session=True,
-    )
-
-
-def _ask(process: subprocess.Popen[bytes], message: object) -> Any:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    pickle.dump(message, process.stdin, pickle.HIGHEST_PROTOCOL)
-    process.stdin.flush()
-    return pickle.load(process.stdout)
-
-
-def write_in_child(archive: int, label: str, folder: tuple[int, str], parent: int) -> None:
-    """Write what the input names until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Nothing here makes cycles, and looking for them among ten thousand tuples takes time.
-    gc.disable()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return
-    # Over a handle of the parent's, which ends with this process.
-    source = RequestedBytes(partial(pread_exactly, archive), os.fstat(archive).st_size, label=label)
-    inbox, outbox = sys.stdin.buffer, sys.stdout.buffer
-    answer: object
-    with contextlib.suppress(EOFError):
-        while True:
-            message = pickle.load(inbox)
-            try:
-                answer = None if message is None else _write(source, Folder(*folder), *message)
-            except Exception as error:  # noqa: BLE001 - raised in the parent
-                answer = error
-            pickle.dump(answer, outbox, pickle.HIGHEST_PROTOCOL)
-            outbox.flush()
-
-
-def _write(source: ByteSource, folder: Folder, begin: int, end: int, members: Sequence[Member]) -> str:
-    data = source.pread(end - begin, begin) if end > begin else b""
-    return write_members(source, begin, data, members, folder)

@@ -19,9 +19,9 @@ from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundErro
 from colabstage.h5.arrival import Arrival
 from colabstage.h5.info import read_info
 from colabstage.io.display import resolve_progress
-from colabstage.io.packages import whole_imports
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
 from colabstage.io.units import format_duration, format_rate
+from colabstage.io.whole_imports import whole_imports
 from colabstage.load.epoch import Shard
 from colabstage.load.partial import UnitOrder, even_window, open_whole
 from colabstage.pack.arrival import PackStream

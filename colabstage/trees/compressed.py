@@ -22,7 +22,7 @@ from colabstage.io.units import format_bytes
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.bytes import COMPRESSED_SUFFIXES, HEAD_BYTES, SourceFile, TemporaryBytes, compression_of
 from colabstage.trees.names import ArchiveLimits, check_limits, clean_member_name, refuse_member
-from colabstage.trees.zip import zstd
+from colabstage.trees.zip_member import zstd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -90,7 +90,7 @@ def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], t
     damage: tuple[type[Exception], ...] = (EOFError, OSError, ValueError)
     if compression == "gz":
         # ISA-L's reader in place of Python's, which is slower: all of a compressed tar comes through it.
-        from colabstage.io.packages import igzip
+        from colabstage.io.accelerated import igzip
 
         return igzip.IGzipFile(fileobj=packed), (*damage, igzip.igzip_lib.IsalError)
     if compression == "bz2":

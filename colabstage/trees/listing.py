@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.zip import ZipMember
+    from colabstage.trees.zip_member import ZipMember
 
 TreeKind = Literal["folder", "zip", "tar", "7z", "rar", "file"]
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.zip import ZipMember
+    from colabstage.trees.zip_member import ZipMember
 
 
 TreeFormat = Literal["folder"] | ArchiveKind

@@ -7,43 +7,30 @@ PKWARE's APPNOTE 6.3.10, sections 4.3 to 4.5.
 
 from __future__ import annotations
 
-import bz2
 import calendar
 import contextlib
 import functools
-import importlib
-import lzma
 import operator
 import stat
 import struct
 import zlib
 from array import array
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import (
-    ArchiveError,
-    ColabstageError,
-    CorruptArchiveError,
-    MissingDependencyError,
-    UnsafeArchiveError,
-)
+from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.io.files import block_ranges
-from colabstage.io.packages import igzip_lib, isal_zlib
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_count
 from colabstage.trees.bytes import (
     HEAD_BYTES,
-    PIECE_BYTES,
     ByteSource,
     LocalBytes,
     base_name,
-    cut_while_read,
     describe_contents,
     owners_bytes,
     truncated,
@@ -63,15 +50,21 @@ from colabstage.trees.names import (
     resolve_links,
     without_files,
 )
+from colabstage.trees.zip_member import (
+    FLAG_ENCRYPTED,
+    FLAG_UTF8,
+    LOCAL,
+    READABLE,
+    ZipMember,
+    member_chunks,
+    read_member,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
-
-    from colabstage.trees.bytes import ByteSource
-
 
 _METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 20: "Zstandard", 97: "WavPack", 98: "PPMd", 99: "AES"}
 _END = struct.Struct("<4s4H2LH")
@@ -654,237 +647,3 @@ class ZipTree(Tree):
         end, packed_size, crc, method, flags = [column.item(place) for column in self._packing]
         stored = self._stored_name(place, own.name)
         return ZipMember(own.name, stored, own.position, end, packed_size, own.size, crc, method, flags, own.mtime_ns)
-
-
-# A member of a zip, read by offset in one positioned read, unpacked and verified.
-#
-# Whatever the directory says of a member is held against its own header and content: an archive that was changed in
-# between is damage, never other data.
-
-
-STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ = 0, 8, 12, 14, 93, 95
-READABLE = (STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ)
-
-LOCAL = struct.Struct("<4s5H3L2H")
-FLAG_ENCRYPTED, FLAG_LZMA_END, FLAG_UTF8 = 0x1, 0x2, 0x800
-# The part of a gap behind a member that is read along with it: its data descriptor (24 bytes) and alignment.
-_MAX_GAP_BYTES = 64 * 1024
-# A member longer than this is read after its local header, not with it: that spares copying it once more.
-_SPLIT_BYTES = 1 << 20
-_LZMA_MEMORY_BYTES = 1 << 30
-# Deflate grows data 1,032 times at most, so up to here one unbounded call makes 66 MB of a lie and is found out after.
-_ONE_SHOT_BYTES = 64 * 1024
-_PACKED_PIECE_BYTES = 1 << 20
-_HEAD_PIECE_BYTES = 1 << 17
-
-# isal's type information declares the exception class as an instance.
-_UNPACK_ERRORS = (cast("type[Exception]", isal_zlib.IsalError), lzma.LZMAError, OSError, EOFError, ValueError)
-
-
-@dataclass(slots=True)
-class ZipMember:
-    """One member as the central directory describes it. Not frozen: a frozen one takes three times as long to make."""
-
-    name: str
-    stored_name: bytes
-    """Its bytes, which the local header repeats."""
-    offset: int
-    """Where its local header begins."""
-    end: int
-    """Where the next header or the directory begins."""
-    packed_size: int
-    size: int
-    crc: int
-    method: int
-    """How it is packed, by APPNOTE's numbers."""
-    flags: int
-    """Its general purpose bits."""
-    mtime_ns: int
-    """In nanoseconds since 1970, taken as UTC; 0 for none."""
-
-
-class _Decompressor(Protocol):
-    """What the decompressors of bz2, lzma, zstd and isal have in common."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
-
-
-def read_member(source: ByteSource, member: ZipMember) -> bytes:
-    """Return the content of one member, unpacked and verified."""
-    data = _packed_bytes(source, member)
-    if member.method:
-        try:
-            data = _unpack(data, member)
-        except _unpack_errors(member) as error:
-            raise _damaged(source, member, f"it does not unpack ({error})") from error
-    if len(data) != member.size:
-        raise _wrong_size(source, member, len(data))
-    # ISA-L's CRC-32 is four times as fast as zlib's: 8 against 32 µs for 100 kB.
-    if isal_zlib.crc32(data) != member.crc:
-        raise _damaged(source, member, "its checksum is wrong")
-    return data
-
-
-def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
-    """Yield the content of one member in pieces of at most `PIECE_BYTES`; an error after the last if it is not the
-    right one.
-    """
-    crc = done = 0
-    pieces = _pieces(_packed_pieces(source, member), member)
-    while True:
-        try:
-            piece = next(pieces, None)
-        except ColabstageError:
-            raise
-        except _unpack_errors(member) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise _damaged(source, member, f"it does not unpack ({error})") from error
-        if piece is None:
-            break
-        done += len(piece)
-        if done > member.size:
-            raise _wrong_size(source, member, done)
-        crc = isal_zlib.crc32(piece, crc)
-        yield piece
-    if done != member.size:
-        raise _wrong_size(source, member, done)
-    if crc != member.crc:
-        raise _damaged(source, member, "its checksum is wrong")
-
-
-def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
-    """Return the member as it is in the archive. Its place depends on the local header, so both come in one read."""
-    least = LOCAL.size + len(member.stored_name)
-    wanted = least + member.packed_size
-    gap = member.end - member.offset - wanted
-    # The local header's extra field may be longer than the directory's, so a little more is read.
-    length = wanted + gap if gap <= _MAX_GAP_BYTES else wanted + 64
-    split = member.packed_size > _SPLIT_BYTES
-    block = source.pread(least if split else length, member.offset)
-    start = _content_at(source, member, block)
-    if not split and start + member.packed_size <= len(block):
-        return block[start : start + member.packed_size]
-    data = source.pread(member.packed_size, member.offset + start)
-    if len(data) != member.packed_size:
-        raise cut_while_read(source.label, member.name)
-    return data
-
-
-def _content_at(source: ByteSource, member: ZipMember, block: bytes) -> int:
-    """Return where the content begins, counted from the local header that `block` begins with."""
-    if len(block) < LOCAL.size + len(member.stored_name):
-        raise cut_while_read(source.label, member.name)
-    mark, _, flags, method, _, _, _, packed, size, name_length, extra_length = LOCAL.unpack_from(block)
-    if mark != b"PK\3\4" or block[LOCAL.size : LOCAL.size + name_length] != member.stored_name:
-        raise _damaged(source, member, "the archive's directory points to something else")
-    if method != member.method or (flags ^ member.flags) & FLAG_ENCRYPTED:
-        raise _damaged(source, member, "its own header and the archive's directory disagree on how it is packed")
-    # Zeros where a descriptor follows the content, all ones where a zip64 field has the number.
-    if packed not in (0, 0xFFFFFFFF, member.packed_size) or size not in (0, 0xFFFFFFFF, member.size):
-        raise _damaged(source, member, "its own header and the archive's directory disagree on its size")
-    start: int = LOCAL.size + name_length + extra_length
-    if member.offset + start + member.packed_size > member.end:
-        raise _damaged(source, member, "it reaches into what follows it")
-    return start
-
-
-def _packed_pieces(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
-    head = source.pread(LOCAL.size + len(member.stored_name), member.offset)
-    at = member.offset + _content_at(source, member, head)
-    end = at + member.packed_size
-    most = PIECE_BYTES if member.method == STORED else _PACKED_PIECE_BYTES
-    # Whoever wants only the head of a large member, as of an array, does not wait for more.
-    wanted = _HEAD_PIECE_BYTES if member.packed_size > _PACKED_PIECE_BYTES else most
-    while at < end:
-        length = min(wanted, end - at)
-        data = source.pread(length, at)
-        if len(data) != length:
-            raise cut_while_read(source.label, member.name)
-        yield data
-        at += length
-        wanted = most
-
-
-def _pieces(packed: Iterable[bytes], member: ZipMember) -> Iterator[bytes]:
-    if member.method == STORED:
-        yield from packed
-        return
-    parts = iter(packed)
-    if member.method == LZMA:
-        parts = _with_alone_header(parts, member)
-    make: dict[int, Callable[[], Any]] = {
-        DEFLATED: lambda: igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE),
-        BZIP2: bz2.BZ2Decompressor,
-        LZMA: lambda: lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_LZMA_MEMORY_BYTES),
-        XZ: lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY_BYTES),
-        ZSTANDARD: lambda: zstd().ZstdDecompressor(),
-    }
-    decompressor = cast("_Decompressor", make[member.method]())
-    while not decompressor.eof:
-        data = next(parts, b"") if decompressor.needs_input else b""
-        if not data and decompressor.needs_input:
-            raise EOFError("its data end early")  # noqa: EM101
-        if piece := decompressor.decompress(data, PIECE_BYTES):
-            yield piece
-
-
-def _with_alone_header(parts: Iterator[bytes], member: ZipMember) -> Iterator[bytes]:
-    # APPNOTE 5.8.8: version (2), length of properties (2), properties (5), stream. The stand-alone format that
-    # liblzma reads has the properties, the size (8; all ones when an end mark follows), the stream.
-    head = next(parts, b"")
-    if len(head) < 9 or head[2:4] != b"\5\0":
-        raise lzma.LZMAError("its LZMA header is not readable")  # noqa: EM101
-    ends_marked = member.flags & FLAG_LZMA_END
-    size = b"\xff" * 8 if ends_marked else member.size.to_bytes(8, "little")
-    yield b"".join((head[4:9], size, head[9:]))
-    yield from parts
-
-
-def _unpack(data: bytes, member: ZipMember) -> bytes:
-    if member.method == DEFLATED and len(data) <= _ONE_SHOT_BYTES:
-        content: bytes = igzip_lib.decompress(data, igzip_lib.DECOMP_DEFLATE, 15, member.size + 1)
-        return content
-    parts: list[bytes] = []
-    done = 0
-    for piece in _pieces((data,), member):
-        parts.append(piece)
-        done += len(piece)
-        # A member that says 100 bytes and unpacks to a terabyte ends after one piece.
-        if done > member.size:
-            break
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def zstd() -> Any:
-    """Return the module that reads Zstandard. Imported when needed: few archives are packed with it.
-
-    Raises:
-        MissingDependencyError: this Python has none, and the package is not installed.
-    """
-    for name in ("compression.zstd", "backports.zstd"):
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(name)
-    msg = (
-        "Python before 3.14 reads what Zstandard has packed with a package. Install it with: pip install backports.zstd"
-    )
-    raise MissingDependencyError(msg)
-
-
-def _unpack_errors(member: ZipMember) -> tuple[type[Exception], ...]:
-    return (*_UNPACK_ERRORS, zstd().ZstdError) if member.method == ZSTANDARD else _UNPACK_ERRORS
-
-
-def _wrong_size(source: ByteSource, member: ZipMember, found: int) -> CorruptArchiveError:
-    holds = f"{found:,}" if found < member.size else "more"
-    return _damaged(source, member, f"it should hold {member.size:,} bytes but holds {holds}")
-
-
-def _damaged(source: ByteSource, member: ZipMember, reason: str) -> CorruptArchiveError:
-    return CorruptArchiveError(
-        f"The member {member.name!r} of '{source.label}' is damaged: {reason}. Copy or upload the archive again."
-    )

@@ -10,10 +10,6 @@ import pytest
 
 from colabstage.diagnose.doctor import (
     CHECKS,
-    DatasetFacts,
-    MachineFacts,
-    MountFacts,
-    PackFacts,
     judge_cores,
     judge_crowded_folder,
     judge_current_folder,
@@ -30,6 +26,7 @@ from colabstage.diagnose.doctor import (
     judge_shared_memory,
 )
 from colabstage.diagnose.gpu import GpuProcess, GpuReading
+from colabstage.diagnose.machine_facts import DatasetFacts, MachineFacts, MountFacts, PackFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -56,7 +56,7 @@ from colabstage.machine import mounts, watched
 drive, here, server = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 watched._PROBE_TIMEOUT_S = watched._HANGS_S = watched._DIES_S = 0.3
 watched._ASK_EVERY_S = 0.2
-from colabstage.diagnose import doctor as health
+from colabstage.diagnose import machine_facts as health
 from colabstage.stage import purge
 answering = mounts.probe_mount
 cached = purge.list_datasets(local_dir=here / "none", cache_dir=drive / "cache")

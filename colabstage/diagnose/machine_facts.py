@@ -1,0 +1,354 @@
+"""The facts about this machine and a dataset that `doctor` judges, as plain JSON values, and how they are collected.
+This is the only part of `doctor` that touches anything, always under a deadline.
+
+A dataset's path is examined in a process of its own, because a process that touches a hanging mount hangs too. Run as a
+program (with the path, and the seconds for counting files) this module prints `DatasetFacts` as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from colabstage.diagnose.gpu import open_gpus
+from colabstage.errors import ColabstageError, NotSupportedHereError
+from colabstage.io.accelerated import ACCELERATORS
+from colabstage.io.arguments import whereabouts
+from colabstage.io.packages import installed_version
+from colabstage.io.pipeline import in_thread
+from colabstage.io.units import format_duration
+from colabstage.machine.mounts import (
+    DRIVE_TYPES,
+    ask_children,
+    current_folder,
+    follow_links,
+    list_mounts,
+    mount_of,
+    probe_mount,
+    slow_reason,
+)
+from colabstage.machine.platforms import detect_platform, system_root
+from colabstage.machine.resources import free_shared_memory, free_space, read_resources
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from colabstage.diagnose.gpu import GpuReading
+    from colabstage.machine.mounts import Mount
+
+_HDF5_MARK = b"\x89HDF\r\n\x1a\n"
+# The share of a deadline for counting files; the rest is for starting the process, its answer, and everything else.
+_COUNTING_PART = 0.5
+PACKAGES = ("numpy", "h5py", "torch", *ACCELERATORS)
+_DRIVE_CLIENT = "root/.config/Google/DriveFS"
+# A machine with more mounts than this is not a notebook, and so many probes would slow each other down.
+_MOST_MOUNTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MountFacts:
+    """A slow mount: why it is slow, how it answered (as `MountProbe`), and how long the answer took."""
+
+    mountpoint: str
+    kind: str
+    state: str
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PackFacts:
+    """An HDF5 file of `X_<split>`."""
+
+    rows: int
+    row_bytes: int
+    ours: bool
+    manifest: str
+    """As `look_at_manifest` calls it: `agrees`, `differs`, `missing`, `unreadable` or `newer`."""
+    manifest_detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFacts:
+    """The facts about the given path; sizes and counts are lower bounds if `counted` is `False`."""
+
+    path: str
+    state: Literal["missing", "unreachable", "file", "folder"]
+    """`"unreachable"`: without an answer before the deadline."""
+    nbytes: int = 0
+    files: int = 0
+    largest_folder: int = 0
+    counted: bool = True
+    slow_mount: str | None = None
+    """Why its mount is slow, or `None`."""
+    pack: PackFacts | None = None
+    problem: str | None = None
+    """Why it could not be read, as a pack if it is HDF5."""
+    instead: str = ""
+    """A sentence on what exists instead of a missing path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """All facts for the checks; platform, cores and memory as in `detect_platform` and `read_resources`."""
+
+    platform: str
+    title: str
+    system: str
+    python: str
+    fast_dir: str
+    fast_dir_problem: str | None = None
+    """Why nothing can be written there; `None` if it is writable."""
+    fast_dir_mount: str | None = None
+    """Why that folder is slow ("Google Drive"); `None` on a local disk."""
+    free_bytes: int | None
+    """What is free there; `None` if unknown."""
+    drive_cache_bytes: int | None = None
+    """The size of the cache of Drive's client; `None` without one."""
+    drive_cache_counted: bool = True
+    """Whether all of it could be counted in time; otherwise its size is a lower bound."""
+    cores: int
+    memory_bytes: int
+    free_memory_bytes: int
+    shared_memory_bytes: int | None
+    """Free bytes in `/dev/shm`; `None` if there is none."""
+    workers: int | None
+    """Number of loader processes, as given by the caller or running now."""
+    workers_run: bool = False
+    """Whether they were counted among the running processes."""
+    batch_size: int
+    folder: str
+    """The current folder, according to the kernel."""
+    folder_mount: str | None
+    mounts: tuple[MountFacts, ...] = ()
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    """Of packages, as loaded in this process, otherwise as installed; `None` for those that are not."""
+    gpus: tuple[GpuReading, ...] = ()
+    gpu_problem: str | None = None
+    pid: int = 0
+    dataset: DatasetFacts | None = None
+
+
+def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
+    """Examine an absolute path in a child process, which is ended after `timeout_s` seconds."""
+    # The child runs our code from wherever it is, including a checkout that is not installed.
+    root = str(Path(__file__).parents[2])
+    answers = ask_children(
+        [[sys.executable, "-m", __name__, os.fspath(path), str(timeout_s * _COUNTING_PART)]],
+        time.monotonic() + timeout_s,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
+    )
+    problem = "no answer before the deadline"
+    if answers is not None:
+        ((status, answer, complaint),) = answers
+        if not status:
+            found = json.loads(answer)
+            pack = found.pop("pack")
+            return DatasetFacts(**found, pack=None if pack is None else PackFacts(**pack))
+        # The last line of a traceback says what went wrong.
+        problem = next(reversed(complaint.decode(errors="replace").strip().splitlines()), f"exit code {status}")
+    return DatasetFacts(str(path), "unreachable", slow_mount=slow_reason(mount_of(path)), problem=problem)
+
+
+def _inspect_here(path: Path, *, counting_s: float) -> DatasetFacts:
+    """Examine a path in this process; takes as long as its mount."""
+    slow = slow_reason(mount_of(path))
+    facts = DatasetFacts(str(path), "missing", slow_mount=slow)
+    try:
+        if path.is_dir():
+            return _inspect_folder(replace(facts, state="folder"), path, counting_s)
+        if not path.exists():
+            return replace(facts, instead=whereabouts(path))
+        facts = replace(facts, state="file", nbytes=path.stat().st_size, files=1)
+        with path.open("rb") as handle:
+            # By its first bytes too, because HDF5 files can have any name.
+            is_hdf5 = handle.read(len(_HDF5_MARK)) == _HDF5_MARK or path.suffix.lower() in {".h5", ".hdf5"}
+        return _inspect_pack(facts, path) if is_hdf5 else facts
+    except OSError as error:
+        return replace(facts, state="unreachable", problem=error.strerror or str(error))
+
+
+def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> DatasetFacts:
+    """Count the files in a folder until the time is up."""
+    deadline = time.monotonic() + counting_s
+    nbytes = files = largest = 0
+    todo, counted = [os.fspath(folder)], True
+    while todo and counted:
+        entries = 0
+        with os.scandir(todo.pop()) as scan:
+            for entry in scan:
+                entries += 1
+                # Following a link to a parent folder would never end.
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                elif entry.is_file():
+                    files += 1
+                    nbytes += entry.stat().st_size
+                if time.monotonic() > deadline:
+                    counted = False
+                    break
+        largest = max(largest, entries)
+    return replace(facts, nbytes=nbytes, files=files, largest_folder=largest, counted=counted)
+
+
+def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
+    from colabstage.h5.info import read_info
+    from colabstage.h5.manifest import look_at_manifest
+    from colabstage.load.reading.reader import SplitReader
+
+    try:
+        info = read_info(path)
+        row_bytes = 0
+        for split in info.splits:
+            # Opened, because only that reveals a file that was cut off.
+            with contextlib.closing(SplitReader(path, split)) as reader:
+                row_bytes = max(row_bytes, reader.estimate_row_bytes())
+    except ColabstageError as error:
+        return replace(facts, problem=str(error))
+    manifest = look_at_manifest(path, facts.nbytes)
+    pack = PackFacts(
+        rows=sum(split.rows for split in info.splits.values()),
+        row_bytes=row_bytes,
+        ours=info.format_version is not None,
+        manifest=manifest.state,
+        manifest_detail=f"its manifest: {manifest.detail}",
+    )
+    return replace(facts, pack=pack)
+
+
+def inspect_machine(
+    path: str | os.PathLike[str] | None, *, num_workers: int | None, batch_size: int, timeout_s: float
+) -> MachineFacts:
+    """Examine this machine and a dataset, with a deadline for each examination; they run in parallel."""
+    folder = current_folder() or Path.cwd()
+    # In separate threads, because each waits for something else: a child process, the mounts, the driver.
+    with ThreadPoolExecutor(3, "colabstage-doctor") as pool:
+        place = None if path is None else Path(os.path.normpath(folder / Path(path).expanduser()))
+        dataset = None if place is None else pool.submit(inspect_dataset, place, timeout_s=timeout_s)
+        mounts, gpus = pool.submit(_probe_mounts, timeout_s), pool.submit(_inspect_gpus, timeout_s)
+        resources = read_resources()
+        # Running child processes of multiprocessing are usually the workers of a `DataLoader`.
+        running = len(multiprocessing.active_children()) or None
+        return MachineFacts(
+            **_inspect_platform(timeout_s),
+            **_drive_cache(timeout_s * _COUNTING_PART),
+            cores=resources.cores,
+            memory_bytes=resources.memory_bytes,
+            free_memory_bytes=resources.free_memory_bytes,
+            shared_memory_bytes=free_shared_memory(),
+            workers=running if num_workers is None else num_workers,
+            workers_run=num_workers is None,
+            batch_size=batch_size,
+            folder=str(folder),
+            folder_mount=slow_reason(mount_of(folder)),
+            mounts=mounts.result(),
+            versions={name: _version(name) for name in PACKAGES},
+            **gpus.result(),
+            pid=os.getpid(),
+            dataset=None if dataset is None else dataset.result(),
+        )
+
+
+def _inspect_platform(timeout_s: float) -> dict[str, Any]:
+    here = detect_platform()
+    place = follow_links(here.fast_dir)
+    slow = slow_reason(mount_of(place))
+    # Before the folder itself is touched, which would wait as long as its mount.
+    answers = slow is None or probe_mount(mount_of(place).mountpoint, timeout_s).state == "alive"
+    problem = _write_problem(place) if answers else "its mount does not answer"
+    free = None
+    # If nothing can be written, free space does not matter; a mount that does not answer would not answer this either.
+    if problem is None:
+        with contextlib.suppress(OSError):
+            free = free_space(place)
+    return {
+        "platform": here.name,
+        "title": here.title,
+        "system": sys.platform,
+        "python": platform.python_version(),
+        "fast_dir": str(here.fast_dir),
+        "fast_dir_problem": problem,
+        "fast_dir_mount": slow,
+        "free_bytes": free,
+    }
+
+
+def _write_problem(folder: Path) -> str | None:
+    """Return why nothing can be written below `folder`, which need not exist, without creating anything."""
+    # A missing folder would be created in the nearest existing one.
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not there.is_dir():
+        return f"'{there}' is not a folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"'{there}' is read-only for this user"
+
+
+def _drive_cache(counting_s: float) -> dict[str, Any]:
+    """Measure the Drive client's folder on disk, in the time that is given."""
+    deadline = time.monotonic() + counting_s
+    # Only below the client's folder: files on the mount itself take no space here.
+    root = system_root() / _DRIVE_CLIENT
+    if not root.is_dir():
+        return {}
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with contextlib.suppress(OSError):  # evicted meanwhile
+                # Blocks, not lengths, because the client's files are sparse.
+                total += 512 * os.lstat(f"{folder}/{name}").st_blocks
+            if time.monotonic() > deadline:
+                return {"drive_cache_bytes": total, "drive_cache_counted": False}
+    return {"drive_cache_bytes": total}
+
+
+def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:
+    """Probe every visible slow mount; on a practice machine only those below its root count."""
+    visible = {mount.mountpoint: mount for mount in list_mounts() if mount.mountpoint.is_relative_to(system_root())}
+    slow = [mount for mount in visible.values() if slow_reason(mount) is not None][:_MOST_MOUNTS]
+    # At the same time, so that several hanging mounts cost one deadline.
+    with ThreadPoolExecutor(max(1, len(slow)), "colabstage-probe") as pool:
+        return tuple(pool.map(_probe, slow, [timeout_s] * len(slow)))
+
+
+def _probe(mount: Mount, timeout_s: float) -> MountFacts:
+    # The folder that people use, because the root of a Drive is answered without asking Google.
+    place = mount.mountpoint / "MyDrive" if mount.fstype in DRIVE_TYPES else mount.mountpoint
+    began = time.monotonic()
+    answer = probe_mount(place, timeout_s)
+    kind = slow_reason(mount) or mount.fstype
+    return MountFacts(str(mount.mountpoint), kind, answer.state, answer.reason, time.monotonic() - began)
+
+
+def _version(name: str) -> str | None:
+    # Not imported: torch alone takes seconds, and a broken package would end the check.
+    if loaded := getattr(sys.modules.get(name), "__version__", None):
+        return str(loaded)
+    return installed_version(name) or None
+
+
+def _inspect_gpus(timeout_s: float) -> dict[str, Any]:
+    """Ask the driver in a thread that is abandoned if it never answers, because a library has no deadline."""
+
+    def ask() -> tuple[GpuReading, ...]:
+        with open_gpus(timeout_s=timeout_s) as read:
+            return read(True)
+
+    try:
+        # nvidia-smi is called three times, and keeps its own deadline.
+        return {"gpus": in_thread(ask, "colabstage-gpu").result(4 * timeout_s)}
+    except TimeoutError:
+        return {"gpu_problem": f"The driver did not answer in {format_duration(4 * timeout_s)}."}
+    except NotSupportedHereError as error:
+        return {"gpu_problem": str(error)}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(_inspect_here(Path(sys.argv[1]), counting_s=float(sys.argv[2])))))
