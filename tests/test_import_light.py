@@ -45,6 +45,34 @@ def test_what_staging_returns_is_light() -> None:
     assert heavy_after("import colabstage; colabstage.StagedDataset") == set()
 
 
+# What a first call, and a process that is started many times, may load: the least that it works with. Staging and
+# packing read files of arrays, but open HDF5 only where there is one.
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("stage.run", {"numpy"}),
+        ("stage.plan", {"numpy"}),
+        ("pack.run", {"numpy"}),
+        ("sources.fetching", {"numpy"}),
+        ("h5.verify", set()),
+        ("runs.listing", set()),
+        ("machine.drive", set()),
+        ("notebook.form", set()),
+        ("diagnose.machine_facts", set()),
+        ("sources.members", set()),
+    ],
+)
+def test_a_part_loads_only_what_it_works_with(module: str, heavy: set[str]) -> None:
+    """Half of the time of a first call, and of a process that unpacks, would be imports otherwise."""
+    assert heavy_after(f"import colabstage.{module}") == heavy
+
+
+def test_a_process_that_unpacks_loads_no_descriptions_of_packages() -> None:
+    """They take as long as all else that it loads; one of them is started for every core."""
+    code = "import sys, colabstage.sources.members; print('importlib.metadata' in sys.modules)"
+    assert run_python(code) == "False"
+
+
 def test_a_heavy_import_would_be_noticed() -> None:
     """The check sees a heavy package that is loaded."""
     assert heavy_after("import colabstage, numpy") == {"numpy"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import codecs
 import contextlib
 import gzip
 import html
@@ -44,7 +43,7 @@ from colabstage.sources.remote import (
     parse_checksum,
     with_retries,
 )
-from colabstage.trees.bytes import ARCHIVE_SUFFIXES
+from colabstage.trees.bytes import describe_contents, is_text, is_text_for_an_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -388,7 +387,6 @@ _MAX_WAIT_S = 3600.0
 _NAME_BYTES = 200
 _TRANSIENT = frozenset({202, 408, 425, 429})
 _PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
-_BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 # Compressed files that careless servers call plain ones, compressed for the transfer.
 _GZIPPED = (".gz", ".tgz", ".svgz")
 _OWN_CODING = {"gzip": _GZIPPED, "x-gzip": _GZIPPED, "zstd": (".zst", ".tzst"), "br": (".br",), "compress": (".z",)}
@@ -572,19 +570,7 @@ def is_page(headers: Mapping[str, str], head: bytes) -> bool:
 
     Bytes that no text contains are data, whatever the server declares.
     """
-    return is_html(head) or (is_page_type(headers) and head != b"" and not _BINARY.search(head))
-
-
-def is_text_for_an_archive(name: str, head: bytes) -> bool:
-    """Return whether a file that is called an archive begins with plain text, as messages of services do: JSON, XML, a
-    sentence. Every kind of archive has other bytes at its beginning."""
-    if not head or not name.lower().endswith(ARCHIVE_SUFFIXES) or _BINARY.search(head):
-        return False
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return True
+    return is_html(head) or (is_page_type(headers) and is_text(head))
 
 
 def names_a_page(url: str, name: str) -> bool:
@@ -1001,8 +987,8 @@ def _page_error(label: str, head: bytes) -> WebPageError:
 def _text_error(label: str, name: str, head: bytes) -> WebPageError:
     said = hide_secrets(" ".join(head[:400].decode("utf-8", "replace").split()))[:120]
     msg = (
-        f"'{label}' returns text instead of the archive '{name}': “{said}”. Perhaps it is an error, or a login: "
-        "open it in a browser, and copy the link of the download itself."
+        f"'{label}' returns, instead of the archive '{name}', {describe_contents(head)}: “{said}”. Where that is an "
+        "error or a login, open the address in a browser, and copy the link of the download itself."
     )
     return WebPageError(msg)
 

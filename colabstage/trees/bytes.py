@@ -307,6 +307,17 @@ def header_checksums(block: bytes) -> tuple[int, int]:
     return unsigned, unsigned - 256 * negative
 
 
+def is_text(head: bytes) -> bool:
+    """Tell whether a file may be text, by its first bytes: there are some, and none that text does not contain."""
+    return head != b"" and not _BINARY.search(head)
+
+
+def is_text_for_an_archive(name: str, head: bytes) -> bool:
+    """Tell whether a file that is called an archive is text, as messages of services are."""
+    # The first bytes of a bzip2 stream are letters.
+    return name.lower().endswith(ARCHIVE_SUFFIXES) and is_text(head) and compression_of(head) is None
+
+
 def describe_contents(head: bytes) -> str:
     """Return what a file holds, by its first `HEAD_BYTES` bytes, as the end of "it is …"."""
     guesses = (
@@ -316,7 +327,7 @@ def describe_contents(head: bytes) -> str:
         (is_tar_head(head), "a tar archive"),
         *((head.startswith(magic), what) for magic, what in _KNOWN),
         (head.lstrip()[:1] in (b"{", b"["), "a JSON file"),
-        (not _BINARY.search(head), "a text file"),
+        (is_text(head), "a text file"),
     )
     return next((what for fits, what in guesses if fits), "a file of unknown kind")
 

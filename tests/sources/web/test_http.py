@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import gc
 import gzip
@@ -583,6 +584,22 @@ def test_text_in_place_of_an_archive_is_refused(
     assert text.decode() in str(failed.value)
     server.put("answer.json", text)
     assert content(look("answer.json"), 0, len(text)) == text
+
+
+def test_a_pointer_in_place_of_an_archive_is_called_that(server: WebServer, look: Callable[..., HttpFile]) -> None:
+    """A repository on the web serves pointers of Git LFS under the names of their files."""
+    server.put("data.zip", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n")
+    with pytest.raises(WebPageError, match="git lfs pull"):
+        look("data.zip")
+
+
+def test_an_archive_whose_first_bytes_are_letters_comes(server: WebServer, look: Callable[..., HttpFile]) -> None:
+    """As those of bzip2 are."""
+    data = bz2.compress(b"")
+    server.put("data.tar.bz2", data)
+    server.put("head.tar.bz2", b"BZh91AY")
+    assert content(look("data.tar.bz2"), 0, len(data)) == data
+    assert content(look("head.tar.bz2"), 0, 7) == b"BZh91AY"
 
 
 def test_a_page_in_place_of_a_part_is_refused(server: WebServer, look: Callable[..., HttpFile]) -> None:
