@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import posixpath
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
-    from colabstage.trees.listing import FileEntries
+    from colabstage.trees.listing import FileEntries, FileEntry
 
 # More folders than this are classes.
 _MOST_PARTS = 16
@@ -64,6 +64,8 @@ _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 _TEXTS_TOO = ("", ".dat", ".log")
 # What may say which samples are held out, and cannot be looked into.
 _BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
+# Other data that labels may be stored in.
+_DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
 _OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
 
 
@@ -92,7 +94,7 @@ def judge(
             f"The {table.unit} of '{source.label}' may have the classes {listed(table.classes)}, by {found.who}, but "
             f'{why} layout="{table.layout}" takes them anyway.'
         )
-    checks = (_spelled_twice, _split_twice, _split_misspelt, _untrained, _boxes_lost)
+    checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
     why = why or _sets_in_folders(source, found) or _left_over(source, found)
     if why:
@@ -103,6 +105,12 @@ def judge(
             f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …), as parts of a sample "
             f"have; if they are: layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from "
             "colabstage.options."
+        )
+    others = [name for name, state in _called_labels(source, found).items() if state == "other"] if by_folders else []
+    if others:
+        found = found.noting(
+            f"{listed(others)} may give the classes other names or another order: labels are positions in the text "
+            f"order of the folders, in which '{show(table.classes[0])}' is 0."
         )
     more, mates = ([], []) if found.is_guess else _naming_as_well(source, found)
     if table.splits is None:
@@ -139,6 +147,25 @@ def _spelled_twice(table: SampleTable) -> str:
                 "one class spelled in two ways. Spell it in one way."
             )
     return ""
+
+
+def _unnamed(table: SampleTable) -> str:
+    """Find labels that are beyond the classes: their names are those of another dataset, or numbered otherwise."""
+    targets, classes = table.targets, table.classes
+    labels = targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
+    if (
+        not classes
+        or labels.ndim != 1
+        or labels.dtype.kind not in "iu"
+        or not len(labels)
+        or labels.max() < len(classes)
+    ):
+        return ""
+    least = labels[labels >= 0].min()
+    return (
+        f"The labels of the {table.unit} are {least} to {labels.max()}, and the names {listed(classes)} are those of "
+        f"0 to {len(classes) - 1}. Number the labels from 0, or name all of them."
+    )
 
 
 def _split_twice(table: SampleTable) -> str:
@@ -539,9 +566,36 @@ def _named_elsewhere(
     competing = [name for name, state in states.items() if state == "else" and name not in folds]
     if competing and not (all(map(words.is_table, competing)) and rows_agree(found)):
         return _beside(source, table.unit, competing[:1]), ()
+    about = {name: state for name, state in _called_labels(source, found).items() if name not in states}
+    if unread := [name for name, state in about.items() if not state]:
+        return _beside(source, table.unit, unread), ()
     return "", sorted(
         {*folds, *(name for name, state in states.items() if state == "same" and _may_list_a_split(name))}
     )
+
+
+def _called_labels(source: Source, found: Evidence) -> dict[str, str]:
+    """Return what those files state that are called after labels, or after classes, and are left over: the "same"
+    classes in their order, or "other" names or another order of them; "" for what may be the labels."""
+    files = source.ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(
+        lambda name: words.may_hold_labels(name) and name not in found.used
+    )
+    return {entry.name: _about_classes(source, entry, found.table.classes) for entry in files}
+
+
+def _about_classes(source: Source, entry: FileEntry, classes: Sequence[str]) -> str:
+    if extension_of(entry.name) not in (*words.TEXTS, *_TEXTS_TOO):
+        return ""
+    text = words.normal(decode_text(source.head(entry, _HEAD_BYTES)))
+    # In the folder of a class, of that.
+    own = [name for name in classes if name in entry.name.split("/")[:-1]] or classes
+    # A name may have spaces in it.
+    counts = Counter(_WORD.findall(text)) | Counter(cell.strip() for cell in _CELL.findall(text))
+    lines = sum(1 for line in text.splitlines() if line.strip())
+    if any(counts[name] != 1 for name in own):
+        return "other" if lines in (len(own), len(own) + 1) else ""
+    places = [text.index(name) for name in own]
+    return "same" if places == sorted(places) else "other"
 
 
 def _texts_stating(source: Source, table: SampleTable, files: FileEntries) -> dict[str, str]:

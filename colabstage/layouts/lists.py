@@ -15,7 +15,7 @@ from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, take_rows
-from colabstage.layouts.reading import decode_text
+from colabstage.layouts.reading import broken, decode_text
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
 from colabstage.layouts.words import SPLITS, is_split, normal, same_split, split_name, split_of_path, stem_of
 
@@ -397,8 +397,11 @@ def parse_class_list(name: str, content: bytes) -> ClassList:
     if not isinstance(found, dict):
         return ClassList(())
     splits = {SPLITS[key]: _as_list(found[key]) for key in found if isinstance(key, str) and key in SPLITS}
+    names, count = _in_order(name, found.get("names")), found.get("nc")
+    if names and count is not None and count != str(len(names)):
+        raise broken(name, f"it says nc: {show(count)} and names {len(names):,} classes", "as many names as nc says")
     return ClassList(
-        _in_order(name, found.get("names")),
+        names,
         _keypoints(name, found.get("kpt_shape")),
         {split: paths for split, paths in splits.items() if paths},
     )

@@ -31,6 +31,7 @@ from colabstage.layouts.columns import (
     check_kept_apart,
     class_numbers,
     note_on_numbers,
+    show,
     splits_of_column,
 )
 from colabstage.layouts.evidence import Evidence
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 
 # With more classes than this, the numbers are not class indices.
 _MAX_CLASSES = 1_000_000
+# A longer text is no class's name.
+_MAX_CLASS_NAME = 100
 _OF_SERIES = re.compile(r"^(.*)-(\d+)-of-(\d+)(.*)$")
 Label = int | float | str | None
 
@@ -209,14 +212,30 @@ def make_boxes(
     return Labels(Boxes(offsets_of(counts), corners, {"labels": numbers}, relative=relative), classes)
 
 
-def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, str]:
-    """Return the meaning of integers, by the text beside each; nothing if a number has two texts."""
-    found: dict[int, str] = {}
-    for label, text in zip(labels, texts, strict=True):
-        # A number with two texts: the texts are captions, not classes.
-        if isinstance(label, int) and text and found.setdefault(label, text) != text:
-            return {}
-    return found
+def are_classes(texts: Sequence[str | None]) -> bool:
+    """Tell whether texts look like classes, not like captions: short, and most of them more than once."""
+    return all(text and len(text) <= _MAX_CLASS_NAME for text in texts) and 2 * len(set(texts)) <= len(texts)
+
+
+def names_of(labels: Sequence[Label], texts: Sequence[str | None], samples: Sequence[str]) -> dict[int, str]:
+    """Return the meaning of integers, by the text beside each; nothing where texts are captions, or finer than labels.
+
+    Raises:
+        BrokenDatasetError: the texts are classes, and divide the samples otherwise than the labels.
+    """
+    rows = zip(labels, texts, samples, strict=True)
+    found = {(label, text): sample for label, text, sample in rows if isinstance(label, int) and text}
+    numbers, words = (len({pair[side] for pair in found}) for side in (0, 1))
+    if len(found) == numbers:
+        return dict(found.keys())
+    if len(found) == words or not are_classes(texts):
+        return {}
+    labels_of: dict[str, int] = {}
+    label, text = next(pair for pair in found if labels_of.setdefault(pair[1], pair[0]) != pair[0])
+    what = f"it has the label {label} and the text '{show(text)}', which others with the label {labels_of[text]} have"
+    raise broken(
+        found[label, text], f"{what}: the two divide the samples differently", "a label that the text agrees with"
+    )
 
 
 def decode_label(content: bytes, name: str) -> str:

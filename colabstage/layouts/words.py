@@ -59,6 +59,11 @@ _OF_SAMPLES = _ROLES | _PARTS | {
     "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source", "src", "left", "right", "t1",
     "t2", "im1", "im2", "ortho", "dsm", "all", "original", "normal", "normals", "output", "vessel", "vessels",
 }  # fmt: skip
+# In the name of a file: labels of many samples, or what the classes are.
+_OF_LABELS = frozenset({
+    "label", "labels", "class", "classes", "category", "categories", "target", "targets", "annotation", "annotations",
+    "annot", "annots", "gt", "truth", "groundtruth", "y",
+})  # fmt: skip
 _NEVER_CLASSES = _ROLES | {"anno", "seg", "rgb"}
 # with_mask beside without_mask are classes.
 _NEGATIONS = frozenset({"with", "without", "no", "non", "not", "un"})
@@ -112,6 +117,11 @@ def is_table(name: str) -> bool:
 def is_note(name: str) -> bool:
     """Tell whether a file's name says that it is not about single samples: a readme, a licence."""
     return posixpath.basename(name).lower().startswith(_NOTES)
+
+
+def may_hold_labels(name: str) -> bool:
+    """Tell whether a file's name says that labels are in it: labels.npy, train_annotations.json, y_train.mat."""
+    return not _OF_LABELS.isdisjoint(words_of(stem_of(name)))
 
 
 def is_submission(name: str) -> bool:

@@ -118,6 +118,7 @@ VOC2012 = files(
     },
 )
 Y = [0, 1] * 4
+NAMED_BY_NUMBER = "id,label\n" + "".join(f"{i},{label}\n" for i, label in enumerate(Y))
 X = npy(np.zeros((8, 4, 4, 3), np.uint8))
 FROM_1 = np.arange(12) % 3 + 1
 NUMBERS = "1 1 -0.0007 -0.0004 100.0 518.67 641.82 1589.70 1400.60 14.62 21.61 554.36 2388.06 9046.19 1.30 47.47\n"
@@ -181,6 +182,7 @@ BOXES = [
         "via_export_csv.csv": "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,region_attributes\n" + "".join(
             f'{i}.jpg,1234,"{{}}",1,0,"{{""name"":""rect"",""x"":5,""y"":6,""width"":20,""height"":10}}","{{""type"":""cat""}}"\n' for i in range(4))}),
         right=[found("train: boxes cat 4"), refused("via_export_csv", but_not=r"labels=\['file_attributes'\]")]),
+    row("nc is not the number of names", yolo("0 1 2", {"data.yaml": "nc: 3\nnames: [cat, dog]\n"}), right=[refused("nc: 3")]),
     row("LabelMe's flags", files("{0..5}.jpg", {f"{i}.json": {**LABELME, "flags": {"good": i % 2 == 0, "bad": i % 2 == 1}, "imagePath": f"{i}.jpg"} for i in range(6)}),
         right=[found("train: bad 3, good 3"), noted("flags"), refused("flags")]),
 ]
@@ -206,6 +208,24 @@ FOLDERS = [
     row("a JPEG with zeros behind it", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG") + bytes(3000)}), right=[found("train: cat 5, dog 4")]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
         (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("2 of 3"), refused("of-00003")]),
+]
+
+CLASSES = "{cat,dog}/{0..3}.jpg"
+WRITTEN = {  # labels beside folders of classes
+    "labels.txt": "\n".join(map(str, Y)), "labels.json": Y, "labels.npy": npy(np.array(Y)), "targets.pkl": pickle.dumps(Y), "y.h5": h5(y=Y), "labels.csv": NAMED_BY_NUMBER,
+    "annotations.db": b"SQLite format 3\0" + bytes(84), "cat/labels.txt": "0\n1\n1\n0\n",
+}
+BESIDE_FOLDERS = [
+    *(row(f"class folders and {name}", files(CLASSES, {name: content}), right=[refused(".")]) for name, content in WRITTEN.items()),
+    *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[found("train: cat 4, dog 4")])
+      for name, content in [("labels.txt", "cat\ndog\n"), ("class_to_idx.json", {"cat": 0, "dog": 1}), ("cat/label.txt", "cat\n"), ("{cat,dog}/data.log", "fine\n")]),
+    *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[noted(name)])
+      for name, content in [("classes.txt", "dog\ncat\n"), ("labels.txt", "Katze\nHund\n"), ("dog/label.txt", "poodle\n")]),
+    *(row(f"labels and their texts: {name}", files("", {"a.tar": tar({f"{i}.{end}": content for i, (label, text) in enumerate(pairs) for end, content in
+        (("png", image(i)), ("json", f'{{"label": {label}, "class_name": "{text}"}}'.encode()))})}), right=[right])
+      for name, pairs, right in [
+          ("crossing", [(0, "a"), (1, "b"), (1, "a"), (0, "b")] * 2, refused("divide")), ("the same", [(0, "a"), (1, "b")] * 4, found("train: a 4, b 4")),
+          ("finer texts", [(0, "a"), (1, "b"), (0, "c")] * 4, found("train: 0 8, 1 4")), ("captions", [(i % 2, f"caption {i % 7}") for i in range(8)], found("train: 0 4, 1 4"))]),
 ]
 
 SECOND = [found("train: 6 masks with 368 pixels"), refused("_1|mask2|_2")]
@@ -257,7 +277,7 @@ PIXELS = [
 ]
 
 NAMED = {  # labels beside one array, as people save them
-    "y.csv": "\n".join(map(str, Y)), "labels.csv": "id,label\n" + "".join(f"{i},{label}\n" for i, label in enumerate(Y)), "labels.txt": "\n".join(map(str, Y)),
+    "y.csv": "\n".join(map(str, Y)), "labels.csv": NAMED_BY_NUMBER, "labels.txt": "\n".join(map(str, Y)),
     "labels.json": Y, "y.pkl": pickle.dumps(Y),
 }
 FROM_ONE = [found("train: 0 4, 1 4, 2 4"), noted("stay the numbers")]
@@ -270,6 +290,9 @@ ARRAYS = [
     row("labels from 1 in .h5", files("", {"x.h5": h5(images=np.zeros((12, 8, 8, 3), np.uint8), labels=FROM_1)}), right=FROM_ONE),
     row("labels from 1 in shards", files("", {"train-0.tar": tar({f"{i}.{end}": content for i in range(12) for end, content in (("png", image(i)), ("cls", str(FROM_1[i]).encode()))})}),
         right=FROM_ONE),
+    row("fewer names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b"]))}), right=[refused("0 to 2")]),
+    row("names of labels from 1", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1, class_names=np.array(["a", "b", "c"]))}), right=[refused("1 to 3")]),
+    row("more names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b", "c", "d"]))}), right=[found("train: a 4, b 4, c 4.*")]),
     row("one .h5 for each sample", files("", {f"{part}/{name}_{i}.h5": h5(**{part: array}) for i in range(1, 7) for part, name, array in
         (("img", "image", np.full((16, 16, 14), float(i))), ("mask", "mask", np.eye(16, dtype=np.uint8)))}), right=ONE_EACH),
     row("one .npz for each sample", files("", {f"case5_slice{i}.npz": npz(image=np.full((16, 16), i, np.float32), label=np.eye(16, dtype=np.float32)) for i in range(6)}),
@@ -294,7 +317,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(
-    ("made", "right", "options"), [*BOXES, *TABLES, *FOLDERS, *MASKS, *PARTS, *PIXELS, *ARRAYS, *TEXTS]
+    ("made", "right", "options"), [*BOXES, *TABLES, *FOLDERS, *BESIDE_FOLDERS, *MASKS, *PARTS, *PIXELS, *ARRAYS, *TEXTS]
 )
 def test_files_are_read_rightly_or_refused(
     tmp_path: Path, made: dict[str, bytes], right: list[Callable[[Packed], bool]], options: dict[str, Any]

@@ -32,6 +32,7 @@ from colabstage.layouts.table import (
     Arrays,
     BrokenDatasetError,
     Images,
+    Masks,
     SampleTable,
     TreeFiles,
     Values,
@@ -255,17 +256,22 @@ def arrays_state(
     inputs = _as_inputs(xs)
     targets, classes = _as_targets(ys, inputs, xs) if ys else (None, ())
     # Files often have an array of the classes' names beside those of the samples, of all classes or of more.
-    texts = (
-        array.whole()
+    texts = [
+        name
         for name, array in stored.items()
-        if is_class_names(name) and array.is_text and len(array.shape) == 1 and not array.trouble
-    )
-    classes = next((_as_words(values) for values in texts if len(values) >= len(classes)), classes)
+        if is_class_names(name)
+        and array.is_text
+        and len(array.shape) == 1
+        and not array.trouble
+        # Of masks only the values in them count.
+        and (array.shape[0] >= len(classes) or not isinstance(targets, Masks))
+    ]
+    classes = _as_words(stored[texts[0]].whole()) if texts else classes
     which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
     lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
     notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost)]
-    known = {*used, *stated, *(one.x for one in unlabelled)}
-    rest = [name for name in stored if name not in known and not is_class_names(name)]
+    known = {*used, *stated, *texts[:1], *(one.x for one in unlabelled)}
+    rest = [name for name in stored if name not in known]
     beside = [name for name in rest if stored[name].shape[:1] == xs[0].shape[:1]]
     if x is None and targets is None and beside:
         return near(

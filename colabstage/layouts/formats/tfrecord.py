@@ -500,7 +500,7 @@ def _labels_of(records: Sequence[_Record], stored: SampleSource, notes: list[str
         labels = [label for one in boxes for label in one.labels]
         # A box has no name of its own, and its record has.
         owners = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
-        meanings = names_of(labels, [text for one in boxes for text in one.texts])
+        meanings = names_of(labels, [text for one in boxes for text in one.texts], owners)
         return make_boxes(counts, corners, labels, owners, names=meanings, relative=True)
     if all_have(masks, names, "mask"):
         found = find_masks(_within(stored, [mask for mask in masks if mask], [None] * len(masks)), spread=False)
@@ -511,4 +511,4 @@ def _labels_of(records: Sequence[_Record], stored: SampleSource, notes: list[str
         raise broken(names[0], f"it has {lengths}", "as many in all")
     # Without a label, a text is one where it is a class's name; the features called so say that it is.
     labels = [record.text if record.label is None else record.label for record in records]
-    return make_labels(labels, names, names=names_of(labels, [record.text for record in records]))
+    return make_labels(labels, names, names=names_of(labels, [record.text for record in records], names))

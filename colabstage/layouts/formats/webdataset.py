@@ -28,6 +28,7 @@ from colabstage.layouts.records import (
     ShardFile,
     ShardParts,
     all_have,
+    are_classes,
     decode_label,
     make_labels,
     names_of,
@@ -73,8 +74,6 @@ _LABELS_IN_JSON = ("label", "labels", "cls", "class_id", "class_index", "class",
 _NAMES_IN_JSON = ("class_name", "classname", "label_name", "label_text", "class", "category")
 # What is longer is not a label.
 _MAX_LABEL_BYTES = 1 << 20
-# A txt longer than this, in characters, is a caption.
-_MAX_CLASS_NAME = 100
 # Clips, where nothing is said about them: of one length, rate and number of channels.
 _AS_THEY_ARE = ClipOptions()
 
@@ -265,9 +264,8 @@ def _labels_of(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
     if all(label is None for label in labels):
         # A txt is a class where it is short and others say the same; else it is a caption.
         texts = [sample.caption or "" for sample in samples]
-        are_classes = all(0 < len(text) <= _MAX_CLASS_NAME for text in texts) and 2 * len(set(texts)) <= len(texts)
-        labels = [parse_label(text) if are_classes else None for text in texts]
-    return make_labels(labels, names, names=names_of(labels, [sample.text for sample in samples]))
+        labels = [parse_label(text) for text in texts] if are_classes(texts) else [None] * len(texts)
+    return make_labels(labels, names, names=names_of(labels, [sample.text for sample in samples], names))
 
 
 def _make_inputs(source: SampleSource, kinds: Sequence[str], sound: ClipOptions, notes: list[str]) -> Images | Arrays:
