@@ -403,6 +403,27 @@ def test_the_line_for_labels_in_excel_keeps_zeros(tmp_path: Path) -> None:
     assert re.search(r"read_excel\('labels\.xlsx'(?!.*dtype)", packed.refusal) is None, packed.refusal
 
 
+@pytest.mark.parametrize(
+    ("shape", "y", "right"),
+    [
+        ((4, 4, 3, 12), FROM_1[:, None], found("train: 1 4, 2 4, 3 4.*")),
+        ((12, 4, 4, 3), FROM_1[:, None], found("train: 1 4, 2 4, 3 4.*")),
+        ((12, 4, 4), FROM_1[None], found("train: 1 4, 2 4, 3 4.*")),
+        ((64, 12), FROM_1[None], found("train: 1 4, 2 4, 3 4.*")),
+        ((12, 4, 12), FROM_1[:, None], refused("first and the last axis")),
+    ],
+)
+def test_samples_of_matlab_lie_along_the_axis_of_its_vectors(
+    tmp_path: Path, shape: tuple[int, ...], y: Any, right: Callable[[Packed], bool]
+) -> None:
+    """Which are rows or columns: MATLAB has no arrays of one axis."""
+    matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
+    (tmp_path / "set").mkdir()
+    matlab.savemat(tmp_path / "set/x.mat", {"X": np.zeros(shape, np.uint8), "y": y})
+    packed = pack(tmp_path / "set", tmp_path / "out.h5")
+    assert right(packed), str(packed)
+
+
 @pytest.mark.parametrize("kind", ["mat", "parquet"])
 def test_labels_from_1_are_noted(tmp_path: Path, kind: str) -> None:
     """As in the table above, in files that need a library to be written."""

@@ -318,8 +318,8 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> li
 
 
 def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Return the numeric arrays of a file, samples first: with three axes or more, MATLAB's last axis becomes the
-    first."""
+    """Return the numeric arrays of a file, samples first: of the axis that is as long as the file's vectors; or, with
+    three axes or more, the last, as MATLAB's own programs store images."""
     try:
         from scipy import io as matlab
     except ImportError as error:
@@ -334,15 +334,27 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     except Exception as error:  # scipy raises whatever the bytes happen to lead to
         msg = f"'{entry.name}' is a damaged MATLAB file: {error}. Copy it again, or save it again with '-v7.3'."
         raise LayoutError(msg) from error
+    numeric = {
+        key: values.astype(values.dtype.newbyteorder("="), copy=False)
+        for key, values in held.items()
+        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.size
+    }
+    # MATLAB has no arrays of one axis, so labels may be a row as well as a column.
+    counts = {values.size for values in numeric.values() if values.size == max(values.shape) > 1}
     found = []
-    for key, values in held.items():
-        if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf" or not values.size:
-            continue
-        native = values.astype(values.dtype.newbyteorder("="), copy=False)
-        rows = np.moveaxis(native, -1, 0) if native.ndim > 2 else native
+    for key, values in numeric.items():
+        first, last, trouble = values.shape[0] in counts, values.shape[-1] in counts, ""
+        if values.ndim > 2 and first and values.shape[0] == values.shape[-1]:
+            trouble = (
+                f"the first and the last axis of {values.shape} are as long as the targets; save both samples first, "
+                "numpy.savez('data.npz', X=X, y=y)"
+            )
+        is_moved = (last and not first) if values.ndim == 2 else (last or not first)
+        rows = np.moveaxis(values, -1, 0) if is_moved else values
+        rows = values.reshape(-1, 1) if values.size == max(values.shape) else rows
         # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
         rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
-        found.append(StoredArray.in_memory(f"{entry.name}/{key}", rows, stamp_of(entry)))
+        found.append(StoredArray.in_memory(f"{entry.name}/{key}", rows, stamp_of(entry), trouble))
     return found
 
 
