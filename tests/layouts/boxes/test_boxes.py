@@ -76,7 +76,7 @@ def test_boxes_are_found_as_they_were_drawn(tool: str, drawn: Drawn) -> None:
         np.testing.assert_allclose([row[1:] for row in found.get(key, [])], [row[1:] for row in rows], atol=2e-3)
 
 
-ODD_BOXES = [[Shape("cat", corners)] for corners in ([(0.0, 0.0), (64, 48)], [(40, 5), (80, 16)], [(20, 5), (20, 16)])]
+ODD_BOXES = [[Shape("cat", corners)] for corners in ([(0, 0), (64, 48)], [(40, 5), (80, 16)], [(20, 5), (20, 16)])]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 from colabstage.options import Boxes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from colabstage.options import SampleTable
 
@@ -26,7 +26,7 @@ class Shape(NamedTuple):
     """One thing in an image: two opposite corners of a box, or an outline of three points or more."""
 
     label: str
-    points: list[tuple[float, float]]
+    points: Sequence[tuple[float, float]]
 
     @property
     def row(self) -> Row:
