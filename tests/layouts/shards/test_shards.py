@@ -46,6 +46,7 @@ from tests.layouts.shards.writing import (
     tar_of,
 )
 from tests.support.archives import tar_bytes
+from tests.support.images import noise
 from tests.support.made_files import grey, npy, write_files
 
 if TYPE_CHECKING:
@@ -655,7 +656,7 @@ def test_images_are_passed_over_while_labels_of_records_are_read(
 class Slow(MemoryTree):
     """Takes a while each time that a file is read, and counts."""
 
-    reads = 0
+    reads = nbytes = 0
 
     def open(self, entry: Any) -> Any:
         found = super().open(entry)
@@ -663,8 +664,9 @@ class Slow(MemoryTree):
 
         def slow(length: int, offset: int) -> bytes:
             time.sleep(0.003)
-            self.reads += 1
-            return pread(length, offset)
+            data = pread(length, offset)
+            self.reads, self.nbytes = self.reads + 1, self.nbytes + len(data)
+            return data
 
         found.pread = slow  # type: ignore[method-assign]
         return found
@@ -675,3 +677,12 @@ def test_a_slow_shard_is_scanned_in_few_reads() -> None:
     tree = Slow({"a.tar": tar_of([{"png": bytes(50_000), "cls": n} for n in range(100)])})
     assert labels(detect_layout(tree)) == [*range(100)]
     assert tree.reads < 20
+
+
+def test_images_of_a_table_are_not_read_with_their_labels() -> None:
+    """These are a column of their own; the sizes of the images are known when it is packed."""
+    images = [noise(n, size=(64, 64)) for n in range(64)]
+    tree = Slow({"train.parquet": parquet_of({"image": images, "label": [0, 1] * 32})})
+    found = detect_layout(tree)
+    assert tree.nbytes < sum(map(len, images)) / 4
+    assert completed(found).inputs.source.sizes.tolist() == list(map(len, images))
